@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from ktuned.model import (
-    Candidate,
     Context,
     Job,
     JobState,
@@ -164,14 +163,6 @@ def decode_known_trial(row: Row) -> KnownConfig:
     """Read a row of :func:`build_known_trials_sql`."""
     _, text, outcome, found, compile_s = row
     return KnownConfig(text, json.loads(text), Outcome(outcome), found, compile_s)
-
-
-def decode_candidate(row: Row) -> Candidate:
-    """Read a row ``id, config, cost, bits, row_bits``."""
-    _, text, found, bits, row_bits = row
-    json.loads(text)
-    by_problem = json.loads(row_bits or "{}").items()
-    return Candidate(text, found, tuple(json.loads(bits)), {problem: tuple(each) for problem, each in by_problem})
 
 
 def decode_job(row: Row) -> Job:

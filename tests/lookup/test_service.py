@@ -393,16 +393,6 @@ async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: 
         assert parts.store.refused
 
 
-async def test_a_config_for_all_problems_is_served_once_all_are_tuned(parts: Parts) -> None:
-    """A slow one that was the first to be measured on all of them takes no better answer's place."""
-    text = kernel_text(configs="us=[50.0, 2000.0]", problems="[(dict(n=64), 1.0), dict(n=128)]", best_for="'all'")
-    kernel = await parts.inspect(text)
-    await parts.measured(kernel, {50.0: 50.0, 2000.0: 2000.0}, {"n": 64})
-    await parts.measured(kernel, {2000.0: 2000.0}, {"n": 128})
-    parts.lookups.caches.forget_answers(kernel.name)
-    assert ask(parts)["config"] == {"us": 50.0}
-
-
 async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> None:
     """A tuning has found that it is wrong for this problem, and that nothing else works."""
     text = kernel_text(configs="us=[50.0]", problems="[dict(n=64), dict(n=128)]", reference=REFERENCE)
