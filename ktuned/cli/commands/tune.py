@@ -19,7 +19,6 @@ from ktuned.cli.options import (
     SectionedCommand,
     WholeNumber,
     anchor_option,
-    anchor_pin_option,
     config_option,
     device_option,
     is_path,
@@ -77,7 +76,6 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 @objective_option
 @numerics_option
 @anchor_option
-@anchor_pin_option
 @priority_option
 @click.option(
     "--cancel-on-interrupt",
