@@ -138,7 +138,7 @@ def test_a_key_whose_winner_cannot_be_loaded_does_not_disturb_others() -> None:
 def test_a_forked_child_follows_its_parents_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a thread of its own, though its parent's thread held the lock when it was forked."""
     link, client = link_to(OPEN)
-    monkeypatch.setattr(LINKS, "_links", {None: link})
+    monkeypatch.setattr(LINKS, "_link", link)
     assert daemon_link() is link
     over = threading.Event()
 
