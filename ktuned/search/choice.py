@@ -43,7 +43,7 @@ class Budget(Record):
     """Limits of a job."""
 
     trials: int
-    seconds: float | None = None
+    time_limit_s: float | None = None
     until_converged: bool = False
 
 
@@ -80,7 +80,7 @@ def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> 
 
 def _choose_automatically(space: BoundSpace, budget: Budget) -> tuple[str, str]:
     whole = min(budget.trials, WHOLE) if budget.until_converged else budget.trials
-    if budget.seconds is None and _is_covered(space, whole):
+    if budget.time_limit_s is None and _is_covered(space, whole):
         return "exhaustive", ""
     if not _has_numpy():
         return "random", "guided search needs NumPy, which cannot be imported here: searching at random instead"

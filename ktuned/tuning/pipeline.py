@@ -272,7 +272,7 @@ class Pipeline:
     @property
     def _remaining_s(self) -> float:
         """The seconds that remain until the job's time limit."""
-        seconds = self.brief.job.plan.seconds
+        seconds = self.brief.job.plan.time_limit_s
         return inf if seconds is None else seconds - self._access.held_s
 
     @property
@@ -290,7 +290,7 @@ class Pipeline:
     def _waits_for_lanes(self) -> bool:
         """True while nothing is measured yet, if it is certain that all configs compiled meanwhile will be measured."""
         plan = self.brief.job.plan
-        is_bounded = plan.until == "budget" and plan.seconds is None
+        is_bounded = plan.until == "budget" and plan.time_limit_s is None
         return is_bounded and not self._learns and not self.progress.has_measured
 
     @property

@@ -167,7 +167,7 @@ class PriorResults:
                 self._compile_s.setdefault(known.text, known.compile_s)
         past = list(newest.values())
         plan = self._brief.job.plan
-        if len(past) <= plan.trials and plan.seconds is None:
+        if len(past) <= plan.trials and plan.time_limit_s is None:
             # All of them will be tried, so order them such that the last compiles end together.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]

@@ -185,7 +185,7 @@ class Exploration:
         self._last_places = {canonical(config): place for place, config in enumerate(last)}
         self._waiting: list[dict[str, Any]] = []
         chosen = search.choose_strategy(
-            plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
+            plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.time_limit_s, plan.until == "converged")
         )
         self._strategy = chosen.strategy
         self._ends_converged = plan.until == "converged"

@@ -24,7 +24,7 @@ AXES = space(A=range(10), B=range(10), where=lambda p, c: c.A <= c.B)
     [
         (AXES, Budget(55), "exhaustive"),
         (AXES, Budget(54), "guided"),
-        (AXES, Budget(1000, seconds=5.0), "guided"),
+        (AXES, Budget(1000, time_limit_s=5.0), "guided"),
         (space([{"A": 1}, {"A": 2}]), Budget(2), "exhaustive"),
         (space(lambda p: [{"A": 1}]), Budget(1000), "guided"),
         (space(A=range(10**9)), Budget(1000), "guided"),

@@ -68,15 +68,15 @@ def test_the_best_few_of_the_nearest_key_come_early() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("trials", "seconds", "numbers"),
+    ("trials", "time_limit_s", "numbers"),
     [(20, None, [*range(7), 19, *range(7, 19)]), (19, None, [*range(20)]), (20, 60.0, [*range(20)])],
 )
 async def test_a_long_compile_starts_early_enough(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, seconds: float | None, numbers: list[int]
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, time_limit_s: float | None, numbers: list[int]
 ) -> None:
     """Also where that config was slow; but a budget that leaves some out has the fastest tried."""
     await parts.inspect(kernel_text())
-    plan = Plan(preset="fast", strategy="exhaustive", trials=trials, seconds=seconds)
+    plan = Plan(preset="fast", strategy="exhaustive", trials=trials, time_limit_s=time_limit_s)
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
     monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
