@@ -204,7 +204,7 @@ class AsyncClient:
         """Request a tuning, and return an iterator of its events; the iterator ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
-        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
+        ``trials``, ``time_limit_s``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
         ``numerics``, ``anchor``, ``beside`` (the process of an application that keeps using the device during the
         tuning). An option that is ``None`` is left out.
 

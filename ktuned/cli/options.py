@@ -207,8 +207,3 @@ anchor_option = click.option(
 anchor_pin_option = click.option(
     "--anchor-pin", cls=AdvancedOption, metavar="PIN", help="Keep to the bits of the config that this pin holds."
 )
-
-
-no_spawn_option = click.option(
-    "--no-spawn", cls=AdvancedOption, is_flag=True, help="Fail if no daemon runs, instead of starting one."
-)

@@ -110,7 +110,6 @@ from ktuned.model.trace import (
 from ktuned.model.trial import (
     NO_DETAIL,
     Context,
-    EarlierSearch,
     KnownConfig,
     ListedTrial,
     Trial,
@@ -177,7 +176,6 @@ __all__ = [
     "Device",
     "DeviceModel",
     "DeviceName",
-    "EarlierSearch",
     "Expression",
     "Fault",
     "IllegalMove",

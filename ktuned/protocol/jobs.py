@@ -49,19 +49,18 @@ def read_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[JobInfo]:
 class JobParams(msgspec.Struct, frozen=True):
     """Params of methods that create jobs: a kernel by name, or all kernels at or below a path.
 
-    The other fields override the plan. With ``keep_going``, a job continues even if all of its configs fail alike.
+    The other fields override the plan.
     """
 
     kernel: str | None = None
     path: str | None = None
     problem: dict[str, Scalar] | None = None
     trials: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     strategy: str | None = None
     seed: int | None = None
     python: str | None = None
     directory: str | None = None
-    keep_going: bool = False
 
 
 class TuneParams(JobParams, frozen=True):

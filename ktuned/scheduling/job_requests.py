@@ -43,7 +43,7 @@ class TuningRequest(msgspec.Struct, frozen=True):
     device: str | None = None
     preset: str | None = None
     trials: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     strategy: str | None = None
     until: str | None = None
     objective: Objective | None = None
@@ -61,7 +61,6 @@ class TuningRequest(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...] = ()
     again: bool = False
     no_share: bool = False
-    keep_going: bool = False
 
     def apply_to_plan(self, declared: Plan) -> Plan:
         """Return the declared plan with the options of this request.
@@ -77,12 +76,12 @@ class TuningRequest(msgspec.Struct, frozen=True):
             raise UsageError(f"until is {self.until!r}", hint=f"give {' or '.join(UNTIL)}")
         if self.trials is not None and self.trials < 1:
             raise UsageError(f"trials is {self.trials}", hint="give at least 1")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
-        names = ("preset", "trials", "seconds", "strategy", "until", "seed")
+        if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
+            raise UsageError(f"time_limit_s is {self.time_limit_s}", hint="give more than 0")
+        names = ("preset", "trials", "time_limit_s", "strategy", "until", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given |= {"configs": self.configs, "again": self.again}
-        given |= {"no_share": self.no_share, "keep_going": self.keep_going}
+        given |= {"no_share": self.no_share}
         # Compiling does not depend on the objective.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         if self.anchor is not None and self.anchor_pin is not None:

@@ -125,16 +125,6 @@ def test_export_is_of_the_current_project(shared: Daemon, monkeypatch: pytest.Mo
     assert "--all" in refused.stderr
 
 
-def test_simulate_takes_a_kernel_before_a_directory_of_its_name(
-    shared: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A project's directory is often called as its kernel."""
-    (shared.directory / "project" / "it").mkdir()
-    monkeypatch.chdir(shared.directory / "project")
-    ran = shared.ktuned("simulate", "it", "--trials", "2", "--seeds", "1", "--json")
-    assert (ran.returncode, ran.stderr) == (DONE, "")
-
-
 def test_slow_rot_is_seen_beside_committed_winners(shared: Daemon, tmp_path: Path) -> None:
     """A winner that is slower than the one in git is a regression, though nothing was saved since."""
     project = shared.directory / "project"
