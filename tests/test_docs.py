@@ -32,7 +32,7 @@ from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.record import Record
 from ktuned.model.values import Outcome, Status
 from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
-from ktuned.serve import method, server
+from ktuned.serve import server
 from ktuned.serve.listener import bind_socket
 from ktuned.sharing.settings import MIN_PULL_S, ShareSettings
 from ktuned.spec.tensors import FILLS
@@ -70,7 +70,7 @@ def _words(cell: str) -> list[str]:
 @pytest.fixture
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
     """Run a daemon of the parts' store and workers in this process."""
-    loaded = settings.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
+    loaded = settings.load_settings({"KTUNED_HOME": f"{tmp_path}/home", "KTUNED_SOCKET": f"{tmp_path}/run/k.sock"})
     made = Daemon(assembly.Parts(loaded, parts.store, Replacements(adopts=False)), Notifier())
     with bind_socket(loaded.socket) as listening:
         async with anyio.create_task_group() as tasks:
@@ -212,8 +212,7 @@ def test_limits_of_lists() -> None:
     """The reference has the limits that ``jobs`` and ``results`` set themselves."""
     reference = (ROOT / "docs/cli.md").read_text()
     assert f"`0.03`; default {100 * watch.DEFAULT_TOLERANCE:g} %" in reference
-    assert f"default {jobs.DEFAULT_LIMIT}, at most {jobs.MAX_LIMIT}." in reference
-    assert jobs.MAX_LIMIT + 1 == method.MAX_ROWS
+    assert f"the newest {jobs.LISTED}" in reference
     assert f"default {results.DEFAULT_LIMIT} in a table" in reference
 
 

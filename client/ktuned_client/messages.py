@@ -80,7 +80,7 @@ class Plan(TypedDict):
     seed: int
     preset: str
     trials: int
-    seconds: float | None
+    time_limit_s: float | None
     early_stop: float
     deadlines: Mapping[str, float]
     compile_only: bool
@@ -89,7 +89,6 @@ class Plan(TypedDict):
     again: NotRequired[bool]
     objective: NotRequired[str]
     no_share: NotRequired[bool]
-    keep_going: NotRequired[bool]
     anchor: NotRequired[Config | None]
 
 

@@ -29,13 +29,12 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Kernel, Launch
 from ktuned.checking.guards import Guards
-from ktuned.checking.placement import Damage
+from ktuned.checking.placement import Damage, Region
 from ktuned.checking.problem_inputs import ProblemInputs
 from ktuned.checking.quick_look import QuickLook
 from ktuned.checking.reference import Reference
 from ktuned.checking.tensor_library import TensorLibrary, choose_library, find_library, is_unwritten
 from ktuned.checking.verdict import Verdict, compare_outputs, run_check
-from ktuned.ipc import Region
 from ktuned.model import Device, Problem
 
 if TYPE_CHECKING:

@@ -54,7 +54,6 @@ from ktuned.lookup import (
     Certainty,
     FollowUps,
     Lookups,
-    Pins,
     Publication,
     ServedWinners,
     WinnerTable,
@@ -362,7 +361,6 @@ class Parts:
             follow_ups=follow_ups,
             publication=publication,
             caches=caches,
-            pins=Pins(store, caches.forget_all_answers),
             jobs=jobs,
             portfolios=portfolios,
         )

@@ -34,7 +34,7 @@ class Lookup(msgspec.Struct, frozen=True):
 
     Attributes:
         answer: the answer that is sent.
-        is_certain: if not, there may be a better answer in a moment, and this one is not pinned.
+        is_certain: if not, there may be a better answer in a moment.
         undecided: configs that may be served instead once a worker has found that the space has them.
         failure: why no tuning is wanted, if it would fail again; the answer's ``message`` may give another reason.
         tuning: the tuning that would improve the answer.

@@ -101,7 +101,6 @@ from ktuned.model.trace import (
 from ktuned.model.trial import (
     NO_DETAIL,
     Context,
-    EarlierSearch,
     KnownConfig,
     ListedTrial,
     Trial,
@@ -166,7 +165,6 @@ __all__ = [
     "Device",
     "DeviceModel",
     "DeviceName",
-    "EarlierSearch",
     "Expression",
     "Fault",
     "IllegalMove",

@@ -68,7 +68,7 @@ class Plan(Record):
         seed: seeds the search's random numbers.
         preset: name of the preset for measurements.
         trials: most trials.
-        seconds: longest time of the job; None for no limit.
+        time_limit_s: longest time of the job; None for no limit.
         early_stop: gives up on configs that take this many times as long as the best config.
         deadlines: deadlines in s, by phase.
         compile_only: compile without measuring.
@@ -77,7 +77,6 @@ class Plan(Record):
         again: repeat measurements that are known.
         objective: a text of :mod:`ktuned.model.objective`.
         no_share: ignore the team store, and share nothing with it.
-        keep_going: continue even if all configs fail in the same way.
         anchor: with exact numerics, the config whose bits all others must have; None until it is chosen.
     """
 
@@ -85,7 +84,7 @@ class Plan(Record):
     seed: int = 0
     preset: str = "default"
     trials: int = DEFAULT_TRIALS
-    seconds: float | None = None
+    time_limit_s: float | None = None
     early_stop: float = 3.0
     deadlines: Mapping[str, float] = field(default_factory=dict)
     compile_only: bool = False
@@ -94,11 +93,10 @@ class Plan(Record):
     again: bool = False
     objective: str = LATENCY
     no_share: bool = False
-    keep_going: bool = False
     anchor: Config | None = None
 
     # Fields that were added later. Kernels' digests are made from the plan, and a new field must not change them all.
-    _omitted: ClassVar = ("configs", "again", "objective", "no_share", "keep_going", "anchor")
+    _omitted: ClassVar = ("configs", "again", "objective", "no_share", "anchor")
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data, from which :meth:`from_wire` rebuilds the plan."""
@@ -116,7 +114,7 @@ class PlanDefaults(Record):
 
     preset: str | None = None
     trials: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     numerics: str | None = None
 
     def apply_to(self, plan: Plan, given: Collection[str]) -> Plan:

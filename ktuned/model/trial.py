@@ -282,14 +282,3 @@ class Winner(Record):
     def figure(self) -> float | None:
         """The figure by which it won."""
         return select_figure(self.objective, self.latency_us, self.metrics)
-
-
-@record
-class EarlierSearch(Record):
-    """Results of a search of the same kernel for another problem, or on another device.
-
-    All costs are by the same objective; less is better.
-    """
-
-    configs: tuple[Config, ...]
-    costs: tuple[float, ...]

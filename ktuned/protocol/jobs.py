@@ -49,19 +49,18 @@ def read_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[JobInfo]:
 class JobParams(msgspec.Struct, frozen=True):
     """Params of methods that create jobs: a kernel by name, or all kernels at or below a path.
 
-    The other fields override the plan. With ``keep_going``, a job continues even if all of its configs fail alike.
+    The other fields override the plan.
     """
 
     kernel: str | None = None
     path: str | None = None
     problem: dict[str, Scalar] | None = None
     trials: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     strategy: str | None = None
     seed: int | None = None
     python: str | None = None
     directory: str | None = None
-    keep_going: bool = False
 
 
 class TuneParams(JobParams, frozen=True):
@@ -70,7 +69,7 @@ class TuneParams(JobParams, frozen=True):
     With ``configs``, only these are tried; ``again`` measures configs that were measured before once more. With
     ``no_share``, results that others share are not used, and the job's own results are not shared. ``beside`` is the
     process of an application that keeps using the device during the tuning. With exact ``numerics``, winners must have
-    the output bits of ``anchor``, which is a config or a part of one; ``anchor_pin`` is a pin that holds the anchor.
+    the output bits of ``anchor``, which is a config or a part of one.
     """
 
     device: str | None = None
@@ -84,7 +83,6 @@ class TuneParams(JobParams, frozen=True):
     objective: str | None = None
     numerics: str | None = None
     anchor: dict[str, Scalar] | None = None
-    anchor_pin: str | None = None
     no_share: bool = False
 
 

@@ -114,7 +114,7 @@ def kernel(
     seed: int = 0,
     preset: str = UNSET,
     trials: int = UNSET,
-    seconds: float | None = UNSET,
+    time_limit_s: float | None = UNSET,
     early_stop: float = 3.0,
     deadlines: Mapping[str, float] | None = None,
     until: str = "budget",
@@ -160,7 +160,7 @@ def kernel(
         seed: seeds the search's random numbers.
         preset: how thorough measurements are: ``fast``, ``default`` or ``thorough``.
         trials: ends a job after so many trials.
-        seconds: ends a job after that time. ``ktuned.toml`` has a project's defaults of these three.
+        time_limit_s: ends a job after that time. ``ktuned.toml`` has a project's defaults of these three.
         early_stop: gives up on configs that take this many times as long as the best config.
         deadlines: seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
         until: ``"converged"`` ends a job before its budget when a better config is unlikely.
@@ -200,7 +200,7 @@ def kernel(
             place = function.__code__.co_filename, function.__code__.co_firstlineno
         site = Site(*place, str(kernel_name))
         # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
-        all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
+        all_budgets = {"preset": preset, "trials": trials, "time_limit_s": time_limit_s}
         budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
         wrong_numerics = find_numerics_fault(numerics, default, is_data=is_data)
         declared = Kernel(

@@ -255,8 +255,8 @@ def _find_plan_fault(plan: Any) -> str:
         return f"seed={plan.seed!r} is not an int"
     if type(plan.trials) is not int or plan.trials < 1:
         return f"trials={plan.trials!r} is not an int >= 1"
-    if plan.seconds is not None and not (_is_number(plan.seconds) and plan.seconds > 0):
-        return f"seconds={plan.seconds!r} is not a number > 0"
+    if plan.time_limit_s is not None and not (_is_number(plan.time_limit_s) and plan.time_limit_s > 0):
+        return f"time_limit_s={plan.time_limit_s!r} is not a number > 0"
     if not _is_number(plan.early_stop) or plan.early_stop <= 1:
         return f"early_stop={plan.early_stop!r} is not a number > 1"
     for phase, seconds in plan.deadlines.items():

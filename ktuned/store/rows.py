@@ -241,13 +241,6 @@ def decode_record(row: Row) -> tuple[str, dict[str, Any]]:
     return name, dict(json.loads(data))
 
 
-def decode_answer(row: Row) -> str:
-    """Read a row ``pin, answer``: return the answer's text after checking that it is JSON."""
-    json.loads(row[1])
-    text: str = row[1]
-    return text
-
-
 def _decode_named(kind: type[Job], row: Row) -> dict[str, Any]:
     return {entry.name: value for entry, value in zip(fields(kind), row, strict=True)}
 

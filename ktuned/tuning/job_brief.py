@@ -24,7 +24,6 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
-    EarlierSearch,
     Job,
     KernelInfo,
     Objective,
@@ -244,7 +243,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         self,
         first: Iterable[Config] = (),
         last: Iterable[Config] = (),
-        earlier: Iterable[EarlierSearch] = (),
         *,
         served: Iterable[Config] = (),
     ) -> requests.Explore:
@@ -253,7 +251,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         Args:
             first: Configs to try before the strategy's own.
             last: Configs to try only after all others.
-            earlier: Similar searches, the most similar first.
             served: Configs that lookups are answered with. A job for certain configs tries these as well, so that
                 nothing worse replaces them.
         """
@@ -262,7 +259,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         if plan.configs:
             wanted = {canonical(config): config for config in (*served, *plan.configs)}
             plan = replace(plan, configs=tuple(wanted.values()))
-        return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device, tuple(earlier))
+        return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device)
 
     def make_unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
         """Return a Build with its artifact's key: a digest of everything that decides the artifact's bytes.

@@ -83,7 +83,7 @@ class Outcomes:
     """
 
     def __init__(self, brief: JobBrief, *, store: Store, publish: PublishEvent, pace: Pace) -> None:
-        self.progress = Progress(budget_s=brief.job.plan.seconds, objective=brief.objective)
+        self.progress = Progress(time_limit_s=brief.job.plan.time_limit_s, objective=brief.objective)
         self.summary = SearchSummary(brief.objective)
         self.under_way: dict[int, Attempt] = {}
         self.served_configs = ServedConfigs()
@@ -93,7 +93,7 @@ class Outcomes:
         self._publish = publish
         self._pace = pace
         self.given_up = anyio.Event()
-        self.hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going, on_given_up=self.given_up.set)
+        self.hopelessness = Hopelessness(on_given_up=self.given_up.set)
         self._findings = Findings()
         self._disputed_outputs = DisputedOutputs(brief.kernel.default)
         self.final_fault = ""
@@ -111,7 +111,7 @@ class Outcomes:
 
     def _describe_failure(self) -> str:
         """Return why the job has no winner; empty if it has one."""
-        awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.seconds
+        awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.time_limit_s
         if self.progress.best_cost is not None:
             if awaited is None:
                 return ""

@@ -47,7 +47,7 @@ def info(**changes: Any) -> KernelInfo:
         "default": {"BM": 8, "fast": True},
         "specialize": ("M",),
         "space": SpaceInfo(size=12),
-        "plan": Plan(strategy="exhaustive", seconds=2.5, deadlines={"timing": 1.0}),
+        "plan": Plan(strategy="exhaustive", time_limit_s=2.5, deadlines={"timing": 1.0}),
     }
     return KernelInfo(**(values | changes))
 

@@ -19,14 +19,16 @@ from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 from tests.fleet.playing import until
 
-DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
+DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, time_limit_s=9.0)
 
 
 def test_a_request_overrides_only_what_it_names() -> None:
     """What is not given stays as the kernel file has it; 0 is given."""
     assert TuningRequest().apply_to_plan(DECLARED) == DECLARED
-    changed = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).apply_to_plan(DECLARED)
-    assert changed == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
+    changed = TuningRequest(preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0).apply_to_plan(
+        DECLARED
+    )
+    assert changed == replace(DECLARED, preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +36,9 @@ def test_a_request_overrides_only_what_it_names() -> None:
     [
         (TuningRequest(preset="quick"), "'quick'"),
         (TuningRequest(trials=0), "trials is 0"),
-        (TuningRequest(seconds=0.0), "seconds is 0"),
-        (TuningRequest(seconds=-1.0), "seconds is -1"),
-        (TuningRequest(seconds=float("nan")), "seconds is nan"),
+        (TuningRequest(time_limit_s=0.0), "time_limit_s is 0"),
+        (TuningRequest(time_limit_s=-1.0), "time_limit_s is -1"),
+        (TuningRequest(time_limit_s=float("nan")), "time_limit_s is nan"),
     ],
 )
 def test_a_request_that_cannot_be_followed_names_its_field(asked: TuningRequest, words: str) -> None:

@@ -33,7 +33,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tune", {}, "neither a kernel nor a path"),
     ("tune", {"kernel": "it", "trials": "many"}, "trials"),
     ("tune", {"kernel": "it", "trials": 0}, "trials is 0"),
-    ("tune", {"kernel": "it", "seconds": float("inf")}, "seconds is inf"),
+    ("tune", {"kernel": "it", "time_limit_s": float("inf")}, "time_limit_s is inf"),
     ("tune", {"kernel": "it", "preset": "quick"}, "quick"),
     ("tune", {"kernel": "it", "until": "never"}, "until is 'never'"),
     ("tune", {"kernel": "it", "problem": {"m": 1}}, "names m"),

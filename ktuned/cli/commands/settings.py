@@ -40,7 +40,7 @@ name = "{name}"
 # [defaults]
 # preset = "default"
 # trials = 200
-# seconds = 60
+# time_limit_s = 60
 """
 
 
@@ -87,7 +87,7 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
 
 
 def _list_daemon_settings(environ: Mapping[str, str]) -> Iterator[Setting]:
-    settings = load_settings(environment=environ)
+    settings = load_settings(environ)
     file = str(settings.config_path)
     home = "KTUNED_HOME" if environ.get("KTUNED_HOME") else "default"
     runtime = "XDG_RUNTIME_DIR" if environ.get("XDG_RUNTIME_DIR") else "default"
