@@ -148,8 +148,7 @@ def test_bad_records_are_a_notice_each_and_delay_nothing(shared: Daemon, record:
     """A damaged one, a link, one of a library that is gone, one of an interpreter that is."""
     spool = spool_directory(shared.home)
     spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-    origin = {**record.declaration["origin"], "module": "no_such_library"}
-    lost = {**record.declaration, "origin": origin}
+    lost = {**record.declaration, "module": "no_such_library"}
     leave_record(spool, replace(record, declaration=lost, identity="0" * 16, function="gone"))
     leave_record(spool, replace(record, python="/no/such/python", identity="1" * 16, function="nowhere"))
     (spool / "0000000000000000.call").write_bytes(b"half a record")
