@@ -2,7 +2,6 @@
 
 from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration
 from ktuned.catalog.buckets import Buckets
-from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, check_problem, is_below, make_root_environment
 from ktuned.catalog.discovery import (
     MAX_DIRECTORIES,
@@ -25,7 +24,6 @@ __all__ = [
     "PROJECT_FILE",
     "Admission",
     "Buckets",
-    "CapturedInputs",
     "Catalog",
     "Changes",
     "FileInspector",

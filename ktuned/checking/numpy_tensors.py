@@ -136,10 +136,6 @@ class NumPyTensors:
         """Copy the elements of a tensor into another one of the same shape and dtype."""
         target[...] = source
 
-    def convert_like(self, tensor: Any, other: Any) -> Any:
-        """Convert a tensor to the dtype and the shape of another one."""
-        return tensor.astype(other.dtype).reshape(other.shape)
-
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Return a tensor on the device of another one: itself if it is there already."""
         return tensor

@@ -50,7 +50,6 @@ class ProblemData:
         kernel: the declared kernel.
         problem: the problem.
         device: where the tensors are.
-        captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
         seed: any value other than 0 gives other random numbers.
         guards: allocates the tensors; active guards by default.
         library: makes the tensors; by default torch if it is installed, else NumPy.
@@ -72,7 +71,6 @@ class ProblemData:
         problem: Problem,
         device: Device,
         *,
-        captured: Path | None = None,
         seed: int = 0,
         guards: Guards | None = None,
         library: TensorLibrary | None = None,
@@ -80,7 +78,7 @@ class ProblemData:
         self.library = library or choose_library(device)
         self._kernel = kernel
         self._device = device
-        self._inputs = ProblemInputs(kernel, problem, device, self.library, captured=captured, seed=seed)
+        self._inputs = ProblemInputs(kernel, problem, device, self.library, seed=seed)
         self.roles = self._inputs.roles
         self._reference = Reference(kernel, device, self.library, self.roles)
         self._expected: dict[str, Any] = {}

@@ -139,10 +139,6 @@ class TorchTensors:
         """Copy, also between devices."""
         copy_elements(source, target)
 
-    def convert_like(self, tensor: Any, other: Any) -> Any:
-        """Convert the dtype, then the shape."""
-        return tensor.to(other.dtype).reshape(other.shape)
-
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Copy to the other tensor's device, unless it is there."""
         return tensor.to(other.device)

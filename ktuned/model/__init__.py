@@ -95,13 +95,12 @@ from ktuned.model.peaks import (
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.record import Record, record
-from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
+from ktuned.model.staleness import SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
     UNOBSERVED,
     Observation,
-    add_captured,
     add_digests,
     digest_variable,
     extend_digest,
@@ -137,7 +136,6 @@ __all__ = [
     "BANDWIDTH_METRIC",
     "BUCKET_FUNCTION",
     "BUILT_IN",
-    "CAPTURED",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
     "EDP",
@@ -225,7 +223,6 @@ __all__ = [
     "Winner",
     "WinnerKey",
     "WorkerError",
-    "add_captured",
     "add_digests",
     "apply_bucket_rules",
     "canonical",

@@ -57,7 +57,7 @@ from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Admissions, Anchors, CaptureTable, PinnedAnswers
+from ktuned.store.tables import Admissions, Anchors, PinnedAnswers
 from ktuned.store.writer import Writer
 from ktuned.store.writes import Recovered
 
@@ -82,7 +82,6 @@ class Store(Queries):
         notice: A line for the user if opening found damage; else empty.
         recovered: Counts the trials and jobs that were under way when the last daemon died.
         pinned: The answers that pins hold.
-        captured: The captured inputs.
         anchors: The chosen anchors.
         projects: The names of projects.
         admissions: Workers' verdicts on configs of constrained spaces.
@@ -101,7 +100,6 @@ class Store(Queries):
             connection.close()
             raise explain_database_error(error, path) from error
         self.pinned = PinnedAnswers(self._reader, self._write_to_disk)
-        self.captured = CaptureTable(self._reader, self._write_to_disk)
         self.anchors = Anchors(self._reader, self._write_to_disk)
         self.projects = Projects(self._reader, self._write_to_disk)
         self.admissions = Admissions(self._reader, self._write_to_disk)

@@ -8,7 +8,7 @@
 
     pauses                              (devices on which nothing runs until they are resumed)
 
-    pins   captures                     (answers that hold for good; real inputs that applications handed over)
+    pins                                (answers that hold for good)
 
     anchors                             (configs whose bits exact numerics require, if not the default's)
 
@@ -101,10 +101,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE pins (
             pin TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, created REAL NOT NULL,
             PRIMARY KEY (pin, question)
-        ) WITHOUT ROWID""",
-        """CREATE TABLE captures (
-            kernel TEXT NOT NULL, problem TEXT NOT NULL, digest TEXT NOT NULL, bytes INTEGER NOT NULL,
-            created REAL NOT NULL, PRIMARY KEY (kernel, problem)
         ) WITHOUT ROWID""",
     ),
     ("ALTER TABLE jobs ADD COLUMN key_problem TEXT",),

@@ -2,7 +2,6 @@
 
 ================  =========================================================================================
 pins              the permanent answer to each question that was asked under a pin
-captures          for each kernel and problem the digest of a file of captured inputs
 anchors           configs chosen in place of the default, whose bits exact numerics require
 admissions        a worker's verdicts whether a config is in a kernel's space for a problem, so that a daemon
                   that has just started can serve winners of constrained spaces without a worker
@@ -115,46 +114,6 @@ def encode_pinned_question(kernel: str, problem: Problem, device: str | None, ob
     asked = {"kernel": kernel, "problem": dict(problem), "device": device}
     # Without an objective, the text is the same as before there were objectives.
     return canonical(asked if objective is None else asked | {"objective": objective})
-
-
-class Capture(NamedTuple):
-    """One problem's captured inputs; ``problem`` is canonical text, ``created`` Unix time in s."""
-
-    kernel: str
-    problem: str
-    digest: str
-    bytes: int
-    created: float
-
-
-class CaptureTable(Table):
-    """The store's captures; the tensors themselves are files."""
-
-    def list_captures(self) -> list[Capture]:
-        """Return every capture, by kernel and problem."""
-        return [
-            Capture(*row)
-            for row in self._reader.fetch_rows(
-                "SELECT kernel, problem, digest, bytes, created FROM captures ORDER BY kernel, problem"
-            )
-        ]
-
-    async def save_capture(self, capture: Capture) -> None:
-        """Store a capture in place of its problem's previous one."""
-        await self._write(
-            lambda connection: (
-                connection.execute("INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?)", capture).rowcount
-            )
-        )
-
-    async def remove_capture(self, kernel: str, problem: str) -> int:
-        """Delete a capture; return how many there were."""
-
-        def remove_capture(connection: sqlite3.Connection) -> int:
-            values = (kernel, problem)
-            return connection.execute("DELETE FROM captures WHERE kernel = ? AND problem = ?", values).rowcount
-
-        return await self._write(remove_capture)
 
 
 class Anchors(Table):

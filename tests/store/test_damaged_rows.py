@@ -13,7 +13,7 @@ from ktuned.model.errors import StoreError
 from ktuned.model.job import JobState
 from ktuned.model.kernel import Root
 from ktuned.model.values import Outcome
-from ktuned.store import Capture, exchange
+from ktuned.store import exchange
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, kernel_info, measured, new_job, tried
 
@@ -48,7 +48,6 @@ READS: dict[str, Callable[[Store], object]] = {
     "shared": lambda store: exchange.load_exported_winners(store.path, CONTEXT.kernel, CONTEXT.device),
     "pinned": lambda store: store.pinned.find_answer("run", "q"),
     "pins": lambda store: store.pinned.list_pins(),
-    "captures": lambda store: store.captured.list_captures(),
     "counts": Store.measure_store,
     "pauses": Store.load_pauses,
 }
@@ -63,7 +62,6 @@ async def filled(database: Path) -> None:
         await store.save_versions({"f": {"gcc": "12"}})
         await store.save_pauses({"cpu-y"})
         await store.pinned.keep_answer("run", ["q"], '{"config": {}}', now=1.0, limit=9)
-        await store.captured.save_capture(Capture("proj:gemm", "{}", "d", 9, 1.0))
         job = await new_job(store)
         for config in (8, 16, 32):
             await tried(store, job, config, measured(100.0 / config))
