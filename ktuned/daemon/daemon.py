@@ -121,7 +121,6 @@ class Daemon:
                 store=store,
             ).list_handlers(),
             *TrialMethods(
-                buckets=parts.buckets,
                 catalog=catalog,
                 jobs=jobs,
                 lookups=lookups,
@@ -138,7 +137,6 @@ class Daemon:
                 machine=machine,
                 store=store,
                 artifacts=parts.artifacts,
-                served=parts.served,
                 publish=parts.router.publish_event,
             ).list_handlers(),
             *Checks(

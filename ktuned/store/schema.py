@@ -8,8 +8,6 @@
 
     pauses                              (devices on which nothing runs until they are resumed)
 
-    pins                                (answers that hold for good)
-
     anchors                             (configs whose bits exact numerics require, if not the default's)
 
     projects                            (the name of each root's project)
@@ -97,12 +95,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE fingerprints (digest TEXT PRIMARY KEY, versions TEXT NOT NULL) WITHOUT ROWID",
     ),
     ("CREATE TABLE pauses (device TEXT PRIMARY KEY) WITHOUT ROWID",),
-    (
-        """CREATE TABLE pins (
-            pin TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, created REAL NOT NULL,
-            PRIMARY KEY (pin, question)
-        ) WITHOUT ROWID""",
-    ),
+    (),
     ("ALTER TABLE jobs ADD COLUMN key_problem TEXT",),
     (
         "ALTER TABLE roots ADD COLUMN asked_python TEXT",

@@ -88,7 +88,7 @@ def complete_result(known: Trial, result: TrialResult) -> TrialResult:
     ).add_details(**added)
 
 
-_ADDED = ("energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondeterministic")
+_ADDED = ("energy_low", "energy_high", "bits", "same_bits", "nondeterministic")
 
 
 async def load_admitted_trials(

@@ -52,7 +52,7 @@ def test_a_saved_tensor_is_an_input_and_its_edit_makes_the_winner_stale(daemon: 
 
 
 def test_a_file_that_is_lost_or_damaged_is_one_line(daemon: Daemon) -> None:
-    """The job fails with the kernel file's line and the name of the file; once the file is saved, the kernel is tuned."""
+    """The job fails with the kernel file's line and the name of the file; once it is saved, the kernel is tuned."""
     saved = daemon.directory / "project/saved/x.safetensors"
     path = daemon.kernel_file(KERNEL)
     line = next(number for number, text in enumerate(KERNEL.splitlines(), 1) if "load_tensors" in text)
