@@ -166,7 +166,6 @@ class Daemon:
                 catalog=catalog, events=events, exchange=parts.share_exchange, jobs=jobs, shared=parts.shared_winners
             ).list_handlers(),
             *PortfolioMethods(catalog, parts.portfolios).list_handlers(),
-            *parts.artifact_cleanup.list_handlers(),
             *self.reload.list_handlers(),
         ]
 

@@ -8,7 +8,6 @@ It has the params and answers of its methods, and at its end the methods as cons
 from ktuned.protocol.application_calls import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, KeyAnswer, LibraryParams
 from ktuned.protocol.daemon import (
     BACKENDS,
-    COLLECT,
     HELLO,
     PEAKS,
     RELOAD,
@@ -18,8 +17,6 @@ from ktuned.protocol.daemon import (
     BackendsAnswer,
     CacheSizes,
     ChannelInfo,
-    CollectAnswer,
-    CollectParams,
     EnvironmentInfo,
     EventsInfo,
     ExecutorInfo,
@@ -154,7 +151,6 @@ __all__ = [
     "CALLS",
     "CANCEL",
     "CHECK",
-    "COLLECT",
     "COMPILE",
     "EVENT_TYPES",
     "EXPORT",
@@ -195,8 +191,6 @@ __all__ = [
     "CheckAnswer",
     "CheckParams",
     "CheckedWinner",
-    "CollectAnswer",
-    "CollectParams",
     "CompileParams",
     "ConfigCompiled",
     "EmptyAnswer",
