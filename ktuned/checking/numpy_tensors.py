@@ -67,8 +67,8 @@ class NumPyTensors:
         """
         return self.module.asarray(value) if type(value).__module__ == "numpy" else None
 
-    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
-        """Read the tensors of a safetensors file to a device."""
+    def load_tensors(self, file: Path) -> dict[str, Any]:
+        """Read the tensors of a safetensors file to the CPU."""
         from safetensors.numpy import load_file
 
         return dict(load_file(file))

@@ -258,7 +258,7 @@ class ProblemData:
         if self._kernel.reference is None:
             return
         if cached.is_file():
-            expected = self.library.load_tensors(cached, "cpu")
+            expected = self.library.load_tensors(cached)
         else:
             expected = self._reference.compute_outputs(self._pristine, default)
         self._keep_expected_outputs(expected)

@@ -65,11 +65,11 @@ class TorchTensors:
             host = torch.as_tensor(value)
         return host if device == "cpu" else _move_allocation(host, value, device, {} if moved is None else moved)
 
-    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
-        """Load a file straight to the device."""
+    def load_tensors(self, file: Path) -> dict[str, Any]:
+        """Load a file."""
         from safetensors.torch import load_file
 
-        return dict(load_file(file, device=device))
+        return dict(load_file(file))
 
     def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Save copies, because the format refuses tensors that share memory."""
