@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ktuned.model.record import Record, record
+import msgspec
+
 from ktuned.model.trace import ENVIRONMENT
 from ktuned.model.trial import Context
 
@@ -15,8 +16,7 @@ SPACE = "space"
 """Kind of a change that only concerns the space; its ``name`` is a sentence about the config."""
 
 
-@record
-class Change(Record):
+class Change(msgspec.Struct, frozen=True):
     """One difference between two contexts.
 
     Attributes:

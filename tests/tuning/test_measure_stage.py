@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.failures import CannotOpen, DeadlineExpired, LaneSick, Output, WorkerDied
 from ktuned.fleet.health import Health
@@ -415,7 +416,7 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
     """While one measures, so does the other; each config is measured once, the reference computed once for a seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
     await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
-    parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
+    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "2"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
@@ -432,7 +433,7 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
 async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     """Of two devices that were alike one is not there: all is measured on the other, and the lane says why."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
-    parts.root = replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
+    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
