@@ -85,7 +85,6 @@ BY_NAME_ALONE = {
     "ktuned.search.candidates",
     "ktuned.search.features",
     "ktuned.search.gaussian_process",
-    "ktuned.search.transfer",
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 

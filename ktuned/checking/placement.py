@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ktuned.checking.numpy_tensors import ALIGNMENT
 from ktuned.checking.tensor_library import find_library
@@ -57,6 +57,22 @@ class Span(Record):
         """
         sizes = [find_library(values[name]).count_element_bytes(values[name]) for name in self.offsets]
         return len(sizes) == 1 and not self.remainder and sizes[0] == self.size
+
+
+class Region(NamedTuple):
+    """A span's memory: ``size`` bytes at ``start``, in an allocation of its own from ``first`` to ``end``."""
+
+    name: str
+    start: int
+    size: int
+    first: int
+    end: int
+
+    def describe_place(self, address: int) -> str:
+        """Return where an address beside the span is, as seen from it: ``32 bytes after y``."""
+        if address < self.start:
+            return f"{self.start - address} bytes before {self.name}"
+        return f"{address - self.start - self.size} bytes after {self.name}"
 
 
 @record

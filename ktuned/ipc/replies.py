@@ -12,14 +12,12 @@ from typing import Any
 
 from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
-from ktuned.ipc.memory_fault import MemoryFault, decode_fault
 from ktuned.model import (
     BackendReport,
     Config,
     KernelInfo,
     Observation,
     Outcome,
-    Problem,
     Record,
     TrialResult,
     record,
@@ -158,13 +156,6 @@ class Proposals(Record):
     finished: bool
     converged: bool = False
     observed: tuple[Observation, ...] = ()
-
-
-@record
-class Represented(Record):
-    """The problem that stands for the bucket of the request's problem."""
-
-    problem: Problem
 
 
 @record
@@ -310,7 +301,7 @@ class Failed(Record):
 
 
 Answer = Item | Computed | Done | Failed
-"""An answer of a worker. A dying worker may send a :class:`~ktuned.ipc.memory_fault.MemoryFault` instead."""
+"""An answer of a worker."""
 
 
 def encode(answer: Answer) -> bytes:
@@ -330,7 +321,7 @@ def encode(answer: Answer) -> bytes:
             return frames.encode({"failed": to_message(failure)})
 
 
-def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer | MemoryFault:
+def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer:
     """Return the answer in a frame, for an operation with these types of reply and items.
 
     Raises:
@@ -345,8 +336,6 @@ def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) ->
             return Done(from_plain(reply, value))
         case {"failed": value}:
             return Failed(from_plain(Failure, value))
-        case {"fault": value}:
-            return decode_fault(value)
     raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 

@@ -20,7 +20,6 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
-    EarlierSearch,
     KernelInfo,
     Observation,
     Outcome,
@@ -182,7 +181,6 @@ class Explore(Request[replies.Explored, Never]):
         first: configs to propose before all others.
         last: configs to propose after all others.
         device: the device, for the prior; for a compile-only job, only its target is known.
-        earlier: similar searches, the most similar first.
     """
 
     operation: ClassVar = "explore"
@@ -194,7 +192,6 @@ class Explore(Request[replies.Explored, Never]):
     first: tuple[Config, ...] = ()
     last: tuple[Config, ...] = ()
     device: Device = NO_DEVICE
-    earlier: tuple[EarlierSearch, ...] = ()
 
 
 @record
@@ -222,17 +219,6 @@ class Admits(Request[replies.Admitted, Never]):
     kernel: KernelRef
     problem: Problem
     configs: tuple[Config, ...]
-
-
-@record
-class Represent(Request[replies.Represented, Never]):
-    """Ask which problem stands for a problem's bucket, according to the kernel file's own function."""
-
-    operation: ClassVar = "represent"
-    first_phase: ClassVar = Phase.INSPECT
-
-    kernel: KernelRef
-    problem: Problem
 
 
 @record

@@ -4,15 +4,6 @@ Plain and frozen, with only the standard library, because workers import them un
 """
 
 from ktuned.model.backend_report import Absence, BackendReport, Fault
-from ktuned.model.batch_invariance import (
-    Candidate,
-    Member,
-    Verdict,
-    choose_equal_rows_class,
-    find_batch_fault,
-    find_groups,
-)
-from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
 from ktuned.model.device import NO_COUNTER, Device, explain_unmeasurable, read_device_kind
 from ktuned.model.errors import (
@@ -110,7 +101,6 @@ from ktuned.model.trace import (
 from ktuned.model.trial import (
     NO_DETAIL,
     Context,
-    EarlierSearch,
     KnownConfig,
     ListedTrial,
     Trial,
@@ -136,7 +126,6 @@ from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
     "BANDWIDTH_METRIC",
-    "BUCKET_FUNCTION",
     "BUILT_IN",
     "CAPTURED",
     "DEFAULT_TRIALS",
@@ -170,14 +159,12 @@ __all__ = [
     "BitClasses",
     "Bits",
     "CallKey",
-    "Candidate",
     "Change",
     "Config",
     "Context",
     "Device",
     "DeviceModel",
     "DeviceName",
-    "EarlierSearch",
     "Expression",
     "Fault",
     "IllegalMove",
@@ -191,7 +178,6 @@ __all__ = [
     "KnownConfig",
     "KtunedError",
     "ListedTrial",
-    "Member",
     "NotFound",
     "Objective",
     "Observation",
@@ -223,7 +209,6 @@ __all__ = [
     "TrialResult",
     "Unsupported",
     "UsageError",
-    "Verdict",
     "Winner",
     "WinnerKey",
     "WorkerError",
@@ -231,7 +216,6 @@ __all__ = [
     "add_digests",
     "apply_bucket_rules",
     "canonical",
-    "choose_equal_rows_class",
     "compare_contexts",
     "compute_energy_figures",
     "compute_gain",
@@ -247,9 +231,7 @@ __all__ = [
     "escape_surrogates",
     "explain_unmeasurable",
     "extend_digest",
-    "find_batch_fault",
     "find_first_error",
-    "find_groups",
     "find_notices",
     "find_rule_fault",
     "find_stand_ins",

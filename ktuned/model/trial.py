@@ -77,7 +77,6 @@ class TrialDetail(Record):
         reference_us, reference_spread_us: the reference's latency and spread in these rounds.
         compared: number of launches whose outputs were compared, in all rounds.
         bits: digests of the outputs by input, if requested; only for the first input if the config was given up.
-        row_bits: digests of the rows of each smaller problem of a batch-invariant group, by problem.
         same_bits: whether the bits are the anchor's.
         nondeterministic: whether launches have left different outputs from the same inputs.
     """
@@ -121,7 +120,6 @@ class TrialDetail(Record):
     reference_spread_us: float | None = None
     compared: int | None = None
     bits: tuple[str, ...] | None = None
-    row_bits: Mapping[str, tuple[str, ...]] | None = None
     same_bits: bool | None = None
     nondeterministic: bool | None = None
 
@@ -284,14 +282,3 @@ class Winner(Record):
     def figure(self) -> float | None:
         """The figure by which it won."""
         return select_figure(self.objective, self.latency_us, self.metrics)
-
-
-@record
-class EarlierSearch(Record):
-    """Results of a search of the same kernel for another problem, or on another device.
-
-    All costs are by the same objective; less is better.
-    """
-
-    configs: tuple[Config, ...]
-    costs: tuple[float, ...]

@@ -6,7 +6,7 @@ that names the strategy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -14,7 +14,6 @@ from itertools import islice
 from ktuned.dependencies import ACCESSES
 from ktuned.model import (
     Config,
-    EarlierSearch,
     KernelFileError,
     KtunedError,
     Outcome,
@@ -66,7 +65,7 @@ class StrategyFault(UsageError):
 def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> ChosenStrategy:
     """Return the strategy called ``name`` for a space, supervised.
 
-    ``auto`` is exhaustive if the budget covers the space, otherwise guided, or genetic if there is no NumPy.
+    ``auto`` is exhaustive if the budget covers the space, otherwise guided, or random if there is no NumPy.
 
     Raises:
         UsageError: There is no such strategy, or it cannot be imported.
@@ -84,10 +83,7 @@ def _choose_automatically(space: BoundSpace, budget: Budget) -> tuple[str, str]:
     if budget.time_limit_s is None and _is_covered(space, whole):
         return "exhaustive", ""
     if not _has_numpy():
-        return (
-            "genetic",
-            "guided search needs NumPy, which cannot be imported here: searching genetically instead",
-        )
+        return "random", "guided search needs NumPy, which cannot be imported here: searching at random instead"
     return "guided", ""
 
 
@@ -156,11 +152,6 @@ class SupervisedStrategy(Strategy):
         """Pass a latency's uncertainty on."""
         with self._blame_strategy("takes note of an outcome"):
             self._strategy.doubt(config, share)
-
-    def recall(self, earlier: Sequence[EarlierSearch]) -> None:
-        """Pass earlier searches on."""
-        with self._blame_strategy("takes note of earlier searches"):
-            self._strategy.recall(earlier)
 
     @property
     def valid(self) -> Count | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ktuned.model import Config, EarlierSearch, Outcome, Record, Scalar, UsageError, record
+from ktuned.model import Config, Outcome, Record, Scalar, UsageError, record
 from ktuned.spec import BoundSpace
 
 if TYPE_CHECKING:
@@ -54,12 +54,6 @@ class Strategy(ABC):
         """Record the uncertainty of the latency reported next: half of its 95 % interval, as a share of the latency.
 
         It may be large for slow configs, because they are sampled only until it is clear that they cannot win.
-        """
-
-    def recall(self, earlier: Sequence[EarlierSearch]) -> None:  # noqa: B027 - a strategy may ignore it
-        """Learn from similar searches, the most similar first; called at most once, before the first ``ask``.
-
-        The caller tries their best configs first in any case. Some of their configs may be outside this space.
         """
 
     @property

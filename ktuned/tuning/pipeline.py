@@ -354,7 +354,7 @@ class Pipeline:
             is_early = self._follows_same_kernel and not self._access.is_granted
             served = outcomes.served_configs.configs
             order = self._prior.plan_order(served, outcomes.lead.configs, slots=self._compiling.slots)
-            request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
+            request = self.brief.make_explore_request(order.first, order.last, served=served)
             async with self._fleet.gate.hold_for_computing(COURTESY_S):
                 found = await open_space(worker, request, self.brief.kernel, self.brief.deadlines)
             await self.brief.learn_names(found.observed)

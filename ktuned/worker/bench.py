@@ -131,7 +131,7 @@ class Bench:
             costs,
             make_observers(request.device, backend, timer, costs),
             load,
-            FaultReporter(reply.descriptor),
+            FaultReporter(reply.journal_descriptor),
             self._state,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))

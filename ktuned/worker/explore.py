@@ -24,7 +24,6 @@ from ktuned.ipc import Places, replies, requests
 from ktuned.model import (
     Config,
     Device,
-    EarlierSearch,
     KernelFileError,
     Outcome,
     Phase,
@@ -71,7 +70,6 @@ class Explorer:
             request.first,
             request.last,
             request.device,
-            request.earlier,
             on_phase=reply.begin_phase,
         )
         self._exploration = opened
@@ -148,7 +146,6 @@ class Exploration:
         first: configs to propose before all others.
         last: configs to put off, in the order in which they are proposed in the end.
         device: the device, for the prior; for a job that only compiles, only its target is known.
-        earlier: similar searches, the most similar first, for a strategy that learns.
         on_phase: called with each phase of opening the space.
     """
 
@@ -160,7 +157,6 @@ class Exploration:
         first: Sequence[Config],
         last: Sequence[Config] = (),
         device: Device = requests.NO_DEVICE,
-        earlier: Sequence[EarlierSearch] = (),
         *,
         on_phase: OnPhase = lambda phase: None,
     ) -> None:
@@ -193,8 +189,6 @@ class Exploration:
         )
         self._strategy = chosen.strategy
         self._ends_converged = plan.until == "converged"
-        if earlier:
-            self._strategy.recall(earlier)
         valid = chosen.strategy.valid
         self.size_is_estimate = valid is not None and not valid.is_exact
         if valid is not None:

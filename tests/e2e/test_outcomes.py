@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from ktuned.observer import OFF_VARIABLE
 from ktuned_client import Event
 from tests.e2e.harness import Daemon, kernel_text
 from tests.fake_tensors import REFERENCE
@@ -110,6 +111,16 @@ def _catch_each(daemon: Daemon) -> None:
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.config is not None
     assert hit.config["does"] == "work"
+
+
+def test_without_the_observers_library_a_crash_does_not_name_the_tensor(tmp_path: Path) -> None:
+    """There is none without a C compiler: the outcome is the same, and the message is that of any other crash."""
+    configs = "dict(us=300, does='beyond', tag='beyond'), dict(us=300, does='work', tag='best')"
+    with Daemon(tmp_path, env={OFF_VARIABLE: "1"}) as daemon:
+        daemon.tune(path=str(daemon.kernel_file(kernel_text(f"space([{configs}])", reference=REFERENCE))))
+        crashed = daemon.trials()["beyond"]
+    assert crashed["outcome"] == "crashed"
+    assert crashed["message"].startswith("the worker was killed by SIGSEGV during first_launch")
 
 
 def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from ktuned.model import (
-    ENERGY,
-    LATENCY,
     Context,
     DeviceModel,
     KernelName,
@@ -22,7 +20,7 @@ from ktuned.model import (
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import PriorResults, load_earlier_searches
+from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
@@ -66,19 +64,6 @@ def test_the_best_few_of_the_nearest_key_come_early() -> None:
     assert [config["n"] for config in choose_near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
     assert len(choose_near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
     assert choose_near_configs([], []) == []
-
-
-@pytest.mark.anyio
-async def test_a_strategy_gets_the_searches_of_similar_keys(parts: Parts) -> None:
-    """All that was measured there, as costs by the job's objective; nothing where the objective has no figure."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
-    await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
-    await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
-    winners = sort_by_similarity(wanted({"n": 128}), parts.store.list_winners(kernel.name))
-    near, far = load_earlier_searches(parts.store, winners, LATENCY)
-    assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
-    assert far.costs == (7.0, 9.0)
-    assert [one.costs for one in load_earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
 
 
 @pytest.mark.anyio
