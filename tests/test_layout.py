@@ -122,7 +122,6 @@ LIBRARIES_AT_REST = {
     "idna",
     "msgpack",
     "msgspec",
-    "platformdirs",
     "sniffio",
     "structlog",
     "typing_extensions",
