@@ -4,6 +4,8 @@ from ktuned.fleet import memory
 from ktuned.fleet.applications import Applications
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls
+from ktuned.fleet.cluster import ClusterExecutor, ClusterSettings
+from ktuned.fleet.cluster_messages import Item, Result, Start
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
 from ktuned.fleet.failures import (
@@ -28,7 +30,6 @@ from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
-from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, list_executor_names, load_executor
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
 
@@ -48,6 +49,8 @@ __all__ = [
     "BridgeSlow",
     "Calls",
     "CannotOpen",
+    "ClusterExecutor",
+    "ClusterSettings",
     "CpuUse",
     "DeadlineExpired",
     "Environment",
@@ -57,8 +60,8 @@ __all__ = [
     "FrontEndKey",
     "FrontEnds",
     "Health",
-    "HostEvents",
     "HostLost",
+    "Item",
     "KernelCode",
     "Lane",
     "LaneSick",
@@ -67,10 +70,10 @@ __all__ = [
     "Pace",
     "QuietGate",
     "ReferenceUnusable",
-    "RemoteExecutor",
     "RequestFailed",
+    "Result",
+    "Start",
     "StartProcess",
-    "Surroundings",
     "Turn",
     "Turns",
     "Usage",
@@ -80,7 +83,5 @@ __all__ = [
     "choose_compile_slots",
     "count_compile_workers",
     "is_outside_kill",
-    "list_executor_names",
-    "load_executor",
     "memory",
 ]

@@ -813,6 +813,9 @@ class LaneMachine:
 
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None
+        if lane.device.host:
+            # A worker on another host is started by the request that names its device.
+            return
         count_by_kind = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
         # No spare makes a context beside an application: it would take memory that the application may need.
         device = lane.device if lane.is_gpu and not lane.is_shared else None
