@@ -529,7 +529,8 @@ class ClusterExecutor(Executor):
         if report.observed is not None:
             self._send(WatchToolchain(node.id, report.observed.files, report.observed.limits))
         backends = {
-            name: replace(found, devices=tuple(_list_usable(found, node))) for name, found in report.backends.items()
+            name: replace(found, devices=tuple(list_usable_devices(found, node)))
+            for name, found in report.backends.items()
         }
         gpus = {device.model for found in report.backends.values() for device in found.devices if device.kind == "cuda"}
         self._notes.pop(node.name, None)
@@ -586,7 +587,7 @@ def _is_damaged(answer: object) -> bool:
     return isinstance(answer, replies.Measurement) and answer.result.outcome is None
 
 
-def _list_usable(backend: BackendReport, node: Node) -> Iterator[Device]:
+def list_usable_devices(backend: BackendReport, node: Node) -> Iterator[Device]:
     """Yield the devices that lanes can have. The cluster chooses a lane's GPU, so GPUs that differ cannot be used."""
     models: Collection[str] = {device.model for device in backend.devices if device.kind == "cuda"}
     for device in backend.devices:

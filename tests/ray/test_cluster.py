@@ -178,15 +178,15 @@ async def test_a_kill_loses_and_repeats_nothing(
         gate = f"kill-{what}"
         await _tune(parts, gate)
         await nodes.reached(gate)
-        workers = nodes.below("n1", "ktuned.worker")
         pid = KILLS[what](nodes, parts)
+        children = [] if what == "worker" else psutil.Process(_worker(parts)).parents()[0].children(recursive=True)
+        workers = [child for child in children if "ktuned.worker" in child.cmdline()]
         os.kill(pid, signal.SIGKILL)
         nodes.open(gate)
         (job,) = await parts.told.ended()
         assert (job["state"], _measured(parts)) == ("done", ALL)
-        psutil.wait_procs([psutil.Process(worker) for worker in workers if psutil.pid_exists(worker)], timeout=1)
-        left = [worker for worker in workers if psutil.pid_exists(worker)]
-        assert what == "worker" or left == []
+        left = psutil.wait_procs(workers, timeout=5)[1]
+        assert [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE] == []
 
 
 @pytest.mark.usefixtures("only_in_chaos")
