@@ -115,7 +115,6 @@ class Parts:
         self.told = told
         self.new_roots = 0
         self.artifacts = daemon.artifacts
-        self.captured_inputs = daemon.captured_inputs
         self.catalog = daemon.catalog
         self.deadlines = daemon.deadlines
         self.fleet = daemon.fleet
@@ -265,7 +264,7 @@ async def assembled(
 
 
 def _settings(directory: Path, policy: str) -> Settings:
-    found = load_settings(directory, directory / "k.sock", environment={})
+    found = load_settings({"KTUNED_HOME": str(directory), "KTUNED_SOCKET": str(directory / "k.sock")})
     return msgspec.structs.replace(
         found,
         cache=directory / "cache",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +12,6 @@ from ktuned_client import paths
 from ktuned_client.answers import (
     CALL_DEADLINE_S,
     LOOKUP_DEADLINE_S,
-    PIN_DEADLINE_S,
     TUNE_DEADLINE_S,
     Config,
     DaemonError,
@@ -48,7 +47,6 @@ class AsyncClient:
         deadline_s: deadline of a lookup. For a size that was never looked up before, a worker may check whether the
             winner of the nearest size is valid; this takes up to half of the deadline, and is done only if the deadline
             is at least 20 ms.
-        pin: all clients with the same pin see the same winners for good; the first lookup of a problem decides.
         winners: an exported file, or a directory of such files, that answers lookups without a daemon.
         strict: whether a question that no daemon could answer (a misspelt key, a value of a wrong type) raises, which
             suits tests. Otherwise its hit has the status ``invalid``.
@@ -61,16 +59,14 @@ class AsyncClient:
         self,
         socket: str | os.PathLike[str] | None = None,
         *,
-        deadline_s: float | None = None,
-        pin: str | None = None,
+        deadline_s: float = LOOKUP_DEADLINE_S,
         winners: str | os.PathLike[str] | None = None,
         strict: bool = False,
     ) -> None:
-        self._given = drop_missing(socket=socket, deadline_s=deadline_s, pin=pin, winners=winners, strict=strict)
+        self._given = drop_missing(socket=socket, deadline_s=deadline_s, winners=winners, strict=strict)
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
-        self.pin = pin
-        self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
-        self._knowledge = Knowledge(self.socket, pin, winners, strict=strict, deadline_s=self.deadline_s)
+        self.deadline_s = deadline_s
+        self._knowledge = Knowledge(self.socket, winners, strict=strict, deadline_s=self.deadline_s)
         self._memo = self._knowledge.memo
         self._transport = AsyncTransport(self.socket)
 
@@ -204,7 +200,7 @@ class AsyncClient:
         """Request a tuning, and return an iterator of its events; the iterator ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
-        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
+        ``trials``, ``time_limit_s``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
         ``numerics``, ``anchor``, ``beside`` (the process of an application that keeps using the device during the
         tuning). An option that is ``None`` is left out.
 
@@ -215,33 +211,6 @@ class AsyncClient:
         file = None if path is None else os.path.abspath(path)
         accepted = await self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=file, **options))
         return AsyncTuning(self, accepted)
-
-    async def capture(
-        self,
-        kernel: str,
-        problem: Problem,
-        tensors: Mapping[str, Any],
-        *,
-        deadline_s: float = CALL_DEADLINE_S,
-    ) -> str:
-        """Store real inputs for all later measurements of ``problem``; return their digest.
-
-        ``tensors`` maps the kernel's input names to tensors (of torch, NumPy, or anything with the buffer protocol) and
-        numbers.
-
-        Raises:
-            DaemonError: the daemon refused the inputs: the kernel or the problem does not exist.
-            DaemonUnavailable: no daemon answered within ``deadline_s``.
-            OSError: the tensors cannot be written.
-            TypeError: a value is neither a tensor nor a number.
-            ValueError: the tensors are too large.
-        """
-        from ktuned_client import tensor_file
-
-        room = await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
-        digest, _ = tensor_file.write_tensors(tensors, room["directory"], room["max_bytes"])
-        await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
-        return digest
 
     async def aclose(self) -> None:
         """Close the shared connection and forget all answers; the next request opens another connection."""

@@ -239,14 +239,6 @@ class Catalog:
         """Return the kernel with a full name, or None if it is gone."""
         return self._kernels.get(KernelName(name))
 
-    def resolve_full_name(self, name: str, directory: str | None) -> str:
-        """Return the full name for a short name that several projects have; any other name unchanged."""
-        try:
-            kernel = self.resolve_kernel(name, directory)
-        except (NotFound, AmbiguousName):
-            return name
-        return kernel.name if name == kernel.kernel and self.find_namesakes(kernel) else name
-
     def find_namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]
@@ -435,7 +427,7 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
     if size > MAX_PROBLEM_SIZE:
         raise UsageError(
             f"{kernel.name}: the problem takes {size} characters, and {MAX_PROBLEM_SIZE} are allowed",
-            hint="a problem is a few sizes and names; hand tensors over with capture",
+            hint="a problem is a few sizes and names; inputs= may load tensors: ktuned.load_tensors",
         )
     for key, value in problem.items():
         if not isinstance(value, bool | int | float | str):

@@ -46,7 +46,6 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "report": Entry("report", "Write winners and trials as an HTML file with charts."),
         "portfolio": Entry("portfolio", "Make few configs that serve many problems of a kernel."),
         "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
-        "simulate": Entry("simulate", "Compare search strategies on a recorded space."),
         "forget": Entry("upkeep", "Delete a kernel's trials, so that they are tried again."),
     },
     "Share": {
@@ -61,8 +60,6 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "logs": Entry("logs", "Show the daemon's log."),
         "start": Entry("start", "Start the daemon."),
         "stop": Entry("start", "Stop the daemon."),
-        "service": Entry("service", "Run the daemon as a systemd user service."),
-        "prune": Entry("upkeep", "Remove compiled kernels to free disk space."),
     },
 }
 """Every command by its group, in the order of ``--help``, which imports none of the modules."""

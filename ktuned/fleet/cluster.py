@@ -26,17 +26,16 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, MutableSet
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 import anyio
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.fleet.cluster_messages import (
     REPORTS,
-    RESULTS,
     Answer,
     Command,
     Exchange,
@@ -48,14 +47,13 @@ from ktuned.fleet.cluster_messages import (
     Start,
     ToolchainChanged,
     WatchToolchain,
-    encode_message,
     read_message,
 )
 from ktuned.fleet.executor import Environment, Executor, Worker
 from ktuned.fleet.failures import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied, describe_exit
 from ktuned.fleet.health import Health
 from ktuned.fleet.process_group import ProcessGroup
-from ktuned.ipc import from_plain, replies, requests
+from ktuned.ipc import decoding, frames, replies, requests
 from ktuned.model import BackendReport, Device, DeviceName, Phase, Role, WorkerError
 from ktuned.protocol import ClusterInfo, HostInfo
 
@@ -208,7 +206,6 @@ class RemoteWorker(Worker):
             dict(deadlines),
             digests,
             keys,
-            getattr(request, "captured", ""),
             tuple(key for key in self._damaged if key in keys),
         )
         answer, result = await self._executor.send_command(self, command)
@@ -220,7 +217,7 @@ class RemoteWorker(Worker):
         answers = []
         for item in result.items:
             assert item_type is not None
-            value = from_plain(item_type, item.value)
+            value = decoding.decode(item.value, item_type)
             if isinstance(value, replies.CompiledUnit):
                 value = replace(value, bytes=answer.sealed.get(value.artifact or value.key, 0))
             answers.append(value)
@@ -231,7 +228,7 @@ class RemoteWorker(Worker):
         self._phases = result.phases
         self.memory_bytes = result.memory_bytes or self.memory_bytes
         self._raise_failure(result)
-        reply = from_plain(reply_type, result.value)
+        reply = decoding.decode(result.value, reply_type)
         self._damaged = keys if any(map(_is_damaged, (*answers, reply))) else ()
         if isinstance(reply, replies.ProbeReport):
             return self._executor.take_probe(self.environment, reply)
@@ -239,12 +236,12 @@ class RemoteWorker(Worker):
 
     def _raise_failure(self, result: Result) -> None:
         if result.failure is not None:
-            raise RequestFailed(from_plain(replies.Failure, result.failure), Phase(result.phase), self.take_output())
+            raise RequestFailed(result.failure, result.phase, self.take_output())
         if result.expired_s is not None:
-            raise DeadlineExpired(Phase(result.phase), result.expired_s, self.take_output())
+            raise DeadlineExpired(result.phase, result.expired_s, self.take_output())
         if result.returncode is not None:
             stopped = result.stopped or self._kill_reason
-            raise WorkerDied(result.returncode, Phase(result.phase), self.take_output(), stopped, result.fault)
+            raise WorkerDied(result.returncode, result.phase, self.take_output(), stopped, result.fault)
 
     def kill(self, why: str = "") -> None:
         """End the worker and all that it started; :attr:`gone` is set when it has."""
@@ -271,7 +268,6 @@ class ClusterExecutor(Executor):
 
     Args:
         artifacts: The directory of sealed artifacts.
-        captures: The directory of captured inputs.
         state: The working directory of the plugin's process.
         base_env: The environment of the plugin's process.
         mark: ``NAME=value`` in the environment of every process that must not outlive the daemon.
@@ -285,7 +281,6 @@ class ClusterExecutor(Executor):
         self,
         *,
         artifacts: Path,
-        captures: Path,
         state: Path,
         base_env: Mapping[str, str],
         mark: str,
@@ -295,7 +290,7 @@ class ClusterExecutor(Executor):
         on_changed: Callable[[str, str], None],
         module: str = MODULE,
     ) -> None:
-        self._directories = (str(artifacts), str(captures))
+        self._artifacts = artifacts
         self._state = state
         name, _, value = mark.partition("=")
         self._env = {**base_env, name: value}
@@ -359,7 +354,7 @@ class ClusterExecutor(Executor):
         """Run the process that joins the cluster until it ends; return why it did."""
         python = os.path.expanduser(self._settings.python) or sys.executable
         ours, theirs = socket.socketpair()
-        arguments = (str(theirs.fileno()), self._settings.ray, self._settings.runtime_env, *self._directories)
+        arguments = (str(theirs.fileno()), self._settings.ray, self._settings.runtime_env, str(self._artifacts))
         try:
             with theirs:
                 # -P: a module in the working directory must not shadow a module that the process needs.
@@ -510,11 +505,13 @@ class ClusterExecutor(Executor):
         answer = self._answers[worker.number] = asyncio.get_running_loop().create_future()
         self._send(command)
         found = await answer
-        return found, RESULTS.decode(found.result) if found.result else Result()
+        for body in frames.Decoder().feed(found.result):
+            return found, decoding.decode(body, Result)
+        return found, Result()
 
     def _send(self, command: Command) -> None:
         if self._writer is not None:
-            self._writer.write(encode_message(command))
+            self._writer.write(frames.encode(command))
 
     def kill_worker(self, worker: RemoteWorker, why: str) -> None:
         """Have a worker killed. One that no request has started is gone at once."""

@@ -1,4 +1,4 @@
-"""Messages between the daemon and the plugin's process that has joined a cluster: a 4-byte length, then MessagePack.
+"""Messages between the daemon and the plugin's process that has joined a cluster: in frames.
 
 A worker is named by a number that the daemon chose, and has at most one :class:`Start` or :class:`Exchange` under way,
 which one :class:`Answer` ends. A node's :class:`Result` crosses that process as bytes that only the daemon reads.
@@ -7,13 +7,13 @@ which one :class:`Answer` ends. A node's :class:`Result` crosses that process as
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-_LENGTH = struct.Struct(">I")
+from ktuned.ipc import replies
+from ktuned.model import Phase
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -38,8 +38,8 @@ class Exchange(msgspec.Struct, frozen=True, tag=True):
     """Make a worker carry out a request: a frame of :mod:`ktuned.ipc`, with a deadline for each phase.
 
     ``digests`` has the contents of the project's files with which the request was made, by path relative to the root;
-    None if the request names no project. ``artifacts`` and ``capture`` name what the worker loads. ``damaged`` are
-    artifacts that the node must get again.
+    None if the request names no project. ``artifacts`` are those that the worker loads, and ``damaged`` those of them
+    that the node must get again.
     """
 
     worker: int
@@ -47,7 +47,6 @@ class Exchange(msgspec.Struct, frozen=True, tag=True):
     deadlines: Mapping[str, float]
     digests: Mapping[str, str] | None = None
     artifacts: tuple[str, ...] = ()
-    capture: str = ""
     damaged: tuple[str, ...] = ()
 
 
@@ -109,9 +108,9 @@ class ToolchainChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An item of a worker's answer as plain data, and what the worker's code printed for it."""
+    """An item of a worker's answer, and what the worker's code printed for it."""
 
-    value: Any
+    value: msgspec.Raw
     stdout: str = ""
     stderr: str = ""
 
@@ -127,13 +126,13 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     hint: str = ""
     items: tuple[Item, ...] = ()
-    value: Any = None
+    value: msgspec.Raw = msgspec.Raw()
     stdout: str = ""
     stderr: str = ""
-    phase: str = ""
+    phase: Phase = Phase.SPAWN
     phases: Mapping[str, float] = {}
     memory_bytes: int = 0
-    failure: Any = None
+    failure: replies.Failure | None = None
     expired_s: float | None = None
     returncode: int | None = None
     stopped: str = ""
@@ -145,13 +144,6 @@ Report = Nodes | Answer | Gone | ToolchainChanged
 
 COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-RESULTS = msgspec.msgpack.Decoder(Result)
-
-
-def encode_message(message: Command | Report) -> bytes:
-    """Return a message as it is written to the socket."""
-    body = msgspec.msgpack.encode(message)
-    return _LENGTH.pack(len(body)) + body
 
 
 async def read_message(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
@@ -161,5 +153,5 @@ async def read_message(reader: asyncio.StreamReader, decoder: msgspec.msgpack.De
         asyncio.IncompleteReadError: the other side has ended.
         msgspec.MsgspecError: it sent what is no message.
     """
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    length = int.from_bytes(await reader.readexactly(4), "big")
     return decoder.decode(await reader.readexactly(length))

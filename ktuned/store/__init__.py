@@ -6,20 +6,18 @@ from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Capture, Verdict, encode_pinned_question
+from ktuned.store.tables import Verdict
 
 __all__ = [
     "DISK_ERRORS",
     "STORE_NAME",
     "Artifacts",
-    "Capture",
     "ContextSums",
     "Overview",
     "Store",
     "StoredPortfolio",
     "TrialRow",
     "Verdict",
-    "encode_pinned_question",
     "exchange",
     "explain_file_error",
 ]

@@ -20,11 +20,12 @@ bounded in time, because a broken store may be the reason for the stop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import time
 
 import anyio
 import structlog
+from msgspec import structs
+from msgspec.structs import replace
 
 from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
@@ -83,7 +84,7 @@ class Outcomes:
     """
 
     def __init__(self, brief: JobBrief, *, store: Store, publish: PublishEvent, pace: Pace) -> None:
-        self.progress = Progress(budget_s=brief.job.plan.seconds, objective=brief.objective)
+        self.progress = Progress(time_limit_s=brief.job.plan.time_limit_s, objective=brief.objective)
         self.summary = SearchSummary(brief.objective)
         self.under_way: dict[int, Attempt] = {}
         self.served_configs = ServedConfigs()
@@ -93,7 +94,7 @@ class Outcomes:
         self._publish = publish
         self._pace = pace
         self.given_up = anyio.Event()
-        self.hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going, on_given_up=self.given_up.set)
+        self.hopelessness = Hopelessness(on_given_up=self.given_up.set)
         self._findings = Findings()
         self._disputed_outputs = DisputedOutputs(brief.kernel.default)
         self.final_fault = ""
@@ -111,7 +112,7 @@ class Outcomes:
 
     def _describe_failure(self) -> str:
         """Return why the job has no winner; empty if it has one."""
-        awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.seconds
+        awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.time_limit_s
         if self.progress.best_cost is not None:
             if awaited is None:
                 return ""
@@ -301,7 +302,7 @@ class Outcomes:
         """Return a trial as it was just recorded."""
         brief = self._brief
         return Trial(
-            **vars(result),
+            **structs.asdict(result),
             id=attempt.trial,
             job=brief.job.id,
             kernel=brief.job.kernel,
@@ -387,7 +388,7 @@ class Outcomes:
     async def _find_shared_lead(self) -> SharedLead:
         """Ask what others have found in this context, if the job may use it."""
         brief, plan = self._brief, self._brief.job.plan
-        if brief.find_shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
+        if brief.find_shared is None or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)
         candidate = await brief.find_shared(brief.present_key)
         served = [*self.served_configs.configs, *([] if brief.kernel.default is None else [brief.kernel.default])]

@@ -38,7 +38,6 @@ async def joined(tmp_path: Path, address: str) -> AsyncIterator[tuple[ClusterExe
     told = Told()
     executor = ClusterExecutor(
         artifacts=tmp_path,
-        captures=tmp_path,
         state=tmp_path,
         base_env={**os.environ, "PYTHONPATH": str(MEMBERS)},
         mark="MARK=1",

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -9,6 +8,7 @@ from typing import Any, cast
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.lookup import Lookup
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
@@ -18,10 +18,9 @@ from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.protocol import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
+from ktuned.protocol import ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
-from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
@@ -182,7 +181,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
 
 
 async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) -> None:
-    """A daemon that starts compares them when a kernel is looked up: stale, not pinned, and ``--why`` agrees."""
+    """A daemon that starts compares them when a kernel is looked up: stale, and ``--why`` agrees."""
     async with assembled(tmp_path) as parts:
         await tuned(parts)
         other = kernel_text("other", configs="us=[10.0, 20.0]")
@@ -200,12 +199,8 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         ).explain_winners
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
-        held = parts.lookups.look_up_pinned("run", "it", {"n": 64}, None, tune=True)
-        assert isinstance(held, Lookup)
-        assert parts.store.pinned.list_pins() == []
         untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
         assert (untouched.status, untouched.message) == ("fresh", "")
-        assert callable(parts.lookups.look_up_pinned("run", "other", {"n": 64}, None, tune=True))
         assert parts.daemon.follow_ups.describe_queue().used == 0
         assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
@@ -320,9 +315,8 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
 
 
 async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
-    """After ``forget`` of a kernel, or a capture of its inputs, the next lookup has its problem tuned once more."""
+    """After ``forget`` of a kernel the next lookup has its problem tuned once more."""
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
-    problem = wanted({"n": 64}).problem
     forget = parts.answering.handlers["forget"]
 
     async def ends_fresh(count: int) -> None:
@@ -334,14 +328,6 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
         await ends_fresh(1)
         await cast(Any, forget.handle)(ForgetParams(kernel=kernel.name), cast(Any, None))
         await ends_fresh(2)
-        # A capture that is taken back while nothing was looked up: the context is the one from before.
-        await parts.store.forget_trials(kernel.name, None)
-        await parts.captured_inputs.keep_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
-        capture = parts.answering.handlers["capture"]
-        await cast(Any, capture.handle)(
-            CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Any, None)
-        )
-        await ends_fresh(3)
 
 
 async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts) -> None:
@@ -391,16 +377,6 @@ async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: 
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused
-
-
-async def test_a_config_for_all_problems_is_served_once_all_are_tuned(parts: Parts) -> None:
-    """A slow one that was the first to be measured on all of them takes no better answer's place."""
-    text = kernel_text(configs="us=[50.0, 2000.0]", problems="[(dict(n=64), 1.0), dict(n=128)]", best_for="'all'")
-    kernel = await parts.inspect(text)
-    await parts.measured(kernel, {50.0: 50.0, 2000.0: 2000.0}, {"n": 64})
-    await parts.measured(kernel, {2000.0: 2000.0}, {"n": 128})
-    parts.lookups.caches.forget_answers(kernel.name)
-    assert ask(parts)["config"] == {"us": 50.0}
 
 
 async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> None:
@@ -460,19 +436,6 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     # Not one second after the other.
     assert monotonic() - began < 4.0
     parts.kill_workers()
-
-
-async def test_a_pin_holds_the_answer_that_a_worker_vouches_for(parts: Parts) -> None:
-    """The first answer under a pin holds for good, so it waits as any other may."""
-    await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    pinning = parts.lookups.look_up_pinned(
-        "run", "it", {"n": 40}, None, tune=False, settle_until=monotonic() + PATIENCE_S
-    )
-    assert callable(pinning)
-    assert (await pinning()).answer.status == "near"
-    held = parts.lookups.look_up_pinned("run", "it", {"n": 40}, None, tune=False)
-    assert isinstance(held, Lookup)
-    assert held.answer.config == {"us": 20.0}
 
 
 async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S) -> list[Lookup]:

@@ -18,7 +18,7 @@ def _digest(text: str) -> str:
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     """Return the files of a daemon."""
-    return Files(tmp_path / "artifacts", tmp_path / "captures")
+    return Files(tmp_path / "artifacts")
 
 
 def _bring(files: Files, tree: Tree, place: Path, before: dict[str, str]) -> dict[str, str]:
@@ -41,7 +41,7 @@ def test_a_project_travels_as_it_is_and_then_its_changes(files: Files, tmp_path:
     listed = {"a.py": _digest("a"), "../beside.h": _digest("b"), "absent.py": ""}
 
     def take(listed: dict[str, str]) -> Tree:
-        return files.list_trees(("p", str(root)), listed, (), "")["p"]
+        return files.list_trees(("p", str(root)), listed, ())["p"]
 
     first = take(listed)
     held = _bring(files, first, node, {})
@@ -64,11 +64,11 @@ def test_a_file_that_is_saved_meanwhile_is_left_out(files: Files, tmp_path: Path
     root = tmp_path / "root"
     root.mkdir()
     (root / "a.py").write_text("a")
-    tree = files.list_trees(("p", str(root)), {"a.py": _digest("a")}, (), "")["p"]
+    tree = files.list_trees(("p", str(root)), {"a.py": _digest("a")}, ())["p"]
     (root / "a.py").write_text("b")
     name = f"{root}/a.py"[1:]
     assert files.provide_contents([(f"/{name}", tree.files[name])]) == ([], {_digest("a")})
-    assert files.list_trees(("p", str(root)), {"a.py": _digest("b")}, (), "")["p"].files[name] == _digest("b")
+    assert files.list_trees(("p", str(root)), {"a.py": _digest("b")}, ())["p"].files[name] == _digest("b")
 
 
 @pytest.mark.parametrize("damage", ["", "other bytes", "../../escaped"])
@@ -91,7 +91,7 @@ def test_an_artifact_comes_back_only_as_it_was_sealed(damage: str, files: Files,
         return
     assert files.seal_artifact(KEY, carried) > 0
     assert files.seal_artifact(KEY, carried) == 0
-    ((directory, tree),) = files.list_trees(("p", ""), None, (KEY,), "").items()
+    ((directory, tree),) = files.list_trees(("p", ""), None, (KEY,)).items()
     assert directory == f"artifacts/{KEY[:2]}/{KEY}"
     _bring(files, tree, tmp_path / "node", {})
     assert read_files(tmp_path / "node") == carried

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from ktuned.cli import output, spawn, text
-from ktuned.cli.options import SectionedCommand, json_option, no_spawn_option
+from ktuned.cli.options import SectionedCommand, json_option
 from ktuned.cli.output import Exit
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, ShareAnswer, SharePullParams, call_method
@@ -26,11 +26,10 @@ def share() -> None:
 
 
 @share.command(cls=SectionedCommand)
-@no_spawn_option
 @json_option
-def status(no_spawn: bool, as_json: bool) -> int:
+def status(as_json: bool) -> int:
     """Show the store, what is shared, and what keeps it from being shared."""
-    with spawn.open_client(no_spawn=no_spawn) as client:
+    with spawn.open_client() as client:
         state = call_method(client, SHARE)
     output.emit_answer(state, as_json, *_list_state_lines(state))
     return Exit.NOT_REACHED if state.fault else Exit.DONE
@@ -51,14 +50,13 @@ def _list_state_lines(state: ShareAnswer) -> Iterator[str]:
 
 
 @share.command(cls=SectionedCommand)
-@no_spawn_option
 @json_option
-def push(no_spawn: bool, as_json: bool) -> int:
+def push(as_json: bool) -> int:
     """Publish winners now, and wait until they are there.
 
     Use it at the end of a CI job on an ephemeral runner. Exits with 1 if the store cannot be reached or refuses.
     """
-    with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting("publishing winners"):
+    with spawn.open_client() as client, output.report_waiting("publishing winners"):
         done = call_method(client, SHARE_PUSH, deadline_s=_EXCHANGE_S)
     output.emit_answer(done, as_json, f"{done.url} has all our winners; {done.sent} sent now")
     return Exit.DONE
@@ -66,15 +64,14 @@ def push(no_spawn: bool, as_json: bool) -> int:
 
 @share.command(cls=SectionedCommand)
 @click.argument("kernel", required=False)
-@no_spawn_option
 @json_option
-def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
+def pull(kernel: str | None, as_json: bool) -> int:
     """Take others' winners for the declared problems of KERNEL, or of all kernels.
 
     Each is compiled, checked and timed here. It is served without a search if it is as fast here as it was there; else
     the search begins with it.
     """
-    with spawn.open_client(no_spawn=no_spawn) as client:
+    with spawn.open_client() as client:
         with output.report_waiting("reading others' winners"):
             accepted = call_method(client, SHARE_PULL, SharePullParams(kernel), deadline_s=_EXCHANGE_S)
         for notice in accepted.notices:

@@ -1,6 +1,6 @@
 """The process that joins a Ray cluster for a daemon.
 
-``python -m ktuned_ray FD ADDRESS RUNTIME_ENV ARTIFACTS CAPTURES`` reads commands from the socket ``FD`` and writes
+``python -m ktuned_ray FD ADDRESS RUNTIME_ENV ARTIFACTS`` reads commands from the socket ``FD`` and writes
 reports to it (:mod:`ktuned.fleet.cluster_messages`). When the socket closes, it gives everything back and ends. When
 the cluster is lost, it ends with the reason as the last line of stderr.
 
@@ -47,7 +47,7 @@ from ktuned.fleet.cluster_messages import (
     ToolchainChanged,
     WatchToolchain,
 )
-from ktuned.ipc import locate_artifact, manifest
+from ktuned.ipc import frames, locate_artifact, manifest
 from ktuned_ray.actor import NodeActor
 from ktuned_ray.failures import describe_error
 from ktuned_ray.files import Files, Tree
@@ -104,16 +104,16 @@ class WorkerLost(Exception):
 class Member:
     """A member of the cluster, for one daemon."""
 
-    def __init__(self, writer: asyncio.StreamWriter, artifacts: Path, captures: Path) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, artifacts: Path) -> None:
         self._writer = writer
-        self._files = Files(artifacts, captures)
+        self._files = Files(artifacts)
         self._kind = ray.remote(max_restarts=0, max_task_retries=0)(NodeActor)
         self._lanes: list[Lane] = []
         self._workers: dict[int, tuple[Lane, Start]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _send(self, report: cluster_messages.Report) -> None:
-        self._writer.write(cluster_messages.encode_message(report))
+        self._writer.write(frames.encode(report))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -271,7 +271,7 @@ class Member:
     ) -> tuple[dict[str, Tree], list[Any], set[str]]:
         """Return the trees that an actor lacks for a request, what holds their contents, and which are missing."""
         project = make_directory_name(start), start.root
-        found = self._files.list_trees(project, command.digests, command.artifacts, command.capture)
+        found = self._files.list_trees(project, command.digests, command.artifacts)
         damaged = {str(locate_artifact(Path("artifacts"), key)) for key in command.damaged}
         trees, changes = {}, []
         for directory, tree in found.items():
@@ -355,7 +355,7 @@ def list_nodes() -> Iterator[Node]:
             yield Node(str(entry["NodeID"]), name, cpus, gpus)
 
 
-async def take_part(descriptor: int, address: str, runtime_env: str, artifacts: str, captures: str) -> str:
+async def take_part(descriptor: int, address: str, runtime_env: str, artifacts: str) -> str:
     """Take part in the cluster until the socket closes, or the cluster is lost; return why."""
     # The daemon ends it by closing the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -370,7 +370,7 @@ async def take_part(descriptor: int, address: str, runtime_env: str, artifacts: 
     )
     try:
         await run_blocking(join, JOIN_S, "did not let us join")
-        member = Member(writer, Path(artifacts), Path(captures))
+        member = Member(writer, Path(artifacts))
         work = [asyncio.create_task(member.run_commands(reader)), asyncio.create_task(member.report_nodes())]
         done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         if work[0] in done:

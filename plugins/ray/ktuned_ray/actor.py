@@ -21,7 +21,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import ray
 
 from ktuned.backends import cpu
@@ -37,7 +36,7 @@ from ktuned.fleet import (
     WorkerDied,
     memory,
 )
-from ktuned.ipc import Trust, find_changed_file, frames, locate_artifact, replies, requests, to_message
+from ktuned.ipc import Trust, find_changed_file, frames, locate_artifact, replies, requests
 from ktuned.model import Role, WorkerError
 from ktuned_ray.files import Tree, lay_out, read_files
 
@@ -84,7 +83,6 @@ class NodeActor:
             scratch=self._home / "tmp",
             cache=self._home / "cache",
             artifacts=self._home / "artifacts",
-            captures=self._home / "captures",
             base_env=build_environment(),
             compile_cores=cores[1:],
             ends_orphans=True,
@@ -126,12 +124,12 @@ class NodeActor:
                 role, environment, limit_bytes=limit_bytes, deadline_s=start.deadline_s
             )
         except WorkerError as error:
-            return msgspec.msgpack.encode(Result(error=error.message, hint=error.hint))
+            return frames.encode(Result(error=error.message, hint=error.hint))
         if start.worker in self._killed:
             worker.kill()
         else:
             self._workers[start.worker] = worker, limit_bytes
-        return msgspec.msgpack.encode(Result(pid=worker.pid))
+        return frames.encode(Result(pid=worker.pid))
 
     async def kill_worker(self, number: int, why: str) -> None:
         """Kill a worker, also one that is just being started; return when it has ended."""
@@ -188,18 +186,18 @@ class NodeActor:
         except DeadlineExpired as error:
             output, result = error.output, {"expired_s": error.deadline_s, "phase": error.phase}
         except RequestFailed as error:
-            output, result = error.output, {"failure": to_message(error.failure), "phase": error.phase}
+            output, result = error.output, {"failure": error.failure, "phase": error.phase}
         else:
             worker.measure_memory()
-            result = {"value": to_message(reply), "phases": worker.read_phase_durations()}
+            result = {"value": reply, "phases": worker.read_phase_durations()}
         encoded = Result(
             **result,
-            items=tuple(Item(to_message(value), *printed) for value, *printed in items),
+            items=tuple(Item(value, *printed) for value, *printed in items),
             stdout=output.stdout,
             stderr=output.stderr,
             memory_bytes=worker.memory_bytes,
         )
-        return msgspec.msgpack.encode(encoded), await asyncio.to_thread(self._read_compiled, [one[0] for one in items])
+        return frames.encode(encoded), await asyncio.to_thread(self._read_compiled, [one[0] for one in items])
 
     async def _lay_out_trees(self, trees: Mapping[str, Tree], holders: Sequence[Any], dropped: Sequence[str]) -> None:
         if not trees and not dropped:

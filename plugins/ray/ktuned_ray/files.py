@@ -1,6 +1,6 @@
 """Files as they travel to a node: trees of paths with digests, and their contents in Ray's object store.
 
-A *tree* is a project, an artifact, or a capture. A node gets the paths with their digests, and those contents that its
+A *tree* is a project or an artifact. A node gets the paths with their digests, and those contents that its
 earlier state of the tree lacks. Contents go into the object store once, in groups, and each node that needs them gets
 them from there.
 
@@ -66,9 +66,8 @@ class Tree(msgspec.Struct, frozen=True, eq=False):
 class Files:
     """The files of this machine that requests name, and the object store's references to their contents."""
 
-    def __init__(self, artifacts: Path, captures: Path) -> None:
+    def __init__(self, artifacts: Path) -> None:
         self._artifacts = artifacts
-        self._captures = captures
         self._projects: dict[str, Tree] = {}
         self._sealed: dict[str, tuple[tuple[int, int], Tree]] = {}
         self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -78,7 +77,7 @@ class Files:
         self._put_bytes = 0
 
     def list_trees(
-        self, project: tuple[str, str], digests: Mapping[str, str] | None, keys: Iterable[str], capture: str
+        self, project: tuple[str, str], digests: Mapping[str, str] | None, keys: Iterable[str]
     ) -> dict[str, Tree]:
         """Return the trees that a request needs, by their directories on a node.
 
@@ -86,7 +85,6 @@ class Files:
             project: The directory on a node, and the root here.
             digests: The contents that the project must have; None if the request names no project.
             keys: The artifacts.
-            capture: The digest of captured inputs, or an empty text.
         """
         found = {}
         if digests is not None:
@@ -101,10 +99,6 @@ class Files:
         for key in keys:
             with suppress(OSError):
                 found[str(locate_artifact(Path("artifacts"), key))] = self._read_artifact(key)
-        if capture:
-            place = self._captures / f"{capture}.safetensors"
-            digest = self._read_digest(str(place), os.stat(place))
-            found["captures"] = Tree({place.name: digest}, str(self._captures))
         return found
 
     def _read_artifact(self, key: str) -> Tree:

@@ -16,7 +16,7 @@ async def take_part(descriptor: int, address: str) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
 
     def send(report: cluster_messages.Report) -> None:
-        writer.write(cluster_messages.encode_message(report))
+        writer.write(frames.encode(report))
 
     if address == "refused":
         sys.exit("the cluster did not let us join: wrong token")
@@ -35,9 +35,9 @@ async def take_part(descriptor: int, address: str) -> None:
                     send(Answer(command.worker, lost="no GPU came free"))
                 else:
                     print(said, file=sys.stderr, flush=True)
-                    send(Answer(command.worker, msgspec.msgpack.encode(Result(pid=100 + command.worker))))
+                    send(Answer(command.worker, frames.encode(Result(pid=100 + command.worker))))
             case Exchange():
-                (request,) = frames.Decoder().feed(command.request)
+                (request,) = map(msgspec.msgpack.decode, frames.Decoder().feed(command.request))
                 if address == "dies":
                     sys.exit("the head was lost")
                 if address == "shrinks":
@@ -45,7 +45,7 @@ async def take_part(descriptor: int, address: str) -> None:
                     send(Gone(command.worker, "its node died"))
                     continue
                 stdout = str(request.get("device", {}).get("name", ""))
-                send(Answer(command.worker, msgspec.msgpack.encode(Result(value={}, stdout=stdout))))
+                send(Answer(command.worker, frames.encode(Result(value=msgspec.Raw(b"\x80"), stdout=stdout))))
                 send(ToolchainChanged("1", "a compiler changed"))
             case Kill():
                 send(Gone(command.worker, command.why))
