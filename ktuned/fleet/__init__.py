@@ -1,11 +1,10 @@
 """The daemon's side of workers: processes, the fleet of them, lanes, compile slots, kills, usage."""
 
-from ktuned.fleet import memory
+from ktuned.fleet import cluster_messages, memory
 from ktuned.fleet.applications import Applications
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls
 from ktuned.fleet.cluster import ClusterExecutor, ClusterSettings
-from ktuned.fleet.cluster_messages import Item, Result, Start
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
 from ktuned.fleet.failures import (
@@ -61,7 +60,6 @@ __all__ = [
     "FrontEnds",
     "Health",
     "HostLost",
-    "Item",
     "KernelCode",
     "Lane",
     "LaneSick",
@@ -71,8 +69,6 @@ __all__ = [
     "QuietGate",
     "ReferenceUnusable",
     "RequestFailed",
-    "Result",
-    "Start",
     "StartProcess",
     "Turn",
     "Turns",
@@ -81,6 +77,7 @@ __all__ = [
     "WorkerDied",
     "age_rank",
     "choose_compile_slots",
+    "cluster_messages",
     "count_compile_workers",
     "is_outside_kill",
     "memory",

@@ -35,18 +35,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ktuned.fleet import cluster_messages
-from ktuned.fleet.cluster_messages import (
-    Answer,
-    Exchange,
-    Gone,
-    Kill,
-    Node,
-    Nodes,
-    Start,
-    ToolchainChanged,
-    WatchToolchain,
-)
+from ktuned.fleet import cluster_messages as messages
 from ktuned.ipc import frames, locate_artifact, manifest
 from ktuned_ray.actor import NodeActor
 from ktuned_ray.failures import describe_error
@@ -109,10 +98,10 @@ class Member:
         self._files = Files(artifacts)
         self._kind = ray.remote(max_restarts=0, max_task_retries=0)(NodeActor)
         self._lanes: list[Lane] = []
-        self._workers: dict[int, tuple[Lane, Start]] = {}
+        self._workers: dict[int, tuple[Lane, messages.Start]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _send(self, report: cluster_messages.Report) -> None:
+    def _send(self, report: messages.Report) -> None:
         self._writer.write(frames.encode(report))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -124,17 +113,17 @@ class Member:
         """Carry out commands until the daemon closes the socket."""
         while True:
             try:
-                command = await cluster_messages.read_message(reader, cluster_messages.COMMANDS)
+                command = await messages.read_message(reader, messages.COMMANDS)
             except (asyncio.IncompleteReadError, OSError):
                 return
             match command:
-                case Start():
+                case messages.Start():
                     self._start_task(self._answer(command.worker, self._start_worker(command)))
-                case Exchange():
+                case messages.Exchange():
                     self._start_task(self._answer(command.worker, self._exchange(command)))
-                case Kill():
+                case messages.Kill():
                     self._start_task(self._kill_worker(command))
-                case WatchToolchain():
+                case messages.WatchToolchain():
                     self._start_task(self._watch_toolchain(command))
 
     async def report_nodes(self) -> None:
@@ -145,17 +134,19 @@ class Member:
         """
         ray_version = f"Ray {ray.__version__} and Python {platform.python_version()}"
         while True:
-            self._send(Nodes(ray_version, await run_blocking(lambda: tuple(list_nodes()), ANSWER_S, "did not answer")))
+            self._send(
+                messages.Nodes(ray_version, await run_blocking(lambda: tuple(list_nodes()), ANSWER_S, "did not answer"))
+            )
             for lane in list(self._lanes):
                 if not lane.uses and lane.idle_since + IDLE_S < monotonic():
                     self._start_task(self._end_lane(lane, "its lane had nothing to do"))
             await asyncio.sleep(NODES_S)
 
-    async def _answer(self, worker: int, work: Coroutine[Any, Any, Answer]) -> None:
+    async def _answer(self, worker: int, work: Coroutine[Any, Any, messages.Answer]) -> None:
         try:
             answer = await work
         except (WorkerLost, OSError, manifest.DamagedArtifact) as error:
-            answer = Answer(worker, lost=str(error))
+            answer = messages.Answer(worker, lost=str(error))
         self._send(answer)
         if answer.lost:
             self._forget_worker(worker, answer.lost)
@@ -164,7 +155,7 @@ class Member:
         lane, _ = self._workers.pop(worker, (None, None))
         if lane is not None:
             lane.workers.discard(worker)
-        self._send(Gone(worker, reason))
+        self._send(messages.Gone(worker, reason))
 
     def _find_lane(self, node: str, name: str) -> Lane:
         """Return the lane of a device; for a compile, a slot that has nothing to do; or a new one."""
@@ -239,15 +230,15 @@ class Member:
         """Give all GPUs and CPUs back."""
         await asyncio.gather(*(self._end_lane(lane, "the daemon has left the cluster") for lane in list(self._lanes)))
 
-    async def _start_worker(self, start: Start) -> Answer:
+    async def _start_worker(self, start: messages.Start) -> messages.Answer:
         lane = self._find_lane(start.node, start.lane)
         self._workers[start.worker] = lane, start
         lane.workers.add(start.worker)
         async with self._use_lane(lane) as actor:
             result = await actor.start_worker.remote(start, make_directory_name(start))
-        return Answer(start.worker, result)
+        return messages.Answer(start.worker, result)
 
-    async def _exchange(self, command: Exchange) -> Answer:
+    async def _exchange(self, command: messages.Exchange) -> messages.Answer:
         if command.worker not in self._workers:
             raise WorkerLost("its worker has ended")
         lane, start = self._workers[command.worker]
@@ -264,10 +255,10 @@ class Member:
         sealed = {}
         for key, files in compiled.items():
             sealed[key] = await asyncio.to_thread(self._files.seal_artifact, key, files)
-        return Answer(command.worker, result, sealed)
+        return messages.Answer(command.worker, result, sealed)
 
     def _prepare_trees(
-        self, lane: Lane, start: Start, command: Exchange
+        self, lane: Lane, start: messages.Start, command: messages.Exchange
     ) -> tuple[dict[str, Tree], list[Any], set[str]]:
         """Return the trees that an actor lacks for a request, what holds their contents, and which are missing."""
         project = make_directory_name(start), start.root
@@ -298,20 +289,20 @@ class Member:
             surplus.append(place)
         return surplus
 
-    async def _kill_worker(self, kill: Kill) -> None:
+    async def _kill_worker(self, kill: messages.Kill) -> None:
         lane, _ = self._workers.get(kill.worker, (None, None))
         if lane is not None and lane.actor is not None:
             with contextlib.suppress(ray.exceptions.RayError, RuntimeError):
                 await lane.actor.kill_worker.remote(kill.worker, kill.why)
         self._forget_worker(kill.worker, kill.why or "it was killed")
 
-    async def _watch_toolchain(self, command: WatchToolchain) -> None:
+    async def _watch_toolchain(self, command: messages.WatchToolchain) -> None:
         try:
             async with self._use_lane(self._find_lane(command.node, "")) as actor:
                 reason = await actor.watch_toolchain.remote(command.files, command.limits)
         except WorkerLost as error:
             reason = str(error)
-        self._send(ToolchainChanged(command.node, reason))
+        self._send(messages.ToolchainChanged(command.node, reason))
 
 
 async def _await(ref: Any) -> Any:
@@ -332,12 +323,12 @@ async def run_blocking(work: Callable[[], T], deadline_s: float, failure: str) -
         raise WorkerLost(f"the cluster {failure}: {describe_error(error)}") from error
 
 
-def make_directory_name(start: Start) -> str:
+def make_directory_name(start: messages.Start) -> str:
     """Return the directory that stands for ``/`` in a project's paths on a node."""
     return "projects/" + hashlib.sha256(f"{start.project}\0{start.root}".encode()).hexdigest()[:16]
 
 
-def list_nodes() -> Iterator[Node]:
+def list_nodes() -> Iterator[messages.Node]:
     """Yield the nodes that are alive and have something to give, each with a name of its own."""
     names: set[str] = set()
     alive = [entry for entry in ray.nodes() if entry["Alive"]]
@@ -352,7 +343,7 @@ def list_nodes() -> Iterator[Node]:
         names.add(name)
         cpus, gpus = (int(entry["Resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
         if cpus or gpus:
-            yield Node(str(entry["NodeID"]), name, cpus, gpus)
+            yield messages.Node(str(entry["NodeID"]), name, cpus, gpus)
 
 
 async def take_part(descriptor: int, address: str, runtime_env: str, artifacts: str) -> str:

@@ -27,15 +27,13 @@ from ktuned.backends import cpu
 from ktuned.fleet import (
     DeadlineExpired,
     Environment,
-    Item,
     LocalExecutor,
     RequestFailed,
-    Result,
-    Start,
     Worker,
     WorkerDied,
     memory,
 )
+from ktuned.fleet import cluster_messages as messages
 from ktuned.ipc import Trust, find_changed_file, frames, locate_artifact, replies, requests
 from ktuned.model import Role, WorkerError
 from ktuned_ray.files import Tree, lay_out, read_files
@@ -112,7 +110,7 @@ class NodeActor:
         self._ending.set()
         await asyncio.wait(self._tasks)
 
-    async def start_worker(self, start: Start, directory: str) -> bytes:
+    async def start_worker(self, start: messages.Start, directory: str) -> bytes:
         """Start a worker in a project's ``directory``, which is relative to the actor's; return a :class:`Result`."""
         role = Role(start.role)
         root = self._home / directory / start.root[1:]
@@ -124,12 +122,12 @@ class NodeActor:
                 role, environment, limit_bytes=limit_bytes, deadline_s=start.deadline_s
             )
         except WorkerError as error:
-            return frames.encode(Result(error=error.message, hint=error.hint))
+            return frames.encode(messages.Result(error=error.message, hint=error.hint))
         if start.worker in self._killed:
             worker.kill()
         else:
             self._workers[start.worker] = worker, limit_bytes
-        return frames.encode(Result(pid=worker.pid))
+        return frames.encode(messages.Result(pid=worker.pid))
 
     async def kill_worker(self, number: int, why: str) -> None:
         """Kill a worker, also one that is just being started; return when it has ended."""
@@ -190,9 +188,9 @@ class NodeActor:
         else:
             worker.measure_memory()
             result = {"value": reply, "phases": worker.read_phase_durations()}
-        encoded = Result(
+        encoded = messages.Result(
             **result,
-            items=tuple(Item(value, *printed) for value, *printed in items),
+            items=tuple(messages.Item(value, *printed) for value, *printed in items),
             stdout=output.stdout,
             stderr=output.stderr,
             memory_bytes=worker.memory_bytes,

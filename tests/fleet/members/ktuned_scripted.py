@@ -6,8 +6,8 @@ import sys
 
 import msgspec
 
-from ktuned.fleet import Result, cluster_messages
-from ktuned.fleet.cluster_messages import Answer, Exchange, Gone, Kill, Node, Nodes, Start, ToolchainChanged
+from ktuned.fleet import cluster_messages
+from ktuned.fleet.cluster_messages import Answer, Exchange, Gone, Kill, Node, Nodes, Result, Start, ToolchainChanged
 from ktuned.ipc import frames
 
 
