@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.fleet.playing import DEADLINE_S
 pytestmark = pytest.mark.anyio
 
 MEMBERS = Path(__file__).parent / "members"
-DEADLINES = {Phase.LOAD: DEADLINE_S}
+DEADLINES: Mapping[str, float] = {Phase.LOAD: DEADLINE_S}
 
 
 class Told(list[str]):
