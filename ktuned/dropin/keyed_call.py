@@ -37,7 +37,7 @@ NOT_ACCEPTED: Final = "the daemon did not accept its call; `ktuned status` may s
 
 
 class KeyedCall(ABC):
-    """One tuning key: the :class:`~ktuned.dropin.Host` of its machine.
+    """One tuning key: the :class:`~ktuned.dropin.launch_machine.Host` of its machine.
 
     Attributes:
         framework: the framework's name as its users spell it, such as ``TileLang``.
@@ -107,7 +107,7 @@ class KeyedCall(ABC):
             leave_launch_counts(at_most_every_s=COUNTS_EVERY_S)
         return True
 
-    # The machine's instructions (ktuned.dropin.Host)
+    # The machine's instructions (ktuned.dropin.launch_machine.Host)
 
     def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""
