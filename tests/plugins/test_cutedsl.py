@@ -109,15 +109,7 @@ def test_equal_functions_give_equal_bytes_wherever_they_are(compile_one: Compile
         import sys
         from pathlib import Path
         from ktuned_cutedsl import CuteDsl
-        from tests.plugins.examples_on_gpus import (
-    CompileOne,
-    check_outputs_on_gpu,
-    first_gpu,
-    make_compile_one,
-    make_units,
-    run_python,
-)
-from tests.plugins.cutedsl_scale import EXAMPLE, build
+        from tests.plugins.cutedsl_scale import EXAMPLE, build
         into = Path(sys.argv[1])
         (into / "key").mkdir(parents=True)
         (result,) = CuteDsl().compile([EXAMPLE.unit("key", build(THREADS=256, VECTOR=2), "sm_90a")], into)
@@ -398,15 +390,7 @@ class TestOnGpu:
             from pathlib import Path
             from cuda.bindings import driver
             from ktuned_cutedsl import CuteDsl
-            from tests.plugins.examples_on_gpus import (
-    CompileOne,
-    check_outputs_on_gpu,
-    first_gpu,
-    make_compile_one,
-    make_units,
-    run_python,
-)
-from tests.plugins.cutedsl_scale import EXAMPLE
+            from tests.plugins.cutedsl_scale import EXAMPLE
             into = Path(sys.argv[1])
             (into / "key").mkdir()
             (result,) = CuteDsl().compile([EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")], into)

@@ -89,15 +89,7 @@ def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
         import os, sys
         from pathlib import Path
         from ktuned_triton import Triton
-        from tests.plugins.examples_on_gpus import (
-    CompileOne,
-    check_outputs_on_gpu,
-    first_gpu,
-    make_compile_one,
-    make_units,
-    run_python,
-)
-from tests.plugins.triton_scale import EXAMPLE
+        from tests.plugins.triton_scale import EXAMPLE
         before, into = dict(os.environ), Path(sys.argv[1])
         (into / "key").mkdir()
         (result,) = Triton().compile([EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")], into)
@@ -193,15 +185,7 @@ class TestLowering:
         code = """if True:
             import sys
             from ktuned_triton import Triton
-            from tests.plugins.examples_on_gpus import (
-    CompileOne,
-    check_outputs_on_gpu,
-    first_gpu,
-    make_compile_one,
-    make_units,
-    run_python,
-)
-from tests.plugins.triton_scale import EXAMPLE
+            from tests.plugins.triton_scale import EXAMPLE
             assert isinstance(Triton().lower(EXAMPLE.unit("it", EXAMPLE.good, "sm_90a")), bytes)
             print("torch" in sys.modules)
         """
