@@ -165,7 +165,8 @@ def kernel(
         deadlines: seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
         until: ``"converged"`` ends a job before its budget when a better config is unlikely.
         prior: ``(p, c) -> score`` or ``p -> configs``: configs that the author expects to be good, to try them first.
-        timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
+        timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs. On
+            any device, ``returned``: a launch returns its own time in µs.
         cores: number of cores that a CPU config uses, or ``(p, c) -> cores``, if the first launch does not show it.
         metrics: figures shown beside latencies, such as ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``;
             ``t`` is in seconds, and a function of ``(p, t, e)`` also gets the energy of a launch in joules.

@@ -29,7 +29,7 @@ from ktuned.spec.work import find_work_fault, list_given_metrics
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
 """Phases for which a kernel file may declare a deadline."""
 
-TIMINGS = ("events", "graph")
+TIMINGS = ("events", "graph", "returned")
 """Ways to time a kernel on a GPU; on the CPU, the host's clock is always used."""
 
 UNSET: Any = object()
