@@ -347,4 +347,5 @@ class WinnersDocument(TypedDict):
     names: NotRequired[Mapping[str, list[str]]]
     objective: NotRequired[str]
     objectives: NotRequired[Mapping[str, list[ExportedWinner]]]
+    portfolios: NotRequired[Mapping[str, Mapping[str, Any]]]
     artifacts: NotRequired[str | None]

@@ -70,8 +70,7 @@ from ktuned.scheduling import (
     JobMachine,
     JobRequests,
     Jobs,
-    KeptPortfolios,
-    PortfolioMaker,
+    PortfolioFitter,
     Portfolios,
     Preparation,
     Reading,
@@ -223,9 +222,9 @@ class Parts:
         )
         probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
-        to_share = DueKernels()
+        to_share, to_fit = DueKernels(), DueKernels()
 
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, to_share)
+        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, (to_share, to_fit))
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
@@ -248,7 +247,7 @@ class Parts:
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
-        kept_portfolios = KeptPortfolios(store)
+        portfolios = self.portfolios = Portfolios(store, to_fit)
         preparation = self.preparation = replaced.preparation_type(
             judges_contention=settings.file.contention,
             admission=admission,
@@ -258,7 +257,7 @@ class Parts:
             deadlines=deadlines,
             find_anchor=store.anchors.find_anchor,
             list_served=served.list_winners,
-            portfolios=kept_portfolios,
+            list_portfolio=portfolios.find_configs,
             find_shared=shared_winners.find_best_candidate,
         )
 
@@ -315,7 +314,9 @@ class Parts:
             watched_roots=watched_roots,
         )
 
-        portfolio_maker = PortfolioMaker(
+        self.portfolio_fitter = PortfolioFitter(
+            portfolios,
+            to_fit,
             admission=admission,
             catalog=catalog,
             fleet=fleet,
@@ -324,13 +325,6 @@ class Parts:
             requests=requests,
             store=store,
             deadlines=deadlines,
-        )
-        portfolios = self.portfolios = Portfolios(
-            catalog=catalog,
-            jobs=jobs,
-            kept=kept_portfolios,
-            machine=machine,
-            maker=portfolio_maker,
             on_change=caches.forget_answers,
         )
 
@@ -342,7 +336,7 @@ class Parts:
             artifacts=artifacts,
             certainty=certainty,
             failures=job_machine.failures,
-            portfolios=kept_portfolios,
+            portfolios=portfolios,
             served=served,
             store=store,
         )
@@ -362,16 +356,13 @@ class Parts:
             publication=publication,
             caches=caches,
             jobs=jobs,
-            portfolios=portfolios,
         )
 
         self.adoptions = Adoptions(
             settings.state,
             catalog=catalog,
             intake=intake,
-            keys=KeyTunings(
-                catalog=catalog, machine=machine, requests=requests, jobs=jobs, portfolios=portfolios, store=store
-            ),
+            keys=KeyTunings(catalog=catalog, machine=machine, requests=requests, jobs=jobs, store=store),
             lookups=lookups,
             jobs=jobs,
             machine=machine,

@@ -160,9 +160,9 @@ class Proposals(Record):
 
 @record
 class FittedPortfolio(Record):
-    """A portfolio as plain data; ``fault`` is the reason why there is none."""
+    """A portfolio's tree as plain data; ``fault`` is the reason why there is none."""
 
-    portfolio: Mapping[str, Any]
+    tree: Mapping[str, Any]
     fault: str = ""
 
 

@@ -230,7 +230,6 @@ class FitPortfolio(Request[replies.FittedPortfolio, Never]):
 
     matrix: Mapping[str, Any]
     max_configs: int
-    wanted_loss: float
 
 
 @record

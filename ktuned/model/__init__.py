@@ -27,7 +27,7 @@ from ktuned.model.errors import (
 )
 from ktuned.model.expressions import Expression, Term
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import KernelFacts, KernelInfo, PortfolioRequest, Root, RootSettings, SpaceInfo
+from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelFacts, KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -143,6 +143,7 @@ __all__ = [
     "NO_COUNTER",
     "NO_DETAIL",
     "NUMERICS",
+    "PORTFOLIO_CONFIGS",
     "PRECISIONS",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
@@ -186,7 +187,6 @@ __all__ = [
     "Phase",
     "Plan",
     "PlanDefaults",
-    "PortfolioRequest",
     "Preset",
     "Priority",
     "Problem",

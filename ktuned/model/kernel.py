@@ -63,6 +63,10 @@ from ktuned.model.trace import (
 )
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
+PORTFOLIO_CONFIGS = 8
+"""Most configs of a portfolio, unless the kernel file says otherwise. With growing sizes, a kernel's best config
+changes about once per octave."""
+
 _DIRECTORY = "dir"
 """The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
 
@@ -125,16 +129,6 @@ class SpaceInfo(Record):
 
 
 @record
-class PortfolioRequest(Record):
-    """The problems of a portfolio with their weights, and its limits. A field that is None is not specified here."""
-
-    over: tuple[tuple[Problem, float], ...] | None = None
-    configs: int | None = None
-    loss: float | None = None
-    tunings: int | None = None
-
-
-@record
 class KernelFacts(Record):
     """Further facts about a kernel from its inspection, each for a few readers.
 
@@ -150,7 +144,7 @@ class KernelFacts(Record):
         given: names of the budgets that the file sets itself.
         version: identifies the code that was inspected, independent of what was learned since.
         is_data: whether the file runs no code of the user's.
-        portfolio: the declared portfolio.
+        portfolio: the most configs of its portfolio for problems that are not tuned; 0 for none.
         unobserved: why the inspection could not observe all that it read; empty if it could.
         declares: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
     """
@@ -170,7 +164,7 @@ class KernelFacts(Record):
     given: tuple[str, ...] = ()
     version: str = ""
     is_data: bool = False
-    portfolio: PortfolioRequest | None = None
+    portfolio: int = PORTFOLIO_CONFIGS
     unobserved: str = ""
     declares: bool = False
 

@@ -141,9 +141,13 @@ class Jobs:
         """
         counts = {key._replace(objective=LATENCY): count for key, count in counts.items() if count > 0}
         for key, count in counts.items():
-            self._record_launches(key, self._queue.find_launch_cost(key).launches + count)
+            self._record_launches(key, self.count_launches(key) + count)
         self.request_review()
         await self._store.add_launches(counts, time())
+
+    def count_launches(self, key: WinnerKey) -> int:
+        """Return how often applications have launched a key, as far as they have said."""
+        return self._queue.find_launch_cost(key).launches
 
     def _record_launches(self, key: WinnerKey, launches: int) -> None:
         """Record a key's launches so far, and their cost by its winner's latency, or by the kernel's other winners'."""

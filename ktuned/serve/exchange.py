@@ -51,8 +51,9 @@ from ktuned.protocol import (
     WinnerChanged,
     WinnersDocument,
 )
+from ktuned.scheduling import Portfolios
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import Artifacts, Store, exchange
+from ktuned.store import Artifacts, Store, StoredPortfolio, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
@@ -71,6 +72,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     store: Store
     artifacts: Artifacts
+    portfolios: Portfolios
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -139,6 +141,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                     taken.append(offer)
         if taken and not params.dry_run:
             await self._adopt_offers(kernel, taken)
+            await self._adopt_portfolios(kernel, document)
         return ImportAnswer(kernel.name, document.device, entries)
 
     def _explain_unknown_kernel(self, name: str) -> NotFound:
@@ -274,6 +277,12 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 )
             )
 
+    async def _adopt_portfolios(self, kernel: KernelInfo, document: WinnersDocument) -> None:
+        """Use a document's portfolios where there are none yet; those fitted here know this machine."""
+        for objective, tree in document.portfolios.items():
+            if self.portfolios.find_portfolio(kernel, document.device, objective) is None:
+                await self.portfolios.keep_portfolio(StoredPortfolio(kernel.name, document.device, objective, "", tree))
+
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return a kernel's full name; if it does not exist any more, the name as given."""
         try:
@@ -303,6 +312,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.catalog.resolve_kernel(name)
         except NotFound:
             return document
+        stored = self.store.load_portfolios(name) if kernel.extra.portfolio else []
+        portfolios = {one.objective: one.tree for one in stored if one.device == device}
         return structs.replace(
             document,
             default=kernel.default,
@@ -310,6 +321,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             bucket=kernel.bucket,
             names={name: _list_name_purposes(entry) for name, entry in kernel.learned.items()},
             objective=kernel.objective(None),
+            portfolios=portfolios,
         )
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ktuned.ipc import normalize_path
 from ktuned.model import (
+    PORTFOLIO_CONFIGS,
     Config,
     Plan,
-    PortfolioRequest,
     Problem,
     Scalar,
     Unsupported,
@@ -99,7 +99,7 @@ class Kernel:
     bucket: Mapping[str, Any] | None = None
     has_exact_integers: bool = True
     is_data: bool = False
-    portfolio: Mapping[str, Any] | None = None
+    portfolio: int = PORTFOLIO_CONFIGS
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function itself, without checks."""
@@ -143,22 +143,6 @@ class Kernel:
         if fault := find_problems_fault(found, self.specialize, self.bucket_rules):
             raise self.site.make_error(fault)
         return found
-
-    def evaluate_portfolio(self) -> PortfolioRequest | None:
-        """Return the declared portfolio, if there is one, calling ``over`` if it is a callable.
-
-        Raises:
-            KernelFileError: the callable raised; or a problem is malformed or repeated.
-        """
-        if self.portfolio is None:
-            return None
-        limits = dict(self.portfolio)
-        over = limits.pop("over", ())
-        with self.site.wrap_failures("the portfolio's over()"):
-            found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
-        if fault := find_problems_fault(found, self.specialize, self.bucket_rules):
-            raise self.site.make_error(f"portfolio: {fault}")
-        return PortfolioRequest(tuple((dict(problem), 1.0) for problem in found), **limits)
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:

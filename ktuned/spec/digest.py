@@ -114,7 +114,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             given=kernel.given,
             version=digest[:16],
             is_data=kernel.is_data,
-            portfolio=kernel.evaluate_portfolio(),
+            portfolio=int(kernel.portfolio),
             unobserved=next(iter(ACCESSES.unobserved), ""),
             declares=bool(kernel.depends),
         ),

@@ -100,12 +100,9 @@ class Queries:
             for kernel, problem, device, count in found
         }
 
-    def load_portfolios(self, kernel: str | None = None) -> list[StoredPortfolio]:
-        """Return the portfolios of one kernel or all kernels, on all devices and by all objectives."""
-        where, values = _make_where({"kernel = ?": kernel})
-        return self._reader.fetch_values(
-            rows.decode_portfolio, f"SELECT * FROM portfolios {where} ORDER BY kernel, device, objective", *values
-        )
+    def load_portfolios(self, kernel: str) -> list[StoredPortfolio]:
+        """Return a kernel's portfolios, on all devices and by all objectives."""
+        return self._reader.fetch_values(rows.decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ?", kernel)
 
     # Jobs
 

@@ -46,6 +46,7 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
     is_certain = options.pop("is_certain", True)
     objective = options.pop("objective", LATENCY)
     failed = options.pop("failed", ())
+    tree = options.pop("tree", None)
     return decide_answer(
         info(**options),
         problem,
@@ -56,6 +57,7 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
         is_certain=is_certain,
         objective=objective,
         has_failed=lambda config: config in failed,
+        tree=tree,
     )
 
 
@@ -219,3 +221,24 @@ def test_a_near_config_that_fails_here_gives_way() -> None:
     assert (found.status, found.config) == (Status.NEAR, {"B": 4})
     assert ask(*near, failed=[{"B": 2}, {"B": 4}]).config == DEFAULT
     assert ask(winner(digest="before"), failed=[{"B": 2}]).status is Status.STALE
+
+
+def test_a_portfolios_choice_comes_before_the_nearest_problem() -> None:
+    """Its config must be in the space, and not have failed; a small loss close to a tuned problem is enough."""
+    small, large = {"B": 1}, {"B": 4}
+    tree = {
+        "figure": ["M"],
+        "limit": 100,
+        "passing": {"config": small, "expected_loss": 0.005, "problems": 6},
+        "failing": {"config": large, "expected_loss": 0.05, "problems": 2},
+    }
+    near, far = winner({**HERE, "M": 50}), winner({**HERE, "M": 4})
+    found = ask(near, tree=tree)
+    assert (found.status, found.config, found.expected_loss) == (Status.NEAR, small, 0.005)
+    assert not found.wants_tuning
+    assert ask(far, tree=tree).wants_tuning
+    beyond = ask(near, tree=tree, problem={**HERE, "M": 101}, on=ground({**HERE, "M": 101}))
+    assert (beyond.config, beyond.wants_tuning) == (large, True)
+    other = ask(near, tree=tree, admits=lambda config: config != small)
+    assert (other.config, other.expected_loss, other.wants_tuning) == (large, None, True)
+    assert ask(near, tree=tree, failed=(small, large)).config == {"B": 2}

@@ -54,6 +54,7 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
+        portfolios=parts.daemon.portfolios,
         publish=parts.daemon.router.publish_event,
     )
 
@@ -216,3 +217,23 @@ async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) 
     wanted = ImportParams(document={**document((50.0, 1.0)), "bucket": 5})
     with pytest.raises(UsageError, match=r"the document is invalid: Expected `object`, got `int` - at `\$.bucket`"):
         await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
+
+
+async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
+    """It is used where none was fitted, and refused if it is no tree."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    tree = {"config": {"us": 10.0}, "expected_loss": 0.0, "problems": 8}
+    given = {**document((10.0, 2.0)), "portfolios": {"latency": tree}}
+    await sharing(parts).handle_import(ImportParams(document=given), None)  # type: ignore[arg-type]
+    await sharing(parts).handle_import(
+        ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
+        None,  # type: ignore[arg-type]
+    )
+    found = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    assert found is not None
+    assert found.tree == tree
+    with pytest.raises(UsageError, match="not a tree of configs"):
+        await sharing(parts).handle_import(
+            ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {}}}),
+            None,  # type: ignore[arg-type]
+        )
