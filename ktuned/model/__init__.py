@@ -1,6 +1,6 @@
 """Values that every package shares: identities, configs, devices, plans, trials, jobs, winners, errors.
 
-Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
+Plain and frozen. They need only the standard library and msgspec, because workers run under the project's interpreter.
 """
 
 from ktuned.model.backend_report import Absence, BackendReport, Fault
@@ -85,14 +85,12 @@ from ktuned.model.peaks import (
     name_arithmetic_metric,
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.record import Record, record
-from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
+from ktuned.model.staleness import SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
     UNOBSERVED,
     Observation,
-    add_captured,
     add_digests,
     digest_variable,
     extend_digest,
@@ -127,7 +125,6 @@ from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 __all__ = [
     "BANDWIDTH_METRIC",
     "BUILT_IN",
-    "CAPTURED",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
     "EDP",
@@ -191,7 +188,6 @@ __all__ = [
     "Priority",
     "Problem",
     "ProjectName",
-    "Record",
     "Role",
     "Root",
     "RootSettings",
@@ -212,7 +208,6 @@ __all__ = [
     "Winner",
     "WinnerKey",
     "WorkerError",
-    "add_captured",
     "add_digests",
     "apply_bucket_rules",
     "canonical",
@@ -259,7 +254,6 @@ __all__ = [
     "parse_key_problem",
     "read_device_kind",
     "read_objective",
-    "record",
     "reduce_digest",
     "select_figure",
     "select_latency",

@@ -41,7 +41,7 @@ Operation = Callable[[Any, Reply], Any]
 """Carries out one kind of request. Takes the request, and where to send phases and items; returns the reply."""
 
 
-def _read_messages(read_fd: int) -> Iterator[dict[str, Any]]:
+def _read_messages(read_fd: int) -> Iterator[bytes]:
     decoder = frames.Decoder()
     while data := os.read(read_fd, _READ_BYTES):
         yield from decoder.feed(data)
@@ -262,7 +262,7 @@ def _begin_recording(places: Places) -> None:
     """Record from now on what user code imports and reads, other than files of ktuned's own."""
     OBSERVER.may_restart = True
     OBSERVER.trust = Trust(places.trusted)
-    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.captures, places.expected)))
+    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.expected)))
     ACCESSES.start_recording()
 
 
