@@ -2,7 +2,7 @@
 
 from ktuned.portfolio.fit import WANTED_LOSS, fit_portfolio
 from ktuned.portfolio.matrix import FAILED, Matrix, compute_mean_loss, shortlist_configs
-from ktuned.portfolio.selection import Selection, count_octaves
+from ktuned.portfolio.selection import Selection, count_octaves, weigh_by_launches
 from ktuned.portfolio.tree import Tree, find_leaf, list_leaves, tree_to_wire
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "list_leaves",
     "shortlist_configs",
     "tree_to_wire",
+    "weigh_by_launches",
 ]

@@ -9,7 +9,7 @@ learned from the loss of each tuned problem with the config of its nearest tuned
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ktuned.model import Scalar, canonical
 
@@ -44,6 +44,16 @@ def count_octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> flo
         else:
             total += OTHER_KIND
     return total
+
+
+def weigh_by_launches(
+    tuned: Sequence[Mapping[str, Scalar]], launches: Iterable[tuple[Mapping[str, Scalar], int]]
+) -> list[float]:
+    """Return for each tuned problem 1 + the launches of all problems to which it is the nearest one."""
+    weights = [1.0] * len(tuned)
+    for problem, count in launches:
+        weights[min(range(len(tuned)), key=lambda place: count_octaves(problem, tuned[place]))] += count
+    return weights
 
 
 class Selection:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio.lowlevel
+import anyio.to_thread
 import structlog
 
 from ktuned.catalog import Admission, Catalog
@@ -45,7 +46,7 @@ from ktuned.model import (
     convert_to_cost,
     is_exact,
 )
-from ktuned.portfolio import FAILED, Matrix, shortlist_configs
+from ktuned.portfolio import FAILED, Matrix, shortlist_configs, weigh_by_launches
 from ktuned.scheduling.due_kernels import DueKernels
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
@@ -200,10 +201,12 @@ class PortfolioFitter:
         """Fit the portfolio of one device model and objective, or request the costs that it lacks."""
         device, objective = winners[0].context.device, winners[0].objective
         # Which keys, and which configs are worth measuring on all of them?
-        launches = {winner.key: self._jobs.count_launches(winner.key) for winner in winners}
-        winners = sorted(winners, key=lambda winner: (-launches[winner.key], -winner.decided))[:MAX_KEYS]
+        launches = self._jobs.list_launches(kernel.name, device)
+        winners = sorted(winners, key=lambda winner: (-launches.get(winner.key.problem, 0), -winner.decided))[:MAX_KEYS]
         keys = tuple(winner.problem for winner in winners)
-        weights = tuple(1.0 + launches[winner.key] for winner in winners)
+        launched = [(json.loads(key), count) for key, count in launches.items()]
+        # In a thread, because thousands of launched keys take a second.
+        weights = tuple(await anyio.to_thread.run_sync(weigh_by_launches, keys, launched))
         best = tuple([self._list_best_costs(winner) for winner in winners])
         useful = shortlist_configs(Matrix(keys, weights, best), SHORTLIST * kernel.extra.portfolio)
         # What did they take? A config that was not measured, for whatever reason, must not be chosen there.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ktuned.adoption.key_choice import MAX_TUNED, KeyChoice
 from ktuned.model import PORTFOLIO_CONFIGS
-from ktuned.portfolio import Matrix, find_leaf, fit_portfolio, list_leaves
+from ktuned.portfolio import Matrix, find_leaf, fit_portfolio, list_leaves, weigh_by_launches
 
 Latencies = dict[int, dict[str, float]]
 """By length and config, in µs."""
@@ -68,7 +68,8 @@ def test_a_step_over_500_lengths_is_within_3_percent_of_having_tuned_them_all() 
     assert len(tuned) <= MAX_TUNED
     rows = tuple(measured[length] for length in tuned)
     problems = tuple({"length": length} for length in tuned)
-    tree = fit_portfolio(Matrix(problems, (1.0,) * len(tuned), rows), PORTFOLIO_CONFIGS)
+    weights = weigh_by_launches(problems, [({"length": length}, 1) for length in measured])
+    tree = fit_portfolio(Matrix(problems, tuple(weights), rows), PORTFOLIO_CONFIGS)
     served = {length: find_leaf(tree, {"length": length}).config for length in measured}
     neighbours = {length: choice.selection.find_neighbour({"length": length}) or {} for length in measured}
     nearest = {
