@@ -26,7 +26,7 @@ STRATEGIES = {"ktuned_optuna"}
 """Plugins without a backend: one is imported when a job names its strategy, and imports the rooms that it extends."""
 
 SERVICES = {"ktuned_ray", "ktuned_team"}
-"""Plugins of executors and of the bridge; on other hosts they run workers with the fleet's own parts."""
+"""Plugins that run in processes of their own; on other hosts, one runs workers with the fleet's own parts."""
 
 SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "sharing", "store"}
 
