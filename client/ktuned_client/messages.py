@@ -7,7 +7,7 @@ by its ``type``::
         if event["type"] == "job_done":
             print(event["job_state"]["state"])
 
-A field's name ends in its unit; without one, a time is in Unix seconds and an energy in J. A daemon of another version
+A field's name ends in its unit; without one, a time is in Unix seconds. A daemon of another version
 may add fields, or lack some.
 """
 

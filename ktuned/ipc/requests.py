@@ -310,7 +310,6 @@ class Open(Request[replies.Opened, Never]):
         guarded: put guards around tensors. Otherwise they are ordinary tensors, whose bounds a sanitizer knows.
         is_shared: an application uses the device, too, so make the data only if there is room for it.
         objective: the figure by which configs are compared.
-        needs_energy: measure the configs' energy, too.
         reference: the default config, if the kernel file says that its outputs are the expected ones.
     """
 
@@ -327,7 +326,6 @@ class Open(Request[replies.Opened, Never]):
     guarded: bool = True
     is_shared: bool = False
     objective: str = LATENCY
-    needs_energy: bool = False
     reference: UnitRef | None = None
 
 
@@ -394,7 +392,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
             config of the batch.
         cores: a CPU config whose first launch uses more cores is not timed, and ends the batch.
         tolerated: processes whose load counts only if it changes a median: the applications that the tuning is for.
-        known_us: the units' latencies in µs as far as they are known, if only the energy or the bits are wanted.
+        known_us: the units' latencies in µs as far as they are known, if only the bits are wanted.
         hold_s: how long, in seconds, items may be held back, to be sent together.
         same_bits: how to compare bits; None to compare none.
     """
@@ -416,7 +414,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
 
 @record
 class Time(Request[replies.Measurement, Never]):
-    """Time a finalist of the opened problem again. If ``known_us`` gives its latency, measure only its energy again."""
+    """Time a finalist of the opened problem again, and measure what only finalists are measured for."""
 
     operation: ClassVar = "time"
     first_phase: ClassVar = Phase.LOAD
@@ -424,7 +422,6 @@ class Time(Request[replies.Measurement, Never]):
     unit: UnitRef
     preset: Preset
     judge_contention: bool
-    known_us: float | None = None
 
 
 @record

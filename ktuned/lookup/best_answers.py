@@ -188,8 +188,8 @@ class BestAnswers:
             return now.fault
         if group is not None and group.broken_by:
             return group.describe()
-        if now.device is not None and now.device.no_energy and kernel.needs_energy(objective):
-            return explain_unmeasurable(objective, now.device)
+        if now.device is not None and (unmeasurable := explain_unmeasurable(objective, now.device)):
+            return unmeasurable
         # A group waits for all its problems.
         for problem in () if group is None else group.waiting:
             context = self._certainty.build_context(kernel, json.loads(problem), now)

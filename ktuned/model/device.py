@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ktuned.model.keys import DeviceModel, DeviceName, Target
-from ktuned.model.objective import Objective
+from ktuned.model.objective import Objective, needs_own_launches
 from ktuned.model.record import Record, record
 
 NO_COUNTER = "it has no energy counter"
@@ -52,5 +52,7 @@ class Device(Record):
 
 
 def explain_unmeasurable(objective: Objective, device: Device) -> str:
-    """Return the error message if an objective needs the energy and a device cannot measure it."""
+    """Return why a device cannot measure an objective's metric; empty if it can."""
+    if not device.no_energy or not needs_own_launches(objective):
+        return ""
     return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

@@ -58,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         message: why there is no better answer.
         generation: grows whenever the kernel's answers may have changed.
         is_final: whether a final round on this machine has decided the winner.
-        metrics: the winner's metrics of the kernel file, and its energy if that was measured.
+        metrics: the winner's metrics.
         measured: the problem that the winner was measured for, if it is not this problem.
         objective: the objective by which the config is the best.
         expected_loss: for a portfolio's config, the share of time that it is expected to lose against the best.

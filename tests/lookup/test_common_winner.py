@@ -1,10 +1,12 @@
 """The config that is best for a weighted set of problems."""
 
 from ktuned.lookup.common_winner import Common, choose_common_config, replace_by_common_configs
-from ktuned.model.objective import ENERGY
+from ktuned.model.objective import minimize
 from ktuned.model.trial import Winner
 from tests.store.samples import CONTEXT, PROBLEM
 from tests.trials import make_trial
+
+BY_ENERGY = minimize("energy")
 
 
 def test_the_least_weighted_time_wins() -> None:
@@ -37,7 +39,9 @@ def test_each_objective_has_a_common_winner_of_its_own() -> None:
         9, {"BM": 2}, latency_us=7.0, problem=PROBLEM, artifact="ab", updated=5.0, metrics={"energy": 0.5}
     )
     fastest = Winner(CONTEXT, 3, PROBLEM, {"BM": 1}, 5.0, 0.1, "aa", 1.0)
-    thriftiest = Winner(CONTEXT, 4, PROBLEM, {"BM": 4}, 6.0, 0.1, "ac", 1.0, metrics={"energy": 0.4}, objective=ENERGY)
-    found = replace_by_common_configs([fastest, thriftiest], [Common(CONTEXT, trial, ENERGY)])
+    thriftiest = Winner(
+        CONTEXT, 4, PROBLEM, {"BM": 4}, 6.0, 0.1, "ac", 1.0, metrics={"energy": 0.4}, objective=BY_ENERGY
+    )
+    found = replace_by_common_configs([fastest, thriftiest], [Common(CONTEXT, trial, BY_ENERGY)])
     assert found[0] == fastest
-    assert (found[1].trial, found[1].config, found[1].figure, found[1].objective) == (9, {"BM": 2}, 0.5, ENERGY)
+    assert (found[1].trial, found[1].config, found[1].figure, found[1].objective) == (9, {"BM": 2}, 0.5, BY_ENERGY)
