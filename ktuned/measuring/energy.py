@@ -55,17 +55,17 @@ class CounterStopped(Exception):
 
 
 class EnergyReadings:
-    """Readings of an energy counter while a kernel runs over and over for ``limit_s`` seconds.
-
-    Attributes:
-        is_complete: whether the time is over and the energy is known.
-    """
+    """Readings of an energy counter while a kernel runs over and over for ``limit_s`` seconds."""
 
     def __init__(self, limit_s: float) -> None:
-        self.is_complete = False
+        self._is_complete = False
         self._limit_s = limit_s
         self._last_j = math.inf
         self._steps: list[tuple[float, float]] = []
+
+    def wants_reading(self) -> bool:
+        """Return whether the time is not over, or the energy is not known yet."""
+        return not self._is_complete
 
     def add_reading(self, launches: float, joules: float, elapsed_s: float) -> None:
         """Add a reading of ``joules`` after so many launches, ``elapsed_s`` after the first launch.
@@ -79,7 +79,7 @@ class EnergyReadings:
         is_known = len(self._steps) > 1 and self._steps[-1][0] > self._steps[0][0]
         if not is_known and elapsed_s > PATIENCE * self._limit_s:
             raise CounterStopped(f"it did not move in {elapsed_s:.1f} s of work")
-        self.is_complete = is_known and elapsed_s >= self._limit_s
+        self._is_complete = is_known and elapsed_s >= self._limit_s
 
     @property
     def launch_j(self) -> float:
@@ -141,7 +141,7 @@ class EnergyMeter(LaunchObserver):
             return readings.launch_j
         chunk = count_launches_per_sample(int(latency_us * 1000), restores=False)
         launches, began = 0, perf_counter()
-        while not readings.is_complete:
+        while readings.wants_reading():
             for _ in range(chunk):
                 work()
             launches += chunk
@@ -161,19 +161,19 @@ class EnergyMeter(LaunchObserver):
         waiting: list[Any] = []
         done, each_s = 0, 0.0
         began = chunk_began = perf_counter()
-        while not readings.is_complete:
+        while readings.wants_reading():
             while len(waiting) < IN_FLIGHT:
                 for _ in range(chunk):
                     work()
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(torch.cuda.current_stream(self._device))
                 waiting.append(event)
-            while not readings.is_complete and not waiting[0].query():
+            while readings.wants_reading() and not waiting[0].query():
                 now = perf_counter()
                 # Interpolate, assuming that this chunk's launches take as long as those of the previous chunk.
                 share = min(1.0, (now - chunk_began) / each_s) if each_s else 0.0
                 readings.add_reading(done + share * chunk, self._counter(), now - began)
-            if readings.is_complete:
+            if not readings.wants_reading():
                 break
             waiting.pop(0)
             done += chunk

@@ -13,7 +13,7 @@ LAUNCH_S = 0.0001
 def read_counter(joules: float, *, step_s: float, at_once: int = 1) -> float:
     """Return the energy of a launch by a counter that moves each ``step_s``, and is read after every few launches."""
     readings, launches = EnergyReadings(0.6), 0
-    while not readings.is_complete:
+    while readings.wants_reading():
         launches += at_once
         elapsed_s = launches * LAUNCH_S
         readings.add_reading(launches, elapsed_s // step_s * step_s / LAUNCH_S * joules, elapsed_s)
@@ -30,7 +30,7 @@ def test_the_counters_steps_cost_little_error(step_s: float, at_once: int) -> No
 def test_readings_before_the_power_has_settled_do_not_count() -> None:
     """A counter that lags shows what came before: its first steps are left out."""
     readings, launch = EnergyReadings(0.6), 0
-    while not readings.is_complete:
+    while readings.wants_reading():
         launch += 1
         elapsed_s = launch * LAUNCH_S
         early = 0.9 * min(elapsed_s, SETTLED_S) / LAUNCH_S
