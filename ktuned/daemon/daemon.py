@@ -122,7 +122,6 @@ class Daemon:
                 store=store,
             ).list_handlers(),
             *TrialMethods(
-                buckets=parts.buckets,
                 catalog=catalog,
                 jobs=jobs,
                 lookups=lookups,
@@ -139,7 +138,6 @@ class Daemon:
                 machine=machine,
                 store=store,
                 artifacts=parts.artifacts,
-                served=parts.served,
                 publish=parts.router.publish_event,
             ).list_handlers(),
             *Checks(

@@ -18,7 +18,6 @@ from ktuned.model import (
     KernelInfo,
     Observation,
     Outcome,
-    Problem,
     Record,
     TrialResult,
     record,
@@ -157,13 +156,6 @@ class Proposals(Record):
     finished: bool
     converged: bool = False
     observed: tuple[Observation, ...] = ()
-
-
-@record
-class Represented(Record):
-    """The problem that stands for the bucket of the request's problem."""
-
-    problem: Problem
 
 
 @record

@@ -222,17 +222,6 @@ class Admits(Request[replies.Admitted, Never]):
 
 
 @record
-class Represent(Request[replies.Represented, Never]):
-    """Ask which problem stands for a problem's bucket, according to the kernel file's own function."""
-
-    operation: ClassVar = "represent"
-    first_phase: ClassVar = Phase.INSPECT
-
-    kernel: KernelRef
-    problem: Problem
-
-
-@record
 class FitPortfolio(Request[replies.FittedPortfolio, Never]):
     """Fit a portfolio of at most ``max_configs`` to a matrix (``ktuned.portfolio.Matrix`` as plain data)."""
 

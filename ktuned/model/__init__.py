@@ -4,15 +4,6 @@ Plain and frozen, with only the standard library, because workers import them un
 """
 
 from ktuned.model.backend_report import Absence, BackendReport, Fault
-from ktuned.model.batch_invariance import (
-    Candidate,
-    Member,
-    Verdict,
-    choose_equal_rows_class,
-    find_batch_fault,
-    find_groups,
-)
-from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
 from ktuned.model.device import NO_COUNTER, Device, explain_unmeasurable, read_device_kind
 from ktuned.model.errors import (
@@ -135,7 +126,6 @@ from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
     "BANDWIDTH_METRIC",
-    "BUCKET_FUNCTION",
     "CAPTURED",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
@@ -167,7 +157,6 @@ __all__ = [
     "BitClasses",
     "Bits",
     "CallKey",
-    "Candidate",
     "Change",
     "Config",
     "Context",
@@ -187,7 +176,6 @@ __all__ = [
     "KnownConfig",
     "KtunedError",
     "ListedTrial",
-    "Member",
     "NotFound",
     "Objective",
     "Observation",
@@ -219,7 +207,6 @@ __all__ = [
     "TrialResult",
     "Unsupported",
     "UsageError",
-    "Verdict",
     "Winner",
     "WinnerKey",
     "WorkerError",
@@ -227,7 +214,6 @@ __all__ = [
     "add_digests",
     "apply_bucket_rules",
     "canonical",
-    "choose_equal_rows_class",
     "choose_search_objective",
     "compare_contexts",
     "compute_gain",
@@ -243,9 +229,7 @@ __all__ = [
     "escape_surrogates",
     "explain_unmeasurable",
     "extend_digest",
-    "find_batch_fault",
     "find_first_error",
-    "find_groups",
     "find_notices",
     "find_rule_fault",
     "find_stand_ins",

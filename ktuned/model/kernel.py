@@ -28,8 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ktuned.model.batch_invariance import find_groups
-from ktuned.model.buckets import FUNCTION, apply_bucket_rules
+from ktuned.model.buckets import apply_bucket_rules
 from ktuned.model.errors import UsageError, listed
 from ktuned.model.keys import (
     DeviceModel,
@@ -147,8 +146,6 @@ class KernelFacts(Record):
         metrics: the names of the file's own metrics.
         given: names of the budgets that the file sets itself.
         version: identifies the code that was inspected, independent of what was learned since.
-        weights: the weights of the problems, if one config is served for all of them.
-        batch_invariant: the problem keys on which the bits of rows must not depend, and the problems' weights.
         is_data: whether the file runs no code of the user's.
         portfolio: the declared portfolio.
         unobserved: why the inspection could not observe all that it read; empty if it could.
@@ -169,8 +166,6 @@ class KernelFacts(Record):
     metrics: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     version: str = ""
-    weights: tuple[float, ...] = ()
-    batch_invariant: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())
     is_data: bool = False
     portfolio: PortfolioRequest | None = None
     unobserved: str = ""
@@ -369,30 +364,8 @@ class KernelInfo(Record):
     def _find_learned(self, name: str) -> Observation:
         return self.learned.get(name, Observation(name, ""))
 
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """The weights of the problems, if one config is served for all of them; else empty."""
-        return self.extra.weights
-
-    @property
-    def batch_invariant(self) -> tuple[str, ...]:
-        """The problem keys on which the bits of rows must not depend; see :mod:`.batch_invariance`."""
-        return self.extra.batch_invariant[0]
-
-    def find_batch_groups(self) -> list[list[tuple[Problem, float]]]:
-        """Return the groups of declared problems whose rows must have equal bits, with weights; the largest is last."""
-        fields, weights = self.extra.batch_invariant
-        weight_of = dict(zip(map(canonical, self.problems), weights, strict=False))
-        groups = find_groups(self.problems, fields) if fields else []
-        return [[(problem, weight_of[canonical(problem)]) for problem in group] for group in groups]
-
-    @property
-    def has_bucket_function(self) -> bool:
-        """True if code of the kernel file chooses the buckets of problems."""
-        return FUNCTION in self.bucket.values()
-
     def choose_representative(self, problem: Problem) -> dict[str, Scalar]:
-        """Return the problem that stands for a problem's bucket, by the rules that are data."""
+        """Return the problem that stands for a problem's bucket."""
         return apply_bucket_rules(self.bucket, problem) if self.bucket else dict(problem)
 
     def select_key_values(self, problem: Problem) -> dict[str, Scalar]:

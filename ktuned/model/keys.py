@@ -66,7 +66,7 @@ class Phase(StrEnum):
 
 
 class WinnerKey(NamedTuple):
-    """Key of a winner. Jobs, winners, lookups and pins for the same work have equal keys.
+    """Key of a winner. Jobs, winners and lookups for the same work have equal keys.
 
     A compile-only job has its target in place of the device model. The key is a tuple, because lookups hash thousands
     of keys, and tuples are hashed in C.

@@ -75,7 +75,6 @@ class TrialDetail(Record):
         reference_us, reference_spread_us: the reference's latency and spread in these rounds.
         compared: number of launches whose outputs were compared, in all rounds.
         bits: digests of the outputs by input, if requested; only for the first input if the config was given up.
-        row_bits: digests of the rows of each smaller problem of a batch-invariant group, by problem.
         same_bits: whether the bits are the anchor's.
         nondeterministic: whether launches have left different outputs from the same inputs.
     """
@@ -116,7 +115,6 @@ class TrialDetail(Record):
     reference_spread_us: float | None = None
     compared: int | None = None
     bits: tuple[str, ...] | None = None
-    row_bits: Mapping[str, tuple[str, ...]] | None = None
     same_bits: bool | None = None
     nondeterministic: bool | None = None
 

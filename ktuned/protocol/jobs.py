@@ -69,7 +69,7 @@ class TuneParams(JobParams, frozen=True):
     With ``configs``, only these are tried; ``again`` measures configs that were measured before once more. With
     ``no_share``, results that others share are not used, and the job's own results are not shared. ``beside`` is the
     process of an application that keeps using the device during the tuning. With exact ``numerics``, winners must have
-    the output bits of ``anchor``, which is a config or a part of one; ``anchor_pin`` is a pin that holds the anchor.
+    the output bits of ``anchor``, which is a config or a part of one.
     """
 
     device: str | None = None
@@ -83,7 +83,6 @@ class TuneParams(JobParams, frozen=True):
     objective: str | None = None
     numerics: str | None = None
     anchor: dict[str, Scalar] | None = None
-    anchor_pin: str | None = None
     no_share: bool = False
 
 

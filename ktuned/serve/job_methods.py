@@ -85,7 +85,6 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             objective=None if params.objective is None else read_objective(params.objective),
             numerics=params.numerics,
             anchor=params.anchor,
-            anchor_pin=params.anchor_pin,
         )
         return await self._create_jobs(params, request)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ktuned.catalog import Buckets, Catalog, check_problem
+from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup import Lookups, ServedWinners
 from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
@@ -39,7 +39,6 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     catalog: Catalog
     machine: Machine
-    buckets: Buckets
     lookups: Lookups
     served: ServedWinners
     jobs: Jobs
@@ -62,8 +61,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         problem = None
         if params.problem is not None:
             check_problem(kernel, params.problem)
-            bucket = self.buckets.find_known_representative(kernel, params.problem)
-            problem = canonical(kernel.select_key_values(params.problem if bucket is None else bucket.problem))
+            problem = canonical(kernel.select_key_values(params.problem))
         device = None if params.device is None else self._resolve_model(kernel, params.device)
         tried = self.store.list_problems(kernel.name) if params.current else []
         digests = {self.machine.digest_kernel(kernel, found) for found in tried} if params.current else None
@@ -90,11 +88,6 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         numerics = [
             NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
             for (problem, device, _), found in classes.items()
-        ]
-        numerics += [
-            NumericsReport({}, model, (verdict.describe(),))
-            for (model, _), verdicts in self.served.find_verdicts(kernel, environment).items()
-            for verdict in verdicts
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
         if params.count:

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from ktuned.model import (
-    Candidate,
     Context,
     Job,
     JobState,
@@ -166,14 +165,6 @@ def decode_known_trial(row: Row) -> KnownConfig:
     return KnownConfig(text, json.loads(text), Outcome(outcome), found, compile_s)
 
 
-def decode_candidate(row: Row) -> Candidate:
-    """Read a row ``id, config, cost, bits, row_bits``."""
-    _, text, found, bits, row_bits = row
-    json.loads(text)
-    by_problem = json.loads(row_bits or "{}").items()
-    return Candidate(text, found, tuple(json.loads(bits)), {problem: tuple(each) for problem, each in by_problem})
-
-
 def decode_job(row: Row) -> Job:
     """Read a row of :data:`SELECT_JOBS`."""
     values = _decode_named(Job, row)
@@ -248,13 +239,6 @@ def decode_record(row: Row) -> tuple[str, dict[str, Any]]:
     """Read a row of a name and a JSON object."""
     name, data = row
     return name, dict(json.loads(data))
-
-
-def decode_answer(row: Row) -> str:
-    """Read a row ``pin, answer``: return the answer's text after checking that it is JSON."""
-    json.loads(row[1])
-    text: str = row[1]
-    return text
 
 
 def _decode_named(kind: type[Job], row: Row) -> dict[str, Any]:

@@ -207,17 +207,11 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     @property
     def wanted_bits(self) -> requests.SameBits | None:
         """The request to workers to find out configs' bits; ``None`` where bits do not count."""
-        if self.anchor is not None:
-            return self.anchor.request
-        return requests.SameBits(self.preset.inputs, on_all_inputs=True) if self.kernel.batch_invariant else None
+        return None if self.anchor is None else self.anchor.request
 
     def lacks_figure(self, trial: Trial) -> bool:
         """Return whether a trial was measured, but without the bits that decide in this job."""
-        lacks_bits = False
-        if self.anchor is not None:
-            lacks_bits = self.anchor.lacks_bits(trial)
-        elif self.kernel.batch_invariant and not trial.detail.nondeterministic:
-            lacks_bits = len(trial.detail.bits or ()) < self.preset.inputs
+        lacks_bits = self.anchor is not None and self.anchor.lacks_bits(trial)
         return trial.outcome is Outcome.MEASURED and lacks_bits
 
     def compute_cost(self, trial: TrialResult) -> float | None:

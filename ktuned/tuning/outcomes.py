@@ -389,7 +389,7 @@ class Outcomes:
     async def _find_shared_lead(self) -> SharedLead:
         """Ask what others have found in this context, if the job may use it."""
         brief, plan = self._brief, self._brief.job.plan
-        if brief.find_shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
+        if brief.find_shared is None or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)
         candidate = await brief.find_shared(brief.present_key)
         served = [*self.served_configs.configs, *([] if brief.kernel.default is None else [brief.kernel.default])]

@@ -88,7 +88,7 @@ def complete_result(known: Trial, result: TrialResult) -> TrialResult:
     ).add_details(**added)
 
 
-_ADDED = ("bits", "row_bits", "same_bits", "nondeterministic")
+_ADDED = ("bits", "same_bits", "nondeterministic")
 
 
 async def load_admitted_trials(

@@ -150,10 +150,6 @@ class Inspector:
             # A job that needs the backend reports why it cannot be loaded.
             return kernel.backend
 
-    def represent_problem(self, request: requests.Represent, reply: Reply) -> replies.Represented:
-        """Return the problem that represents the request's problem, as the kernel file's ``represent`` says."""
-        return replies.Represented(load_kernel(request.kernel, self._places).choose_representative(request.problem))
-
     def find_admitted_configs(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
         """Return for each of the request's configs whether the kernel's space admits it."""
         space = load_kernel(request.kernel, self._places).bind_space(request.problem)

@@ -114,7 +114,6 @@ def _load_inspection_operations(registry: Registry, places: Places) -> _Operatio
     return {
         requests.Inspect: inspector.inspect_files,
         requests.Admits: inspector.find_admitted_configs,
-        requests.Represent: inspector.represent_problem,
     }
 
 
@@ -178,7 +177,7 @@ def _load_bench_operations(registry: Registry, places: Places) -> _OperationTabl
 
 _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _OperationTable]] = {
     **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing_operations),
-    **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection_operations),
+    **dict.fromkeys((requests.Inspect, requests.Admits), _load_inspection_operations),
     requests.FitPortfolio: _load_fitting_operations,
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration_operations),
     requests.Compile: _load_compilation_operations,

@@ -38,8 +38,6 @@ ASKING = [
     ("export",),
     ("remove", "."),
     ("prune",),
-    ("lookup", "--pins"),
-    ("lookup", "--release", "run-7"),
     ("stop",),
 ]
 
@@ -99,7 +97,6 @@ def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(ru
         ("tune", "gemm", "--compile-only", "--preset", "fast"),
         ("jobs", "--cancel"),
         ("jobs", "gemm", "--device", "cpu:0"),
-        ("lookup", "gemm", "--pins"),
         ("status", "--openmetrics", "--json"),
         ("watch", "--against", "."),
         ("tune", "no/such/file.py"),
@@ -630,22 +627,7 @@ def test_status_marks_a_directory_that_is_gone(run: Run, serve: Serve) -> None:
     assert "/src (gone)" in run("status").out
 
 
-def test_pins_are_a_table(run: Run, serve: Serve) -> None:
-    """Each pin has how many questions it decided, and its age."""
-    serve(pins={"pins": [{"pin": "run-7", "questions": 12, "created": time.time() - 75}]})
-    ran = run("lookup", "--pins")
-    assert ran.out == "pin    questions         age\nrun-7         12  1 min 15 s\n"
-
-
-def test_no_pins_is_said_and_not_printed(run: Run, serve: Serve) -> None:
-    """Anyone who reads stdout finds no pin there."""
-    serve(pins={"pins": []})
-    ran = run("lookup", "--pins")
-    assert (ran.code, ran.out, ran.err) == (0, "", "there are no pins\n")
-
-
 def test_one_of_a_thing_is_not_many(run: Run, serve: Serve) -> None:
     """What was forgotten is counted in words."""
-    serve(forget={"kernel": KERNEL, "trials": 1}, unpin={"pin": "run-7", "questions": 2})
+    serve(forget={"kernel": KERNEL, "trials": 1})
     assert run("forget", "gemm").out == f"{KERNEL}: 1 trial forgotten\n"
-    assert run("lookup", "--release", "run-7").out == "run-7: 2 questions forgotten\n"

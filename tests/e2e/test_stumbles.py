@@ -42,7 +42,6 @@ def _project(daemon: Daemon, name: str, text: str) -> Path:
         ("--device", "cuda:99"),
         ("--objective", "bogus"),
         ("--objective", "max:bogus"),
-        ("--numerics", "exact", "--anchor-pin", "nope"),
     ],
     ids=" ".join,
 )

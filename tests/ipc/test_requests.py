@@ -38,7 +38,6 @@ OPERATIONS = (
         "explore",
         "ask",
         "admits",
-        "represent",
         "fit_portfolio",
         "open_front_end",
         "lower",

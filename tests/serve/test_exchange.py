@@ -56,7 +56,6 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        served=parts.daemon.served,
         publish=parts.daemon.router.publish_event,
     )
 

@@ -47,7 +47,6 @@ FULL = TrialDetail(
     reference_us=4.0,
     reference_spread_us=0.5,
     bits=("0123456789abcdef", ""),
-    row_bits={'{"M":1}': ("0123456789abcdef",)},
     same_bits=True,
     nondeterministic=True,
     compared=90,

@@ -18,7 +18,6 @@ from ktuned.cli.options import (
     SectionedCommand,
     WholeNumber,
     anchor_option,
-    anchor_pin_option,
     config_option,
     device_option,
     is_path,
@@ -74,7 +73,6 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 @objective_option
 @numerics_option
 @anchor_option
-@anchor_pin_option
 @priority_option
 def tune(
     target: str,
