@@ -61,7 +61,6 @@ class TrialDetail(Record):
         metrics_fault: why the kernel file's own metrics failed.
         undisputed: the outcome that it gets if the default turns out to be wrong, for a config whose only fault is that
             its outputs differ from the default's. Such a config is timed, too.
-        round_costs: the costs of its rounds, if the objective is not the latency.
         build: the Build, as plain data.
         facts: the backend's facts about the artifact.
         content: digest of everything that decides the measurement; trials with equal content measure the same.
@@ -100,7 +99,6 @@ class TrialDetail(Record):
     phase_s: Mapping[str, float] | None = None
     metrics_fault: str | None = None
     undisputed: Outcome | None = None
-    round_costs: tuple[float, ...] | None = None
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None

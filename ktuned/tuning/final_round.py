@@ -136,17 +136,15 @@ class _Finalist(msgspec.Struct):
         result = replace(result, message=message, metrics={**result.metrics, **metrics}).add_details(
             beaten=None, rounds=len(contest)
         )
-        costs = tuple(one[trial.id] for one in contest if trial.id in one)
         if needs_metric(brief.objective):
-            if self.latencies:
-                result = replace(result, latency_us=median(self.latencies), spread_us=median(self.spreads))
-                result = result.add_details(low_us=min(self.latencies), high_us=max(self.latencies))
-            return result.add_details(round_costs=costs)
-        # A device drifts between rounds, and launches differ within a round: the wider of the two spreads counts.
-        spread_us = max(figure.spread_us or 0.0, median(self.spreads))
-        medians = (*costs, figure.latency_us)
-        return replace(result, latency_us=figure.latency_us, spread_us=spread_us).add_details(
-            round_medians_us=costs, first_latency_us=trial.latency_us, low_us=min(medians), high_us=max(medians)
+            latency_us, spread_us, medians = median(self.latencies), median(self.spreads), tuple(self.latencies)
+        else:
+            # A device drifts between rounds, and launches differ within a round: the wider of the two spreads counts.
+            latency_us, spread_us = figure.latency_us, max(figure.spread_us or 0.0, median(self.spreads))
+            medians = tuple(one[trial.id] for one in contest if trial.id in one)
+        ends = (*medians, latency_us)
+        return replace(result, latency_us=latency_us, spread_us=spread_us).add_details(
+            round_medians_us=medians, first_latency_us=trial.latency_us, low_us=min(ends), high_us=max(ends)
         )
 
 

@@ -40,7 +40,6 @@ FULL = TrialDetail(
     open_s=0.5,
     spans=(("compile", "slot 1", 1.5), ("lane", "cpu:0", 2.5)),
     carried_from=7,
-    round_costs=(0.5, 0.75),
     rounds=3,
     round_medians_us=(1.0, 2.0),
     first_latency_us=3.0,
