@@ -21,8 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ktuned.checking.tensor_library import TensorLibrary, find_library
-from ktuned.model import Device, Problem, Record, UsageError, canonical, record
+from ktuned.model import Device, Problem, UsageError, canonical
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
@@ -35,8 +37,7 @@ MAX_KEPT_BYTES = 1 << 28
 copying them."""
 
 
-@record
-class TensorRoles(Record):
+class TensorRoles(msgspec.Struct, frozen=True):
     """What launches do with each of a problem's tensors, by the tensors' names.
 
     Attributes:

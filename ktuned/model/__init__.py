@@ -1,6 +1,6 @@
 """Values that every package shares: identities, configs, devices, plans, trials, jobs, winners, errors.
 
-Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
+Plain and frozen. They need only the standard library and msgspec, because workers run under the project's interpreter.
 """
 
 from ktuned.model.backend_report import Absence, BackendReport, Fault
@@ -85,7 +85,6 @@ from ktuned.model.peaks import (
     name_arithmetic_metric,
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
@@ -189,7 +188,6 @@ __all__ = [
     "Priority",
     "Problem",
     "ProjectName",
-    "Record",
     "Role",
     "Root",
     "RootSettings",
@@ -259,7 +257,6 @@ __all__ = [
     "parse_key_problem",
     "read_device_kind",
     "read_objective",
-    "record",
     "reduce_digest",
     "select_figure",
     "select_latency",

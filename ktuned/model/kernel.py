@@ -22,11 +22,12 @@ inspection. They are parts of ``digest``, and of ``source_digest`` if a compiler
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
+
+import msgspec
 
 from ktuned.model.buckets import apply_bucket_rules
 from ktuned.model.errors import UsageError, listed
@@ -48,7 +49,6 @@ from ktuned.model.objective import (
     read_objective,
 )
 from ktuned.model.plan import Plan, PlanDefaults
-from ktuned.model.record import EVERY_FIELD, Record, record
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
@@ -64,13 +64,12 @@ _DIRECTORY = "dir"
 """The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
 
 
-@record
-class RootSettings(Record):
+class RootSettings(msgspec.Struct, frozen=True):
     """Settings of a root that ``config.toml`` or a request gives explicitly; they override all others."""
 
     name: str = ""
     python: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,7 @@ class Root:
     workers: str = ""
 
 
-@record
-class SpaceInfo(Record):
+class SpaceInfo(msgspec.Struct, frozen=True):
     """A declared space, as far as it can be described without code.
 
     Attributes:
@@ -121,8 +119,7 @@ class SpaceInfo(Record):
     size: int | None = None
 
 
-@record
-class PortfolioRequest(Record):
+class PortfolioRequest(msgspec.Struct, frozen=True):
     """The problems of a portfolio with their weights, and its limits. A field that is None is not specified here."""
 
     over: tuple[tuple[Problem, float], ...] | None = None
@@ -131,8 +128,7 @@ class PortfolioRequest(Record):
     tunings: int | None = None
 
 
-@record
-class KernelFacts(Record):
+class KernelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Further facts about a kernel from its inspection, each for a few readers.
 
     Attributes:
@@ -152,13 +148,11 @@ class KernelFacts(Record):
         declares: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
     """
 
-    _omitted: ClassVar = EVERY_FIELD
-
     knobs: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-    python: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    plan: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = msgspec.field(default_factory=dict)
+    python: Mapping[str, str] = msgspec.field(default_factory=dict)
+    arguments: Mapping[str, str] = msgspec.field(default_factory=dict)
+    plan: Mapping[str, str] = msgspec.field(default_factory=dict)
     data_digest: str = ""
     judges: bool = False
     judged: bool = True
@@ -172,8 +166,7 @@ class KernelFacts(Record):
     declares: bool = False
 
 
-@record
-class KernelInfo(Record):
+class KernelInfo(msgspec.Struct, frozen=True):
     """A kernel's declaration without its code.
 
     Attributes:
@@ -202,9 +195,9 @@ class KernelInfo(Record):
     specialize: tuple[str, ...] | None
     space: SpaceInfo
     plan: Plan
-    extra: KernelFacts = field(default_factory=KernelFacts)
-    learned: Mapping[str, Observation] = field(default_factory=dict)
-    bucket: Mapping[str, Any] = field(default_factory=dict)
+    extra: KernelFacts = msgspec.field(default_factory=KernelFacts)
+    learned: Mapping[str, Observation] = msgspec.field(default_factory=dict)
+    bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> KernelName:
@@ -314,7 +307,7 @@ class KernelInfo(Record):
 
     def convert_paths(self, convert: Callable[[str], str]) -> KernelInfo:
         """Return the kernel with other paths: relative to another directory, or absolute. Learned names stay."""
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             file=convert(self.file),
             sources=tuple(map(convert, self.sources)),
@@ -328,7 +321,7 @@ class KernelInfo(Record):
             return self
         fresh = [entry for entry in news if entry.name not in self.learned]
         sources = [entry for entry in news if entry.is_source and not self._find_learned(entry.name).is_source]
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             digest=extend_digest(self.digest, fresh),
             source_digest=extend_digest(self.source_digest, sources),
@@ -341,7 +334,7 @@ class KernelInfo(Record):
         if not names:
             return self
         gone = [self.learned[name] for name in names]
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             digest=reduce_digest(self.digest, gone),
             source_digest=reduce_digest(self.source_digest, [entry for entry in gone if entry.is_source]),
@@ -407,7 +400,7 @@ class KernelInfo(Record):
         As the default, the anchor is served before there is a winner, measured in full, and the base of speed-ups.
         """
         is_other = anchor is not None and is_exact(objective) and anchor != self.default
-        return dataclasses.replace(self, default=anchor) if is_other else self
+        return msgspec.structs.replace(self, default=anchor) if is_other else self
 
     def order_config(self, config: Config) -> dict[str, Scalar]:
         """Return a config with its knobs in the order of the declared space; the store sorts them by name."""
@@ -423,8 +416,8 @@ class KernelInfo(Record):
         plan = defaults.apply_to(self.plan, self.extra.given)
         if plan == self.plan:
             return self
-        digest = sha256(f"{self.plan_digest} {canonical(plan.to_wire())}")
-        return dataclasses.replace(self, plan=plan, plan_digest=digest)
+        digest = sha256(f"{self.plan_digest} {canonical(msgspec.to_builtins(plan))}")
+        return msgspec.structs.replace(self, plan=plan, plan_digest=digest)
 
 
 def _order_values(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:

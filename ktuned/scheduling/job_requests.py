@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine

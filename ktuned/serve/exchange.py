@@ -7,7 +7,6 @@ reader of documents is imported only when it is needed, which saves an idle daem
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from time import time
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import anyio.to_thread
 import msgspec
 from msgspec import UNSET, structs
+from msgspec.structs import replace
 
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
@@ -150,11 +151,11 @@ def _list_trials(
         found, objectives = classes.get(_identify_context(trial)), tuple(won_by.get(trial.id, ()))
         facts = (trial.detail.facts or {}).items()
         known: dict[str, Any] = {
-            **vars(trial),
+            **structs.asdict(trial),
             "winner": bool(objectives),
             "objectives": objectives,
             "facts": {name: value for name, value in facts if type(value) in (int, float)},
-            "class": "" if found is None else found.name_class(trial.detail),
+            "bit_class": "" if found is None else found.name_class(trial.detail),
         }
         if kernel is not None:
             known["config"] = kernel.order_config(trial.config)

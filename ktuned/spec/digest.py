@@ -21,6 +21,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
 from ktuned.ipc import Untrusted, stamp_files
 from ktuned.model import KernelFacts, KernelInfo, ProjectName
@@ -70,7 +72,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     problems = kernel.list_represented_problems()
     plan = {name: describe_value(getattr(kernel, name)) for name in _PLANNED}
     plan |= {
-        "plan": describe_value(kernel.plan.to_wire()),
+        "plan": describe_value(msgspec.to_builtins(kernel.plan)),
         "problems": describe_value(problems),
         "python": _digest_together(python),
     }

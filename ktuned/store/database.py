@@ -18,7 +18,6 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import (
     LATENCY,
@@ -201,7 +201,8 @@ class Store(Queries):
 
     async def save_peaks(self, found: Peaks) -> None:
         """Store the measured limits of a device model."""
-        await self._insert("INSERT OR REPLACE INTO peaks VALUES (?, ?)", (found.device, json.dumps(asdict(found))))
+        text = msgspec.json.encode(found).decode()
+        await self._insert("INSERT OR REPLACE INTO peaks VALUES (?, ?)", (found.device, text))
 
     async def add_launches(self, counts: Mapping[WinnerKey, int], now: float) -> None:
         """Add to the counts of applications' launches; forget the least recently launched of too many keys."""

@@ -20,11 +20,12 @@ bounded in time, because a broken store may be the reason for the stop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import time
 
 import anyio
 import structlog
+from msgspec import structs
+from msgspec.structs import replace
 
 from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
@@ -303,7 +304,7 @@ class Outcomes:
         """Return a trial as it was just recorded."""
         brief = self._brief
         return Trial(
-            **vars(result),
+            **structs.asdict(result),
             id=attempt.trial,
             job=brief.job.id,
             kernel=brief.job.kernel,

@@ -11,9 +11,10 @@ file again, and refuses if any of them differs: a result must never be recorded 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ktuned.backends import Registry
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded

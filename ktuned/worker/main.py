@@ -41,7 +41,7 @@ Operation = Callable[[Any, Reply], Any]
 """Carries out one kind of request. Takes the request, and where to send phases and items; returns the reply."""
 
 
-def _read_messages(read_fd: int) -> Iterator[dict[str, Any]]:
+def _read_messages(read_fd: int) -> Iterator[bytes]:
     decoder = frames.Decoder()
     while data := os.read(read_fd, _READ_BYTES):
         yield from decoder.feed(data)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -9,6 +8,7 @@ from typing import Any, cast
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.lookup import Lookup
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.model.errors import KernelFileError, Unsupported
+from ktuned.model.plan import Plan
 from ktuned.spec.loader import get_kernel_module
 from tests.spec.conftest import HEADER_LINES, Project
 
@@ -99,17 +100,16 @@ def test_a_full_declaration_keeps_every_argument(project: Project) -> None:
     assert kernel.source_paths == (project.root / "gemm.cu",)
     assert (kernel.specialize, kernel.setup, kernel.default) == (("M",), ("A",), {"BM": 2})
     assert kernel.list_problems() == ({"M": 4, "N": 1},)
-    assert kernel.plan.to_wire() == {
-        "strategy": "exhaustive",
-        "seed": 3,
-        "preset": "fast",
-        "trials": 7,
-        "time_limit_s": 2.5,
-        "compile_only": False,
-        "early_stop": 2,
-        "deadlines": {"timing": 4},
-        "until": "converged",
-    }
+    assert kernel.plan == Plan(
+        strategy="exhaustive",
+        seed=3,
+        preset="fast",
+        trials=7,
+        time_limit_s=2.5,
+        early_stop=2,
+        deadlines={"timing": 4},
+        until="converged",
+    )
 
 
 def test_the_kernel_function_gets_read_only_views(project: Project) -> None:

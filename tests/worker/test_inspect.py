@@ -1,10 +1,10 @@
 """A job's walk through a space, and the stamps that report that files are still what was inspected."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned import Unsupported, space
 from ktuned.backends.registry import Registry
