@@ -192,7 +192,9 @@ class FinalRound:
         have_competed = all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists)
         incumbent = self._find_incumbent_trial()
         if incumbent is not None and (have_competed or self._is_decided(incumbent, rounds)):
-            self._progress.set_best(incumbent)
+            # The best of the search may be another one: it is the fastest config, and only finalists have the metric.
+            if needs_own_launches(self._brief.objective) and self._progress.best_us is not None:
+                self._progress.set_best(incumbent)
             self._progress.reference_us = incumbent.detail.reference_us
             self._progress.reference_spread_us = incumbent.detail.reference_spread_us
             return
