@@ -79,7 +79,7 @@ class KeyedCall(ABC):
 
     @abstractmethod
     def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
-        """Return the current call as data, and the files that it or its declaration names.
+        """Return the current call as data, and the files that it names.
 
         Raises:
             NotTunable: no other process can repeat the call.
@@ -173,7 +173,6 @@ class KeyedCall(ABC):
             files=files,
             variables=dict(declaration.variables),
             device=self._key.device or "",
-            module=declaration.library_module,
         )
 
 
