@@ -54,6 +54,11 @@ class Declaration:
         raise NotImplementedError
 
     @property
+    def source_digest(self) -> str:
+        """Digest of the function's source, the same on every machine; empty if a call has the programs instead."""
+        return ""
+
+    @property
     def library_module(self) -> str:
         """The module that a front end imports for the function; empty if it needs none."""
         return ""
@@ -64,8 +69,8 @@ class Declaration:
         return digest_content(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return asdict(self)
+        """Return the fields and the digest of the source as plain data."""
+        return {**asdict(self), "source_digest": self.source_digest}
 
 
 @dataclass(frozen=True, kw_only=True)

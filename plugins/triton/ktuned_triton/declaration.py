@@ -6,9 +6,10 @@ another kernel when it runs again, so the daemon watches none of these files.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -87,6 +88,11 @@ class Declaration(dropin.Declaration):
         return FunctionName(self.origin.package, self.origin.release, self.origin.function)
 
     @property
+    def source_digest(self) -> str:
+        """Digest of the code that decides what is compiled."""
+        return digest_content(json.dumps([self.cache_key, self.evaluation, self.constants]))
+
+    @property
     def library_module(self) -> str:
         """The module that a front end imports, or that travels."""
         return self.origin.module
@@ -98,7 +104,7 @@ class Declaration(dropin.Declaration):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data; the source travels as a file, and the module's name has its digest."""
-        return {name: value for name, value in asdict(self).items() if name != "source"}
+        return {name: value for name, value in super().to_plain().items() if name != "source"}
 
 
 def describe_function(tuner: Any, numerics: str) -> Declaration:
