@@ -47,7 +47,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         call(daemon, "4096,9000")
         call(daemon, "4000", KTUNED_RUN_NUMERICS="exact")
         call(daemon, "700", "end", "stretch")
-        print([(j["kernel"], j["problem"], j["state"], j["objective"], j["message"]) for j in ended_jobs(daemon, 4)])
+        ended_jobs(daemon, 4)
         done = daemon.ktuned("export", "--all", str(directory / "winners"))
         assert done.returncode == 0, done.stderr
     return directory / "winners"
@@ -118,15 +118,14 @@ def test_every_process_launches_the_configs_of_the_files(winners: Path, tmp_path
     assert found[4096]["config"]["BLOCK"] == 256
     found[9000]["config"]["BLOCK"] = 512
     edit_file(winners, SCALE, winners=list(found.values()))
-    output, summary = run(tmp_path, "--winners", "winners", sys.executable, "-c", PROCESSES, "4096,9000,5000")
+    (tmp_path / "program.py").write_text(PROCESSES)
+    output, summary = run(tmp_path, "--winners", "winners", sys.executable, "program.py", "4096,9000,5000")
     assert output == ["forked", "called 256 512 128", "spawned", "called 256 512 128"]
     assert summary[0] == "adopted 1 function: tests: scale"
     assert summary[1] == "3 tuning keys: 2 as in winners"
     assert summary[2] == f"{name_key(5000)}: winners lacks it: the first config is launched"
     # The other two are of another function, and of exact numerics.
-    assert summary[3].startswith("no call launched a winner of winners/tests-plugins.triton_app.kernels.scale-"), (
-        summary
-    )
+    assert summary[3].startswith("no call launched a winner of winners/tests-plugins.triton_app.kernels.scale-")
     assert len(summary) == 4
 
 
