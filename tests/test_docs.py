@@ -1,6 +1,5 @@
 """Comparison of the documents with the code: every table that repeats a fact."""
 
-import dataclasses
 import inspect
 import re
 import tomllib
@@ -13,6 +12,7 @@ import anyio
 import click
 import msgspec
 import pytest
+from msgspec import structs
 from msgspec.structs import fields
 
 from ktuned import kernel, model
@@ -29,7 +29,6 @@ from ktuned.daemon.systemd import Notifier
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.record import Record
 from ktuned.model.values import Outcome, Status
 from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
 from ktuned.serve import server
@@ -177,7 +176,7 @@ def test_the_example_of_ktuned_toml_is_complete() -> None:
     project = project_file.parse_project(block.encode(), "ktuned.toml")
     names = [field.name for field in fields(project) if field.name != "digest"]
     assert all(getattr(project, name) for name in names)
-    assert all(dataclasses.astuple(project.defaults))
+    assert all(structs.astuple(project.defaults))
     assert _names("docs/kernel-files.md", "## Projects") == names
 
 
@@ -298,7 +297,7 @@ TRIAL = make_trial(outcome=None, latency_us=None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("job", JobInfo.from_job(JOB)), ("trial", TRIAL)])
-def test_documented_fields_of_jobs_and_trials_are_those_that_travel(name: str, value: Record) -> None:
+def test_documented_fields_of_jobs_and_trials_are_those_that_travel(name: str, value: msgspec.Struct) -> None:
     """A job's and a trial's fields are those that travel."""
     (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == name)
     assert sorted(_words(fields)) == sorted(msgspec.to_builtins(value))
@@ -382,7 +381,7 @@ def test_documents_name_commands_and_options_that_exist() -> None:
         for line in [*lines, *re.findall(r"^(?:\$ )?ktuned ([a-z].*)", blocks, re.MULTILINE)]:
             words = re.split(r"\s+#|\s&&\s", line)[0].split()
             name = " ".join(words[:2]) if " ".join(words[:2]) in commands else words[0]
-            if name == "run" or (name == "service" and len(words) == 1):
+            if name == "run":
                 continue
             known = {option for param in commands[name].params for option in param.opts} if name in commands else set()
             flags = {word.partition("=")[0].rstrip(",.;:)") for word in words[1:] if word.startswith("--")}

@@ -18,9 +18,10 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ktuned.checking.numpy_tensors import ALIGNMENT
 from ktuned.checking.tensor_library import find_library
-from ktuned.model import Record, record
 
 MOST_UNUSED = 1 << 30
 """Most bytes between two tensors of one span. Views of a mapped file may lie farther apart, and are separate spans."""
@@ -30,8 +31,7 @@ PATTERN = 0xA5
 """The byte around tensors: in no dtype does it make a small integer or a common float."""
 
 
-@record
-class Span(Record):
+class Span(msgspec.Struct, frozen=True):
     """Tensors that share an allocation.
 
     Attributes:
@@ -75,8 +75,7 @@ class Region(NamedTuple):
         return f"{address - self.start - self.size} bytes after {self.name}"
 
 
-@record
-class Damage(Record):
+class Damage(msgspec.Struct, frozen=True):
     """A write outside the tensors, in words.
 
     ``is_contained`` is true if the write was undone and cannot have hit anything else. Otherwise the process can no

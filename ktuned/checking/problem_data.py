@@ -23,12 +23,12 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ktuned.backends import Kernel, Launch
-from ktuned.checking.batch_rows import narrow_tensor
 from ktuned.checking.guards import Guards
 from ktuned.checking.placement import Damage, Region
 from ktuned.checking.problem_inputs import ProblemInputs
@@ -49,7 +49,6 @@ class ProblemData:
         kernel: the declared kernel.
         problem: the problem.
         device: where the tensors are.
-        captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
         seed: any value other than 0 gives other random numbers.
         guards: allocates the tensors; active guards by default.
         library: makes the tensors; by default torch if it is installed, else NumPy.
@@ -71,7 +70,6 @@ class ProblemData:
         problem: Problem,
         device: Device,
         *,
-        captured: Path | None = None,
         seed: int = 0,
         guards: Guards | None = None,
         library: TensorLibrary | None = None,
@@ -79,7 +77,7 @@ class ProblemData:
         self.library = library or choose_library(device)
         self._kernel = kernel
         self._device = device
-        self._inputs = ProblemInputs(kernel, problem, device, self.library, captured=captured, seed=seed)
+        self._inputs = ProblemInputs(kernel, problem, device, self.library, seed=seed)
         self.roles = self._inputs.roles
         self._reference = Reference(kernel, device, self.library, self.roles)
         self._expected: dict[str, Any] = {}
@@ -168,21 +166,6 @@ class ProblemData:
     def digest_outputs(self) -> Any:
         """Start a digest of the outputs as they are now, for the library's ``read_digests``."""
         return self.library.digest_tensors([self.tensors[name] for name in self.roles.outputs])
-
-    @property
-    def has_smaller_batches(self) -> bool:
-        """True if the outputs contain the rows of smaller problems of a batch-invariant group."""
-        return self._inputs.rows is not None and bool(self._inputs.rows.smaller)
-
-    def digest_rows(self) -> dict[str, Any]:
-        """Start digests of those rows of the outputs that each smaller problem of the group has, by problem."""
-        assert self._inputs.rows is not None
-        return {
-            problem: self.library.digest_tensors(
-                [narrow_tensor(self.tensors[name], shapes[name]) for name in self.roles.outputs]
-            )
-            for problem, shapes in self._inputs.rows.smaller.items()
-        }
 
     @contextmanager
     def use_numbered_inputs(self, number: int) -> Iterator[bool]:
@@ -276,7 +259,7 @@ class ProblemData:
         if self._kernel.reference is None:
             return
         if cached.is_file():
-            expected = self.library.load_tensors(cached, "cpu")
+            expected = self.library.load_tensors(cached)
         else:
             expected = self._reference.compute_outputs(self._pristine, default)
         self._keep_expected_outputs(expected)

@@ -21,8 +21,6 @@ from ktuned.adoption import Adoptions, KeyTunings
 from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
-    Buckets,
-    CapturedInputs,
     Catalog,
     Changes,
     FileInspector,
@@ -145,7 +143,6 @@ class Parts:
             scratch=settings.scratch,
             cache=settings.cache,
             artifacts=settings.artifacts,
-            captures=settings.captures,
             base_env=base_env,
             compile_cores=settings.compile_cores,
             ends_orphans=replaced.adopts,
@@ -161,9 +158,7 @@ class Parts:
             mark=executor.mark,
             known_children=known_children,
         )
-        surroundings = Surroundings(
-            settings.artifacts, settings.captures, settings.state, base_env, executor.mark, known_children
-        )
+        surroundings = Surroundings(settings.artifacts, settings.state, base_env, executor.mark, known_children)
 
         # These are called only when the daemon runs; the parts that they use are built below.
         def on_host_up(host: str, cores: int) -> None:
@@ -197,7 +192,7 @@ class Parts:
             applications=Applications(is_used=is_device_used),
         )
 
-        # Parts that hold knowledge: kernels, inputs, devices, artifacts.
+        # Parts that hold knowledge: kernels, devices, artifacts.
         artifacts = self.artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
         catalog = self.catalog = Catalog(
             list_watched_roots(settings, store),
@@ -205,8 +200,6 @@ class Parts:
             store.learned.list_names(),
         )
         admission = self.admission = Admission(catalog, fleet, store, deadlines)
-        buckets = self.buckets = Buckets(catalog, fleet, store, deadlines)
-        captured_inputs = self.captured_inputs = CapturedInputs(store, settings.captures)
         environments = Environments(
             fleet, store, deadlines=deadlines, wait_for_hosts=executors.await_hosts, base_env=replaced.base_env
         )
@@ -214,7 +207,6 @@ class Parts:
             environments,
             arch=settings.file.arch,
             chosen=settings.file.devices,
-            find_captured_digest=captured_inputs.find_captured_digest,
         )
 
         # Parts that act on events, and the router.
@@ -240,13 +232,13 @@ class Parts:
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
         # Winners that other daemons share.
-        foreign_names = self.foreign_names = ForeignNames(catalog, inspector, traces, machine.digest_kernel)
+        foreign_names = self.foreign_names = ForeignNames(catalog, inspector, traces)
         shared_winners = self.shared_winners = SharedWinners(
             settings.share, bridge, catalog=catalog, foreign_names=foreign_names
         )
 
         # Parts that tune.
-        served = self.served = ServedWinners(catalog, store, machine, admission, caches)
+        served = self.served = ServedWinners(store, machine, caches)
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
@@ -287,11 +279,10 @@ class Parts:
         probes.when_hosts_come(jobs.add_new_devices)
         reverification = self.reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
         requests = self.requests = JobRequests(
-            admission=admission, buckets=buckets, catalog=catalog, machine=machine, store=store, jobs=jobs
+            admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
         )
         renewal = self.renewal = Renewal(
             admission=admission,
-            buckets=buckets,
             catalog=catalog,
             machine=machine,
             store=store,
@@ -339,11 +330,10 @@ class Parts:
 
         # Parts that answer lookups and watch files.
         certainty = self.certainty = Certainty(catalog, machine)
-        follow_ups = self.follow_ups = FollowUps(admission, buckets, jobs, caches, fleet.gate)
+        follow_ups = self.follow_ups = FollowUps(admission, jobs, caches, fleet.gate)
         answers = BestAnswers(
             admission=admission,
             artifacts=artifacts,
-            buckets=buckets,
             certainty=certainty,
             failures=job_machine.failures,
             portfolios=kept_portfolios,

@@ -32,7 +32,6 @@ from ktuned.model import KtunedError
 from ktuned.protocol import StatusAnswer, WorkFigures
 from ktuned.serve import (
     CallMethods,
-    Captures,
     Checks,
     DaemonMethods,
     DevicePeaks,
@@ -122,7 +121,6 @@ class Daemon:
                 store=store,
             ).list_handlers(),
             *TrialMethods(
-                buckets=parts.buckets,
                 catalog=catalog,
                 jobs=jobs,
                 lookups=lookups,
@@ -139,7 +137,6 @@ class Daemon:
                 machine=machine,
                 store=store,
                 artifacts=parts.artifacts,
-                served=parts.served,
                 publish=parts.router.publish_event,
             ).list_handlers(),
             *Checks(
@@ -159,7 +156,6 @@ class Daemon:
                 lane=parts.dispatcher.get_lane,
             ).list_handlers(),
             *CallMethods(parts.adoptions, fleet.applications).list_handlers(),
-            *Captures(parts.captured_inputs, catalog, jobs, lookups.forget_results).list_handlers(),
             *KernelMethods(
                 catalog=catalog,
                 explainer=Explainer(catalog, parts.admission, machine, store, parts.certainty),
@@ -170,7 +166,6 @@ class Daemon:
                 catalog=catalog, events=events, exchange=parts.share_exchange, jobs=jobs, shared=parts.shared_winners
             ).list_handlers(),
             *PortfolioMethods(catalog, parts.portfolios).list_handlers(),
-            *parts.artifact_cleanup.list_handlers(),
             *self.reload.list_handlers(),
         ]
 

@@ -132,11 +132,6 @@ class Settings(msgspec.Struct, frozen=True):
         return ShareSettings() if self.no_share else self.file.share
 
     @property
-    def captures(self) -> Path:
-        """The directory of captured inputs."""
-        return self.state / "captures"
-
-    @property
     def scratch(self) -> Path:
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"

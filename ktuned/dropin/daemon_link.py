@@ -11,9 +11,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from time import monotonic
 from typing import Any, Final
+
+from msgspec import structs
 
 from ktuned.dropin.launch_counts import leave_launch_counts
 from ktuned.dropin.launch_machine import Answer
@@ -137,7 +138,7 @@ class DaemonLink:
         found = self._client.call(
             "calls",
             deadline_s=deadline_s,
-            keys=[asdict(key) for key in keys],
+            keys=[structs.asdict(key) for key in keys],
             waits=waits,
             beside=os.getpid(),
         )

@@ -269,7 +269,7 @@ class WorkerProcess(Worker):
             for message in list(frames.Decoder().feed(held.frames))[known:]:
                 self._handle_message(message)
 
-    def _handle_message(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: bytes) -> None:
         """Handle one message: the end of computing at once; items and replies are kept for the caller."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")

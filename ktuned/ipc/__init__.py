@@ -1,7 +1,7 @@
 """Exchange between the daemon and its workers: typed requests and replies in frames, artifact manifests, stamps."""
 
-from ktuned.ipc import frames, manifest, parent, replies, requests
-from ktuned.ipc.codec import InvalidMessage, from_plain, to_message, to_plain
+from ktuned.ipc import decoding, frames, manifest, parent, replies, requests
+from ktuned.ipc.decoding import InvalidMessage
 from ktuned.ipc.journal import FAULT_AT, JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
 from ktuned.ipc.lock import LockHeld, hold_lock
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
@@ -44,10 +44,10 @@ __all__ = [
     "Sight",
     "Trust",
     "Untrusted",
+    "decoding",
     "find_changed_file",
     "follow_links",
     "frames",
-    "from_plain",
     "hold_lock",
     "is_directory_stamp",
     "locate_artifact",
@@ -65,6 +65,4 @@ __all__ = [
     "stamp_directory",
     "stamp_files",
     "stamps_agree",
-    "to_message",
-    "to_plain",
 ]

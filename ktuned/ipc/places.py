@@ -1,35 +1,31 @@
 """Where a worker finds the files that requests name, on its own machine.
 
-A request names a file by its project and its path in the project, an artifact by its key, and tensors by their digest.
+A request names a file by its project and its path in the project, and an artifact by its key.
 When an executor starts workers, it tells them the directories of their machine. So a request means the same on any
 machine.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
-from ktuned.ipc.codec import InvalidMessage
-from ktuned.model import Record, record
+import msgspec
 
-_TENSORS = ".safetensors"
+from ktuned.ipc.decoding import InvalidMessage
+
 _STAGING = ".staging"
 
 
-@record
-class Places(Record):
-    """The directories of projects (by name), of sealed artifacts, captured inputs, and references' results.
+class Places(msgspec.Struct, frozen=True):
+    """The directories of projects (by name), of sealed artifacts, and of references' results.
 
     Files in ``trusted`` directories are used without a check of who can write them.
     """
 
     projects: Mapping[str, str]
     artifacts: str
-    captures: str
     expected: str
     trusted: tuple[str, ...] = ()
 
@@ -59,23 +55,18 @@ class Places(Record):
         """Return the directory in which a group of configs is compiled, before its artifacts are sealed."""
         return locate_staging(Path(self.artifacts), name)
 
-    def locate_capture(self, digest: str) -> Path:
-        """Return the file of inputs that an application captured."""
-        return Path(self.captures, f"{digest}{_TENSORS}")
-
     def locate_reference(self, key: str) -> Path:
         """Return the file in which a worker saves a reference's results for later workers."""
-        return Path(self.expected, f"{key}{_TENSORS}")
+        return Path(self.expected, f"{key}.safetensors")
 
     def to_argument(self) -> str:
         """Return the text that :meth:`from_argument` reads, on a worker's command line."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_argument(cls, text: str) -> Places:
         """Rebuild from :meth:`to_argument`'s text."""
-        values = json.loads(text)
-        return cls(**{**values, "trusted": tuple(values["trusted"])})
+        return msgspec.json.decode(text, type=cls)
 
 
 def locate_artifact(artifacts: Path, key: str) -> Path:

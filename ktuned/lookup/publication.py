@@ -9,7 +9,7 @@ published:
 * answers that are certain, once the watcher has looked at all files since the start;
 * winners of the key itself: a near config or a default must be requested, so that the daemon tunes the problem;
 * for the same reason, stale winners only after a lookup that requested the tuning of the problem;
-* keys that clients can form, and so none of kernels whose buckets are chosen by code;
+* keys that clients can form;
 * configs that the declared space admits for all problems of the key, unless the key is the problem itself.
 """
 
@@ -162,7 +162,6 @@ class Publication:
             or answer.device is None
             or not found.is_certain
             or not self._certainty.is_caught_up
-            or kernel.has_bucket_function
         ):
             return False
         is_whole = kernel.specialize is None and not kernel.bucket

@@ -5,8 +5,7 @@ A lookup runs on the event loop and never waits. It takes these steps:
 1. Find the kernel.
 2. Find the best answer (:mod:`ktuned.lookup.best_answers`). This changes nothing, and the table of winners is filled in
    the same way.
-3. Queue the work that would improve the answer: a tuning, a worker's verdict on a config, a worker's choice of a
-   bucket.
+3. Queue the work that would improve the answer: a tuning, a worker's verdict on a config.
 4. Publish the answer in the table of winners.
 
 Two cases differ. A request for a settled answer waits for a worker's verdict (:meth:`Lookups.settle_answer`). And a
@@ -153,15 +152,12 @@ class Lookups:
     ) -> Lookup:
         """Return the best answer, and queue the work that would improve it."""
         found = self._answers.find_best_answer(kernel, problem, device, objective, tune=tune, admits=admits)
-        if found.lacks_bucket:
-            self._follow_ups.queue_bucket(kernel, problem)
         if found.undecided:
             self._follow_ups.queue_check(kernel, problem, found.undecided)
-        if tune and found.tunings and found.key is not None and not self._is_for_portfolio(kernel, problem, found):
-            for tuning in found.tunings:
-                self._follow_ups.queue_tuning(tuning)
+        if tune and found.tuning is not None and not self._is_for_portfolio(kernel, problem, found):
+            self._follow_ups.queue_tuning(found.tuning)
             # Count this lookup, and those that got the previous answer from its shortcut.
-            self._jobs.count_lookups(found.key, 1 + self.shortcuts.repeats)
+            self._jobs.count_lookups(found.tuning.key, 1 + self.shortcuts.repeats)
         return replace(found, answer=replace(found.answer, generation=self.table.generation(kernel.name)))
 
     def _is_for_portfolio(self, kernel: KernelInfo, problem: Problem, found: Lookup) -> bool:

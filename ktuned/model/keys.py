@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+import msgspec
+
 from ktuned.model.objective import LATENCY, Objective
-from ktuned.model.record import Record, record
 from ktuned.model.values import Problem, Scalar, canonical
 
 ProjectName = NewType("ProjectName", str)
@@ -78,8 +79,7 @@ class WinnerKey(NamedTuple):
     objective: Objective = LATENCY
 
 
-@record
-class CallKey(Record):
+class CallKey(msgspec.Struct, frozen=True):
     """A tuning key of an application's function.
 
     Attributes:

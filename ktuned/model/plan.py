@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import field
-from typing import Any, ClassVar
+
+import msgspec
+from msgspec import structs
 
 from ktuned.model.objective import LATENCY, with_numerics
-from ktuned.model.record import Record, record
 from ktuned.model.values import Config
 
 
-@record
-class Preset(Record):
+class Preset(msgspec.Struct, frozen=True):
     """How thorough measurements are.
 
     Attributes:
@@ -59,8 +57,7 @@ UNTIL = ("budget", "converged")
 """When a job ends: at its budget, or earlier, when an improvement of more than 1 % is unlikely."""
 
 
-@record
-class Plan(Record):
+class Plan(msgspec.Struct, frozen=True):
     """The plan of a job for one space.
 
     Attributes:
@@ -86,7 +83,7 @@ class Plan(Record):
     trials: int = DEFAULT_TRIALS
     time_limit_s: float | None = None
     early_stop: float = 3.0
-    deadlines: Mapping[str, float] = field(default_factory=dict)
+    deadlines: Mapping[str, float] = msgspec.field(default_factory=dict)
     compile_only: bool = False
     until: str = "budget"
     configs: tuple[Config, ...] = ()
@@ -95,21 +92,8 @@ class Plan(Record):
     no_share: bool = False
     anchor: Config | None = None
 
-    # Fields that were added later. Kernels' digests are made from the plan, and a new field must not change them all.
-    _omitted: ClassVar = ("configs", "again", "objective", "no_share", "anchor")
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return plain data, from which :meth:`from_wire` rebuilds the plan."""
-        return {**vars(self), **({"configs": list(self.configs)} if self.configs else {})}
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Plan:
-        """Rebuild a plan from the data of :meth:`to_wire`."""
-        return cls(**{**data, "configs": tuple(data.get("configs", ()))})
-
-
-@record
-class PlanDefaults(Record):
+class PlanDefaults(msgspec.Struct, frozen=True):
     """A project's budgets for kernel files that set none of their own; None stands for ktuned's default."""
 
     preset: str | None = None
@@ -119,7 +103,7 @@ class PlanDefaults(Record):
 
     def apply_to(self, plan: Plan, given: Collection[str]) -> Plan:
         """Return a plan with these defaults, except those that the kernel file has ``given`` itself, by name."""
-        wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        wanted = {name: value for name, value in structs.asdict(self).items() if value is not None}
         wanted = {name: value for name, value in wanted.items() if name not in given}
         objective = with_numerics(plan.objective, wanted.pop("numerics", None))
-        return dataclasses.replace(plan, objective=objective, **wanted)
+        return structs.replace(plan, objective=objective, **wanted)

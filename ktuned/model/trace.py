@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
-from ktuned.model.record import Record, record
+import msgspec
+from msgspec.structs import replace
+
 from ktuned.model.values import sha256
 
 ENVIRONMENT = "env:"
@@ -31,8 +32,7 @@ UNOBSERVED = "unobserved:"
 _BITS = 256
 
 
-@record
-class Observation(Record):
+class Observation(msgspec.Struct, frozen=True):
     """One entry of a trace: a name, and a digest of what was read there.
 
     Attributes:
@@ -87,11 +87,6 @@ def reduce_digest(digest: str, entries: Iterable[Observation]) -> str:
 def add_digests(one: str, other: str) -> str:
     """Return the sum of two digests. Adding an entry to the sum is the same as adding it to either of them."""
     return f"{(_to_number(one) + _to_number(other)) % (1 << _BITS):064x}"
-
-
-def add_captured(digest: str, captured: str) -> str:
-    """Return the digest of a kernel's problem, whose captured inputs have the digest ``captured`` (empty for none)."""
-    return add_digests(digest, sha256(f"captured\0{captured}")) if captured else digest
 
 
 def find_new_observations(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
-from ktuned.model import LATENCY, Job, JobState, Objective, Scalar, record
+from ktuned.model import LATENCY, Job, JobState, Objective, Scalar
 from ktuned.protocol.kernels import FileError
 from ktuned.protocol.method import Method
 
 
-@record
-class JobInfo(Job):
+class JobInfo(Job, frozen=True):
     """A job as the daemon reports it: with its objective and its current state.
 
     Attributes:
@@ -32,12 +32,10 @@ class JobInfo(Job):
     launches: int = 0
 
     # Only the daemon needs the key.
-    _omitted: ClassVar = ("key_problem",)
-
     @classmethod
     def from_job(cls, job: Job, *, launches: int = 0, waiters: int = 0) -> JobInfo:
         """Return the report of a job that neither runs nor waits."""
-        known = {**vars(job), "key_problem": None}
+        known = structs.asdict(structs.replace(job, key_problem=msgspec.UNSET))
         return cls(**known, objective=job.objective, launches=launches, waiters=waiters)
 
 

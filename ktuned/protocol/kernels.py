@@ -1,4 +1,4 @@
-"""Kernels, the directories that are watched for them, and captured inputs."""
+"""Kernels, and the directories that are watched for them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
-from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Scalar, Status, record
+from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Status
 from ktuned.protocol.method import Method
 
 
@@ -81,8 +81,7 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...] = ()
 
 
-@record
-class KernelEntry(KernelInfo):
+class KernelEntry(KernelInfo, frozen=True):
     """A kernel with its full name and, if ``why`` was set, the standing of each of its winners."""
 
     name: KernelName = KernelName("")
@@ -91,7 +90,7 @@ class KernelEntry(KernelInfo):
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:
         """Return a kernel's entry."""
-        return cls(**vars(kernel), name=kernel.name, why=why)
+        return cls(**structs.asdict(kernel), name=kernel.name, why=why)
 
 
 class KernelsAnswer(msgspec.Struct, frozen=True):
@@ -119,16 +118,6 @@ class UnwatchAnswer(msgspec.Struct, frozen=True):
     kernels: tuple[KernelName, ...]
 
 
-class CaptureAnswer(msgspec.Struct, frozen=True):
-    """Where to write tensors (``directory`` and ``max_bytes``), or which are captured now (the other fields)."""
-
-    directory: str | UnsetType = UNSET
-    max_bytes: int | UnsetType = UNSET
-    kernel: KernelName | UnsetType = UNSET
-    digest: str | UnsetType | None = UNSET
-    bytes: int | UnsetType = UNSET
-
-
 class KernelsParams(msgspec.Struct, frozen=True):
     """``kernels``: one kernel, or the kernels below a path, or all. ``why`` adds each winner's standing."""
 
@@ -151,17 +140,6 @@ class UnwatchParams(msgspec.Struct, frozen=True):
     path: str
 
 
-class CaptureParams(msgspec.Struct, frozen=True):
-    """``capture``: asks where to write a problem's tensors; ``digest`` names written ones; ``remove`` forgets them."""
-
-    kernel: str
-    problem: dict[str, Scalar]
-    digest: str | None = None
-    remove: bool = False
-    directory: str | None = None
-
-
 KERNELS: Final = Method("kernels", KernelsParams, KernelsAnswer)
 ADD: Final = Method("add", AddParams, AddAnswer)
 UNWATCH: Final = Method("unwatch", UnwatchParams, UnwatchAnswer)
-CAPTURE: Final = Method("capture", CaptureParams, CaptureAnswer)

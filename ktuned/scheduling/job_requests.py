@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Buckets, Catalog, check_problem
+from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.model import (
     EXACT,
@@ -114,14 +114,12 @@ class JobRequests:
         self,
         *,
         admission: Admission,
-        buckets: Buckets,
         catalog: Catalog,
         machine: Machine,
         store: Store,
         jobs: Jobs,
     ) -> None:
         self._admission = admission
-        self._buckets = buckets
         self._catalog = catalog
         self._machine = machine
         self._store = store
@@ -203,11 +201,7 @@ class JobRequests:
         kernel.objective(plan.objective)
         if request.problem is not None:
             check_problem(kernel, request.problem)
-        problems = (
-            kernel.problems
-            if request.problem is None
-            else (await self._buckets.find_representative(kernel, request.problem),)
-        )
+        problems = kernel.problems if request.problem is None else (kernel.choose_representative(request.problem),)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.find_kernel_environment(kernel)

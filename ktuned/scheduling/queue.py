@@ -14,10 +14,10 @@ policy refuses it. :meth:`JobQueue.explain_wait` gives the reason, which users s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
-from dataclasses import replace
 from time import monotonic
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import LATENCY, Job, JobState, Plan, WinnerKey
 from ktuned.scheduling.ranks import Standing

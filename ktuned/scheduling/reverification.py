@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import anyio.lowlevel
 import structlog
+from msgspec.structs import replace
 
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
@@ -72,7 +72,7 @@ class Reverification:
         return self._machine.is_outdated(environment, kernel.backend, brief.context)
 
     async def _queue_verification(self, kernel: KernelInfo, winner: Winner) -> Job | None:
-        if winner.context.digest != self._machine.digest_kernel(kernel, winner.context.problem):
+        if winner.context.digest != kernel.digest:
             return None
         job = self._store.find_job_of_winner(winner)
         if job is None:

@@ -16,7 +16,6 @@ begins with the shared config (:mod:`ktuned.tuning.shared_lead`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from time import monotonic, time
 from typing import Final
@@ -25,6 +24,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine

@@ -206,7 +206,7 @@ class SharedWinners:
         if now.version != kernel.version:
             return False
         names = [Observation(one.name, "", is_source=one.is_source, is_data=one.is_data) for one in winner.names]
-        _, exported = await self._foreign_names.match_digest(now, names, [(context.problem, winner.digest)])
+        _, exported = await self._foreign_names.match_digest(now, names, [winner.digest])
         return exported is not None
 
 

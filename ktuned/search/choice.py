@@ -11,18 +11,10 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 
+import msgspec
+
 from ktuned.dependencies import ACCESSES
-from ktuned.model import (
-    Config,
-    KernelFileError,
-    KtunedError,
-    Outcome,
-    Record,
-    Scalar,
-    UsageError,
-    canonical,
-    record,
-)
+from ktuned.model import Config, KernelFileError, KtunedError, Outcome, Scalar, UsageError, canonical
 from ktuned.search.strategy import Count, Strategy, describe_error, load_strategy
 from ktuned.spec import BoundSpace
 
@@ -38,8 +30,7 @@ MAX_REMEMBERED = 1_000_000
 """Most configs that are remembered to notice repetitions: as many as a job may try. They take 200 MiB in the end."""
 
 
-@record
-class Budget(Record):
+class Budget(msgspec.Struct, frozen=True):
     """Limits of a job."""
 
     trials: int
@@ -47,8 +38,7 @@ class Budget(Record):
     until_converged: bool = False
 
 
-@record
-class ChosenStrategy(Record):
+class ChosenStrategy(msgspec.Struct, frozen=True):
     """A supervised strategy, its name, and a remark for the user, if there is one."""
 
     name: str

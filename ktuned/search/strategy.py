@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ktuned.model import Config, Outcome, Record, Scalar, UsageError, record
+import msgspec
+
+from ktuned.model import Config, Outcome, Scalar, UsageError
 from ktuned.spec import BoundSpace
 
 if TYPE_CHECKING:
@@ -19,8 +21,7 @@ ASK_S = 0.5
 """Time limit for one ``ask`` of a walk, so that a ``where`` that rejects everything never blocks a worker."""
 
 
-@record
-class Count(Record):
+class Count(msgspec.Struct, frozen=True):
     """A number of configs: exact, or an estimate."""
 
     number: int

@@ -7,7 +7,6 @@ reader of documents is imported only when it is needed, which saves an idle daem
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from time import time
 from typing import Any, Final
@@ -19,7 +18,6 @@ from msgspec import UNSET, structs
 from ktuned.adoption import read_function
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine
-from ktuned.lookup import ServedWinners
 from ktuned.model import (
     LATENCY,
     Config,
@@ -74,7 +72,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     store: Store
     artifacts: Artifacts
-    served: ServedWinners
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -100,7 +97,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 ]
             )
         winners = await anyio.to_thread.run_sync(exchange.load_exported_winners, self.store.path, name, params.device)
-        winners = self._list_served_winners(name, params.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
@@ -112,16 +108,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             document=structs.replace(document, function=UNSET if function is None else ExportedFunction(*function)),
             artifacts={key: str(place) for key, place in places.items() if place is not None},
         )
-
-    def _list_served_winners(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
-        """Return winners as lookups serve them: one config for all problems, if the kernel file asks for that."""
-        try:
-            kernel = self.catalog.resolve_kernel(name)
-        except NotFound:
-            return winners
-        served = self.served.replace_by_common(winners, kernel, self.catalog.find_kernel_environment(kernel))
-        known = {winner.key for winner in winners}
-        return [winner for winner in served if winner.context.device == device and winner.key in known]
 
     async def handle_import(self, params: ImportParams, peer: Peer) -> ImportAnswer:
         """Import the winners of a document that pass all checks; with ``dry_run``, only report the outcome."""
@@ -192,13 +178,9 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             for name, ends in document.names.items()
         ]
         winners = chain.from_iterable(document.by_objective.values())
-        known = [(canonical(winner.problem), winner.digest) for winner in winners]
+        known = {winner.digest for winner in winners}
         named, exported = await self.foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
         return named, exported or kernel.digest
-
-    def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
-        """Return a kernel's digest for a specialised problem, computed from ``digest`` instead of its own if given."""
-        return self.machine.digest_kernel(replace(kernel, digest=digest or kernel.digest), specialized)
 
     async def _read_offer(
         self, kernel: KernelInfo, exported: str, device: str, winner: ExportedWinner, objective: str
@@ -221,13 +203,11 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             raise WorkerError(f"the kernel's space cannot be asked: {error.message}") from error
         if not is_admitted:
             raise UsageError("the kernel's space has no such config")
-        specialized = canonical(problem)
-        is_known = winner.digest == self._digest_for_problem(kernel, specialized, exported)
         context = Context(
             kernel.name,
-            KeyProblem(specialized),
+            KeyProblem(canonical(problem)),
             DeviceModel(device),
-            self._digest_for_problem(kernel, specialized) if is_known else winner.digest,
+            kernel.digest if winner.digest == exported else winner.digest,
             winner.toolchain,
             winner.device_fingerprint,
             winner.measuring_version,

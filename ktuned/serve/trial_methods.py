@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from ktuned.catalog import Buckets, Catalog, check_problem
+from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup import Lookups, ServedWinners
 from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
@@ -39,7 +40,6 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     catalog: Catalog
     machine: Machine
-    buckets: Buckets
     lookups: Lookups
     served: ServedWinners
     jobs: Jobs
@@ -62,11 +62,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         problem = None
         if params.problem is not None:
             check_problem(kernel, params.problem)
-            bucket = self.buckets.find_known_representative(kernel, params.problem)
-            problem = canonical(kernel.select_key_values(params.problem if bucket is None else bucket.problem))
+            problem = canonical(kernel.select_key_values(params.problem))
         device = None if params.device is None else self._resolve_model(kernel, params.device)
-        tried = self.store.list_problems(kernel.name) if params.current else []
-        digests = {self.machine.digest_kernel(kernel, found) for found in tried} if params.current else None
+        digest = kernel.digest if params.current else None
         limit = min(bound_limit(params.limit), MAX_DETAILED_ROWS if params.details else MAX_ROWS)
         chosen = partial(
             self.store.list_trials,
@@ -75,7 +73,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             device=device,
             outcome=params.outcome,
             job=params.job,
-            digests=digests,
+            digest=digest,
             before=params.before,
         )
         trials = chosen(limit=limit, order=params.order)
@@ -91,14 +89,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
             for (problem, device, _), found in classes.items()
         ]
-        numerics += [
-            NumericsReport({}, model, (verdict.describe(),))
-            for (model, _), verdicts in self.served.find_verdicts(kernel, environment).items()
-            for verdict in verdicts
-        ]
         total: int | msgspec.UnsetType = msgspec.UNSET
         if params.count:
-            total = self.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digests)
+            total = self.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digest)
         listed = _list_trials(trials, kernel, winners, classes, with_details=params.details)
         return ResultsAnswer(listed, tuple(numerics), total)
 
@@ -120,7 +113,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         }
         found = {}
         for (problem, device, digest), kernel in compared.items():
-            known = partial(self.store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
+            known = partial(self.store.list_trials, kernel=kernel, problem=problem, device=device, digest=digest)
             found[problem, device, digest] = BitClasses.from_trials(known(limit=MAX_ROWS, order="fastest"))
         return found
 
@@ -157,11 +150,11 @@ def _list_trials(
         found, objectives = classes.get(_identify_context(trial)), tuple(won_by.get(trial.id, ()))
         facts = (trial.detail.facts or {}).items()
         known: dict[str, Any] = {
-            **vars(trial),
+            **structs.asdict(trial),
             "winner": bool(objectives),
             "objectives": objectives,
             "facts": {name: value for name, value in facts if type(value) in (int, float)},
-            "class": "" if found is None else found.name_class(trial.detail),
+            "bit_class": "" if found is None else found.name_class(trial.detail),
         }
         if kernel is not None:
             known["config"] = kernel.order_config(trial.config)

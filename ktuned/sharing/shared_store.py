@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -36,13 +35,11 @@ from ktuned.model import (
     KtunedError,
     Objective,
     Observation,
-    Record,
     Scalar,
     UsageError,
     canonical,
     convert_to_cost,
     read_objective,
-    record,
     reduce_digest,
     select_figure,
 )
@@ -65,8 +62,7 @@ class SharedStoreDown(KtunedError):
     code = "shared_store_down"
 
 
-@record
-class LearnedName(Record):
+class LearnedName(msgspec.Struct, frozen=True):
     """A name that was found only by compiling or measuring, and the purposes for which it was read; not its content."""
 
     name: str
@@ -74,8 +70,7 @@ class LearnedName(Record):
     is_data: bool = False
 
 
-@record
-class SharedWinner(Record):
+class SharedWinner(msgspec.Struct, frozen=True):
     """A winner as daemons share it: its context, its config, its figures, and when it was decided (Unix seconds).
 
     ``digest`` covers the names that an inspection finds, and the learned ones, which are in ``names``.
@@ -93,7 +88,7 @@ class SharedWinner(Record):
     spread_us: float | None
     decided: float
     objective: str = LATENCY
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
     names: tuple[LearnedName, ...] = ()
 
     @property

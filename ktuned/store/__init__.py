@@ -6,13 +6,12 @@ from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Capture, Verdict
+from ktuned.store.tables import Verdict
 
 __all__ = [
     "DISK_ERRORS",
     "STORE_NAME",
     "Artifacts",
-    "Capture",
     "ContextSums",
     "Overview",
     "Store",

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import msgspec
 
-from ktuned.model import KernelInfo, KernelName, Observation, add_captured, extend_digest
+from ktuned.model import KernelInfo, KernelName, Observation, extend_digest
 from ktuned.store import writes
 from ktuned.store.reader import Row
 from ktuned.store.tables import Table
@@ -39,7 +38,7 @@ class LearnedNames(Table):
         def learn_names(connection: sqlite3.Connection) -> None:
             connection.executemany(
                 "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
-                [(kernel.name, entry.name, json.dumps(asdict(entry))) for entry in changed],
+                [(kernel.name, entry.name, msgspec.json.encode(entry).decode()) for entry in changed],
             )
             _rename_contexts(connection, kernel, fresh)
             info = json.dumps(msgspec.to_builtins(kernel))
@@ -49,8 +48,7 @@ class LearnedNames(Table):
 
 
 def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
-    """Extend the digests of contexts whose meaning lacks names, including contexts with captured inputs."""
-    captures = connection.execute("SELECT DISTINCT digest FROM captures WHERE kernel = ?", (kernel.name,)).fetchall()
+    """Extend the digests of contexts whose meaning lacks names."""
     for digest, text in connection.execute(
         "SELECT digest, parts FROM meanings WHERE kernel = ? AND json_valid(parts)", (kernel.name,)
     ).fetchall():
@@ -64,14 +62,10 @@ def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: 
             "INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)",
             (kernel.name, named, json.dumps(parts)),
         )
-        for captured in ("", *(capture for (capture,) in captures)):
-            writes.rename_contexts(
-                connection, kernel.name, add_captured(digest, captured), add_captured(named, captured)
-            )
+        writes.rename_contexts(connection, kernel.name, digest, named)
     writes.forget_unused_meanings(connection, kernel.name, kernel.digest)
 
 
 def _decode_name(row: Row) -> tuple[KernelName, Observation]:
     kernel, text = row
-    values = json.loads(text)
-    return KernelName(kernel), Observation(**{**values, "places": tuple(values["places"])})
+    return KernelName(kernel), msgspec.json.decode(text, type=Observation)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Traces
 from ktuned.fleet import Environment
@@ -37,7 +37,6 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WinnerKey,
-    add_captured,
     add_digests,
     canonical,
     convert_to_cost,
@@ -113,7 +112,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         group_size: The most configs that the backend compiles as one program.
         lowers: Whether the backend has a front end translate functions before they are compiled.
         absence: The reason why there are no devices, if the job was to measure.
-        captured: The digest of the inputs that an application has handed over for the problem, or empty.
         toolchain: The files that identify the context's toolchain, as seen on this machine.
         find_shared: Returns the best config that others have found, if those may be used.
         compilers: The machines that have the context's toolchain, this one first.
@@ -138,7 +136,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     group_size: int = 1
     lowers: bool = False
     absence: str = ""
-    captured: str = ""
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
     find_shared: FindShared | None = None
     compilers: tuple[Compiler, ...] = ()
@@ -167,7 +164,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         """Replace the kernel by its newer state, with the names that were learned."""
         self.kernel = kernel if self.anchor is None else kernel.with_anchor(self.anchor.config, self.objective)
         self._named = None
-        self.context = replace(self.context, digest=add_captured(kernel.digest, self.captured))
+        self.context = replace(self.context, digest=kernel.digest)
 
     async def learn_names(self, observed: Sequence[Observation]) -> None:
         """Add the names that a worker has read to the kernel's digest.
@@ -207,18 +204,12 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     @property
     def wanted_bits(self) -> requests.SameBits | None:
         """The request to workers to find out configs' bits; ``None`` where bits do not count."""
-        if self.anchor is not None:
-            return self.anchor.request
-        return requests.SameBits(self.preset.inputs, on_all_inputs=True) if self.kernel.batch_invariant else None
+        return None if self.anchor is None else self.anchor.request
 
     def lacks_figure(self, trial: Trial) -> bool:
         """Return whether a trial was measured, but without the energy or the bits that decide in this job."""
         lacks_energy = self.needs_energy and ENERGY not in trial.metrics
-        lacks_bits = False
-        if self.anchor is not None:
-            lacks_bits = self.anchor.lacks_bits(trial)
-        elif self.kernel.batch_invariant and not trial.detail.nondeterministic:
-            lacks_bits = len(trial.detail.bits or ()) < self.preset.inputs
+        lacks_bits = self.anchor is not None and self.anchor.lacks_bits(trial)
         return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
     def compute_cost(self, trial: TrialResult) -> float | None:

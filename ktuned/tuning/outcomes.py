@@ -20,11 +20,12 @@ bounded in time, because a broken store may be the reason for the stop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import time
 
 import anyio
 import structlog
+from msgspec import structs
+from msgspec.structs import replace
 
 from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
@@ -301,7 +302,7 @@ class Outcomes:
         """Return a trial as it was just recorded."""
         brief = self._brief
         return Trial(
-            **vars(result),
+            **structs.asdict(result),
             id=attempt.trial,
             job=brief.job.id,
             kernel=brief.job.kernel,
@@ -387,7 +388,7 @@ class Outcomes:
     async def _find_shared_lead(self) -> SharedLead:
         """Ask what others have found in this context, if the job may use it."""
         brief, plan = self._brief, self._brief.job.plan
-        if brief.find_shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
+        if brief.find_shared is None or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)
         candidate = await brief.find_shared(brief.present_key)
         served = [*self.served_configs.configs, *([] if brief.kernel.default is None else [brief.kernel.default])]

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
+
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission
 from ktuned.model import (
@@ -88,7 +89,7 @@ def complete_result(known: Trial, result: TrialResult) -> TrialResult:
     ).add_details(**added)
 
 
-_ADDED = ("energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondeterministic")
+_ADDED = ("energy_low", "energy_high", "bits", "same_bits", "nondeterministic")
 
 
 async def load_admitted_trials(

@@ -6,11 +6,11 @@ An event is published only after its facts are committed.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import (
     LATENCY,

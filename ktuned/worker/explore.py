@@ -15,9 +15,10 @@ the kernel file's code makes here in the worker. If that fails, the proposal car
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from ktuned import search
 from ktuned.ipc import Places, replies, requests

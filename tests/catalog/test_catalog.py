@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Catalog, Changes, Inspection, check_problem, is_below
 from ktuned.catalog.project_file import PROJECT_FILE

@@ -123,12 +123,11 @@ async def test_near_and_default_answers_are_the_daemons(parts: Parts) -> None:
         ({"configs": MANY, "specialize": "('n',)"}, True),
         ({"configs": MANY + ", where=lambda p, c: c.us <= p.k", "specialize": "('n',)"}, False),
         ({"configs": MANY, "bucket": "dict(k=128)"}, True),
-        ({"configs": MANY, "bucket": "dict(k=lambda k: 128)"}, False),
         ({"configs": MANY + ", where=lambda p, c: c.us <= p.k"}, False),
     ],
 )
 async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[str, str], is_there: bool) -> None:
-    """It answers for all of them where neither its space nor its buckets are code; else each is the daemon's."""
+    """It answers for all of them where its space is no code; else each is the daemon's."""
     kernel = await parts.inspect(kernel_text(problems="[dict(n=64, k=128)]", **options))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 128}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector, Inspected
@@ -145,13 +146,13 @@ class TestTunePath:
     async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts, tmp_path: Path) -> None:
         """A root that is polled still is when it is tuned with another interpreter."""
         parts.write(kernel_text())
-        parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
+        parts.catalog.add_root(dataclasses.replace(parts.root, polling=True, env={"A": "1"}))
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         (root,) = parts.catalog.roots
-        assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
+        assert root == dataclasses.replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
         parts.kill_workers()
 
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:

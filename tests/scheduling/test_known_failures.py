@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.job import JobState
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
@@ -33,7 +33,7 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     assert failures.find_message(CONTEXT, "plan") == "no"
     assert failures.find_message(CONTEXT, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
-        assert failures.find_message(replace(CONTEXT, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
+        assert failures.find_message(replace(CONTEXT, **{part: "another"}), "plan") == ""
     failures.record_job_end(brief(), JobState.CANCELLED, "superseded")
     assert failures.find_message(CONTEXT, "plan") == "no"
     failures.record_job_end(brief(), JobState.DONE, "")

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Collection
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from time import time
@@ -19,6 +18,7 @@ import anyio
 import anyio.lowlevel
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from ktuned.bridge.messages import Hello
 from ktuned.fleet import Bridge

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.foreign_names import ForeignNames
 from ktuned.ipc.places import make_relative
@@ -50,11 +50,10 @@ def sharing(parts: Parts) -> WinnerExchange:
     return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
-        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces, parts.machine.digest_kernel),
+        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        served=parts.daemon.served,
         publish=parts.daemon.router.publish_event,
     )
 

@@ -1,9 +1,9 @@
 """Which of two winners stays: the rule by itself, and what it does to the store."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.job import JobState
 from ktuned.model.trial import Winner

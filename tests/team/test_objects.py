@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.objective import ENERGY, LATENCY

@@ -17,9 +17,9 @@ from urllib.parse import unquote
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
-from ktuned.model.record import Record
 from ktuned.sharing import ShareSettings, hide_secrets
 from ktuned_team.calls import Fetched, FetchObjects, FindWinners, Listing, Object
 from ktuned_team.directory_storage import MAX_HANGING, DirectoryStorage
@@ -262,7 +262,7 @@ async def test_an_object_that_cannot_be_read_hides_no_others(url: str, storage: 
             client.lpush(f"ktuned:{names[1]}", "x")
     sent: list[str] = []
 
-    async def send(item: Record) -> None:
+    async def send(item: msgspec.Struct) -> None:
         assert isinstance(item, Object)
         sent.append(item.name)
 
@@ -277,7 +277,7 @@ async def test_an_object_that_cannot_be_read_hides_no_others(url: str, storage: 
 async def test_the_newest_winners_are_found_by_address(url: str, storage: Storage) -> None:
     """However many others there are, and however many addresses are asked for: only they cross to the daemon."""
 
-    async def never(item: Record) -> None:
+    async def never(item: msgspec.Struct) -> None:
         raise AssertionError(item)
 
     def name(address: int, number: int) -> str:

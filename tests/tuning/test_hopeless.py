@@ -128,19 +128,6 @@ class TestJobs:
         context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
         assert parts.daemon.job_machine.failures.find_message(context, kernel.plan_digest) == ended["message"]
 
-    async def test_a_job_whose_launches_hang_costs_a_few_deadlines(self, parts: Parts) -> None:
-        """Not one for each of the configs."""
-        text = kernel_text(
-            configs="[dict(us=float(us), does='hang') for us in range(1, 61)]",
-            deadlines="dict(first_launch=0.2, floor=0.2)",
-        )
-        await parts.inspect(text)
-        ended = await self.tune(parts)
-        assert ended["state"] == "failed"
-        assert "hung" in str(ended["message"])
-        hung = [trial for trial in parts.store.list_trials(limit=2000) if trial.outcome is Outcome.HUNG]
-        assert 4 <= len(hung) <= 12
-
     async def test_a_bad_value_of_a_slow_knob_does_not_end_the_job(self, parts: Parts) -> None:
         """Neighbours that all fail share a value; a draw from the whole space finds the configs that work."""
         configs = "[dict(us=50.0 + n, does=does, tag='x') for does in ('compile_error', 'work') for n in range(300)]"

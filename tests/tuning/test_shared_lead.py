@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.objective import ENERGY, LATENCY, maximize
 from ktuned.model.values import Outcome

@@ -1,10 +1,10 @@
 """A job's walk through a space, and the stamps that report that files are still what was inspected."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned import Unsupported, space
 from ktuned.backends.registry import Registry
@@ -147,7 +147,7 @@ def kernel_ref(root: Path, name: str = "it") -> requests.KernelRef:
 
 def places(root: Path) -> Places:
     """Return the places of a worker that has the project alone."""
-    return Places({"proj": str(root)}, "", "", "")
+    return Places({"proj": str(root)}, "", "")
 
 
 def test_the_kernel_of_a_request_is_loaded(root: Path) -> None:

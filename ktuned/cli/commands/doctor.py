@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
+import msgspec
 
 from ktuned.backends import ENTRY_POINT_GROUP
 from ktuned.cli import doctor as checks
@@ -51,7 +51,7 @@ def doctor(peaks: bool, as_json: bool) -> int:
         return _measure_peaks(as_json=as_json)
     findings = _examine_installation()
     if as_json:
-        output.emit_json([asdict(finding) for finding in findings])
+        output.emit_json(msgspec.to_builtins(findings))
     else:
         # The findings that need action come last, next to the prompt.
         findings.sort(key=lambda finding: list(Level).index(finding.level))

@@ -97,7 +97,7 @@ def results(
         _print_trials(trials, known, with_age=everything)
         for report in numerics:
             output.emit_line()
-            output.emit_line(f"{text.format_values(report.problem) if report.problem else kernel} on {report.device}:")
+            output.emit_line(f"{text.format_values(report.problem)} on {report.device}:")
             for line in report.lines:
                 output.emit_line(f"  {line}")
     if len(trials) < total:

@@ -7,11 +7,11 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from msgspec import structs
 
 from ktuned.catalog import find_project_top, read_project
 from ktuned.cli import output, versions
@@ -129,7 +129,7 @@ def _list_project_settings(directory: str) -> Iterator[Setting]:
     if not project.digest:
         return
     file = os.path.join(top, "ktuned.toml")
-    given = {"name": project.name, "python": project.python, **asdict(project.defaults)}
+    given = {"name": project.name, "python": project.python, **structs.asdict(project.defaults)}
     for name, value in given.items():
         if value:
             yield Setting(f"project.{name}", value, file)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, Never
 
+import msgspec
+
 from ktuned.bridge import Call
 from ktuned.ipc import replies
-from ktuned.model import Record, record
 
 MAX_FETCHED: Final = 1_000
 """Most objects in one fetch, a kilobyte each; the first look at a large kernel takes several fetches."""
 
 
-@record
-class Entry(Record):
+class Entry(msgspec.Struct, frozen=True):
     """An object in a listing; ``modified`` is Unix time in s, by the storage's clock."""
 
     name: str
@@ -24,15 +24,13 @@ class Entry(Record):
     modified: float
 
 
-@record
-class Listing(Record):
+class Listing(msgspec.Struct, frozen=True):
     """The winners that were found."""
 
     entries: tuple[Entry, ...]
 
 
-@record
-class FindWinners(Call[Listing, Never]):
+class FindWinners(Call[Listing, Never], frozen=True):
     """Find the newest winners of a kernel at some addresses, at most ``most`` at each."""
 
     operation: ClassVar = "team.find"
@@ -43,24 +41,21 @@ class FindWinners(Call[Listing, Never]):
     most: int
 
 
-@record
-class Fetched(Record):
+class Fetched(msgspec.Struct, frozen=True):
     """The end of a fetch: the objects that are gone, and why others cannot be read although the storage answers."""
 
     missing: tuple[str, ...]
     unreadable: tuple[str, ...] = ()
 
 
-@record
-class Object(Record):
+class Object(msgspec.Struct, frozen=True):
     """One object's bytes; one more than the limit if it is larger."""
 
     name: str
     data: bytes
 
 
-@record
-class FetchObjects(Call[Fetched, Object]):
+class FetchObjects(Call[Fetched, Object], frozen=True):
     """Fetch objects, each as an item; the reply names those that are gone."""
 
     operation: ClassVar = "team.fetch"
@@ -70,8 +65,7 @@ class FetchObjects(Call[Fetched, Object]):
     limit: int
 
 
-@record
-class StoreObject(Call[replies.Empty, Never]):
+class StoreObject(Call[replies.Empty, Never], frozen=True):
     """Store an object, whole or not at all."""
 
     operation: ClassVar = "team.store"
@@ -81,8 +75,7 @@ class StoreObject(Call[replies.Empty, Never]):
     data: bytes
 
 
-@record
-class SweepObjects(Call[replies.Empty, Never]):
+class SweepObjects(Call[replies.Empty, Never], frozen=True):
     """Remove expired objects, then the oldest until the cap holds; objects with other names stay."""
 
     operation: ClassVar = "team.sweep"

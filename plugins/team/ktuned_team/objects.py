@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgpack
+import msgspec
 
-from ktuned.ipc import InvalidMessage, from_plain, to_plain
 from ktuned.model import KtunedError, Scalar, UsageError, canonical
 from ktuned.sharing import SharedWinner
 
@@ -100,7 +100,7 @@ def write_object(winner: SharedWinner, address: str) -> tuple[str, bytes]:
     Raises:
         UsageError: it is too large.
     """
-    plain = to_plain(winner)
+    plain = msgspec.to_builtins(winner)
     for name in ("problem", "config", "metrics"):
         plain[name] = dict(sorted(plain[name].items()))
     plain["names"] = sorted(plain["names"], key=lambda entry: str(entry["name"]))
@@ -131,8 +131,8 @@ def read_object(name: str, data: bytes) -> SharedWinner:
             raise DamagedObject(f"{name} holds no winner")
         if plain["ktuned_team"] > FORMAT:
             raise NewerObject(f"{name} was written by a newer ktuned", hint="upgrade ktuned")
-        winner = from_plain(SharedWinner, plain)
-    except (ValueError, TypeError, RecursionError, InvalidMessage) as error:
+        winner = msgspec.convert(plain, SharedWinner)
+    except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise DamagedObject(f"{name} holds no winner: {error}") from error
     if fault := winner.find_fault():
         raise DamagedObject(f"{name} {fault}")

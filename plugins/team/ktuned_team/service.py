@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import anyio
+import msgspec
 
 from ktuned.bridge import Call, CallFailed, Send, Service
 from ktuned.ipc import replies
-from ktuned.model import Record, find_first_error
+from ktuned.model import find_first_error
 from ktuned_team.calls import (
     Entry,
     Fetched,
@@ -41,7 +42,7 @@ class TeamStorage(Service):
         self._open = opened
         self._storages: dict[str, Storage] = {}
 
-    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> msgspec.Struct:
         """Carry out one call."""
         match call:
             case FindWinners():
