@@ -105,7 +105,7 @@ def test_files_are_read_once(tmp_path: Path) -> None:
 def test_a_damaged_file_is_one_line(tmp_path: Path, function: Any) -> None:
     """So are two files of one kernel on one device model."""
     (tmp_path / "a.json").write_text(json.dumps(document(function=function)))
-    with pytest.raises(WinnersError, match="a.json is invalid: `function` is not a map"):
+    with pytest.raises(WinnersError, match=r"a\.json is invalid: `function` is not a map"):
         WinnersFile.read(tmp_path)
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(json.dumps(document()))

@@ -363,7 +363,7 @@ class TestWinners:
     def test_a_damaged_file_is_an_error_of_the_decorator(self, tmp_path: Path) -> None:
         """The program learns it before its first call."""
         (tmp_path / "damaged.json").write_text("{")
-        with pytest.raises(WinnersError, match="damaged.json is not JSON"):
+        with pytest.raises(WinnersError, match=r"damaged\.json is not JSON"):
             scale(winners=tmp_path / "damaged.json")
 
 
