@@ -163,3 +163,34 @@ def test_a_file_that_cannot_be_read_ends_the_command(winners: Path, tmp_path: Pa
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"ktuned: winners/{damaged.name} is not JSON")
+
+
+ON_A_GPU = """\
+import torch, triton
+from tests.plugins.triton_app import kernels
+
+x = torch.arange(4096.0, device="cuda")
+y = torch.empty_like(x)
+for _ in range(2):
+    kernels.scale[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](x, y, 4096, 2.0)
+print(kernels.scale.best_config.kwargs["BLOCK"], torch.equal(y, 2.0 * x))
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpu_launches_the_winners_of_its_own_model(winners: Path, tmp_path: Path) -> None:
+    """Here a config that the function does not list; another model's winner is none."""
+    import torch
+
+    (tmp_path / "program.py").write_text(ON_A_GPU)
+    words = "--winners", "winners", sys.executable, "program.py"
+    output, summary = run(tmp_path, *words)
+    assert output == ["128 True"]
+    model = torch.cuda.get_device_name()
+    assert summary[2].endswith(f"winners has it for a GPU's stand-in, not for {model}: the first config is launched")
+    (found, *_) = read_winners(winners, SCALE).values()
+    found["problem"]["size"], found["config"]["BLOCK"] = 4096, 512
+    edit_file(winners, SCALE, winners=[found], device=model)
+    output, summary = run(tmp_path, *words)
+    assert output == ["512 True"]
+    assert summary[1] == "1 tuning key: 1 as in winners"
