@@ -140,11 +140,15 @@ class KeyedCall(ABC):
         self.machine.fixed = None
 
     def _report_fixed_config(self) -> None:
-        """Record in the account what calls launch, and log it once if it is not the winner of this very source."""
+        """Record in the account what calls launch; without ``ktuned run``, which lists the exceptions, log them."""
         fixed = self.machine.fixed
         if fixed is not None and self.machine.standing is Standing.FIRST:
             self.refuse_fixed_config("cannot be launched here")
-        if self._fixed_state != FIXED and account.keys.get(self._name) != self._fixed_state:
+        if (
+            self._fixed_state != FIXED
+            and account.keys.get(self._name) != self._fixed_state
+            and account.directory is None
+        ):
             self._log.warning("%s: %s", self._name, self._fixed_state)
         account.record_key(self._name, self._fixed_state)
 
