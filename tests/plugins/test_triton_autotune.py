@@ -325,7 +325,7 @@ class TestWinners:
         assert chosen(launched) == [launch, launch, (128, 4)]
         assert (link.asked, link.followed, spool.exists()) == ([], [], False)
         (known, lacking) = account.keys.values()
-        assert known.partition(":")[0].endswith(reason)
+        assert known.removesuffix(": the first config is launched").endswith(reason)
         assert lacking == f"{path} lacks it: the first config is launched"
 
     def test_an_unlisted_config_that_does_not_compile_gives_way(
