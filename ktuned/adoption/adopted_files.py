@@ -92,8 +92,7 @@ def read_function(kernel_file: str) -> tuple[str, str] | None:
         declaration = json.loads((file.parent / CALLS / f"{identity}.declaration.json").read_bytes())
     except (OSError, ValueError):
         return None
-    function = file.stem.removeprefix("tune_").removesuffix(f"_{identity}")
-    return f"{file.parent.parent.name}.{function}", str(declaration["source_digest"])
+    return f"{declaration['name']['package']}.{declaration['name']['function']}", str(declaration["source_digest"])
 
 
 def _find_variants(project: Path, function: str) -> Iterator[Path]:

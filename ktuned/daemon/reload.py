@@ -98,7 +98,7 @@ class Reload:
         parts.machine.arch, parts.machine.chosen = settings.file.arch, settings.file.devices
         parts.artifact_cleanup.request_collection()
         parts.share_exchange.apply_settings(settings.share)
-        parts.executors.apply_settings(settings.executors, has_memory_limits=settings.has_memory_limits)
+        parts.cluster.apply_settings(settings.file.cluster, has_memory_limits=settings.has_memory_limits)
         await self._apply_roots(settings)
 
     async def _apply_roots(self, settings: Settings) -> None:

@@ -46,7 +46,7 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         paused=tuple(sorted(jobs.pauses)),
         store=parts.store.measure_store(),
         artifacts=parts.artifacts.describe_artifacts(),
-        executors=parts.executors.describe_hosts(),
+        cluster=parts.cluster.describe_cluster(),
         environments=parts.machine.environments.describe_environments(),
         roots=tuple(map(RootInfo.from_root, parts.catalog.roots)),
         notices=tuple(filter(None, (*notices, *_list_notices(parts)))),
@@ -66,7 +66,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
     yield from parts.fleet.machine.notices
     yield from parts.bridge.notices
     yield from parts.shared_winners.notices
-    yield from parts.executors.notices
+    yield from parts.cluster.notices
     yield from parts.machine.notices
 
 

@@ -29,7 +29,7 @@ from ktuned.dropin.recorded_call import (
     convert_to_scalar,
 )
 from ktuned.dropin.takeover import adopt_subclasses, explain_bypass, take_over
-from ktuned.dropin.winners_file import PROGRAMS_KEY, WinnersFile
+from ktuned.dropin.winners_file import CONSTANTS_KEY, PROGRAMS_KEY, WinnersFile
 from ktuned.model import CallKey
 from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, spool_directory
 
@@ -37,6 +37,7 @@ __all__ = [
     "CALLS",
     "CALL_KEY",
     "CAPTURED",
+    "CONSTANTS_KEY",
     "FIXED",
     "LOOK_DEADLINE_S",
     "MAX_CAPTURED_BYTES",

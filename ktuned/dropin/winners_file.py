@@ -26,9 +26,14 @@ from typing import Any, Final, NamedTuple, Self
 from ktuned.model import LATENCY, Problem, canonical, is_exact, with_numerics
 from ktuned_client.winners import WinnersError, list_files, read_file
 
+CONSTANTS_KEY: Final = "@constants"
+"""The problem key with the digest of a call's configs, with all constants that each is compiled with."""
+
 PROGRAMS_KEY: Final = "@programs"
-"""The problem key in which a drop-in that knows programs instead of sources has the digest of a call's programs. A
-winner whose problem differs in this key alone was made from other source."""
+"""The problem key with the digest of a call: its programs, their compile options and their arguments."""
+
+_DIGEST_KEYS: Final = (CONSTANTS_KEY, PROGRAMS_KEY)
+"""If a winner's problem differs in these alone, it is still the key's winner, but was made from other source."""
 
 
 _Entry = tuple[str, str, str, Mapping[str, Any]]
@@ -119,7 +124,7 @@ class WinnersFile:
             (model,) = models
         wanted, whole = with_numerics(LATENCY, numerics), canonical(problem)
         winners: list[tuple[bool, bool, float, FileWinner]] = []
-        found = self._index_function(function).get((model, _strip_programs(problem)), ())
+        found = self._index_function(function).get((model, _strip_digests(problem)), ())
         for path, objective, made_from, entry in found:
             if objective == wanted or not is_exact(wanted):
                 is_same = made_from == source and canonical(entry["problem"]) == whole
@@ -142,13 +147,13 @@ class WinnersFile:
                 model, source = document["device"], document["function"]["source"]
                 for objective, entries in {**document.get("objectives", {}), LATENCY: document["winners"]}.items():
                     for entry in entries:
-                        at = model, _strip_programs(entry["problem"])
+                        at = model, _strip_digests(entry["problem"])
                         index.setdefault(at, []).append((path, objective, source, entry))
         return index
 
 
-def _strip_programs(problem: Problem) -> str:
-    return canonical({name: value for name, value in problem.items() if name != PROGRAMS_KEY})
+def _strip_digests(problem: Problem) -> str:
+    return canonical({name: value for name, value in problem.items() if name not in _DIGEST_KEYS})
 
 
 @cache

@@ -167,29 +167,20 @@ class ArtifactsInfo(msgspec.Struct, frozen=True):
 
 
 class HostInfo(msgspec.Struct, frozen=True):
-    """Another machine: its state (``ready``, ``starting`` or ``failed``) with the reason, its interpreter, the remedy.
-
-    ``python`` and ``ktuned`` are the versions on that machine; they and the ``interpreter``'s path are empty until they
-    are known. ``mend`` is the remedy.
-    """
+    """A node of the cluster: its CPUs and GPUs, its state (``ready`` or ``failed``), and why not all of it is used."""
 
     name: str
     cpus: int
     gpus: int
     state: str
     reason: str
-    interpreter: str
-    python: str
-    ktuned: str
-    mend: str
 
 
-class ExecutorInfo(msgspec.Struct, frozen=True):
-    """A plugin that adds other machines. ``version`` is empty while it reaches none; ``mend`` is then the remedy."""
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """The cluster whose nodes are used. ``version`` is empty while it is not joined."""
 
-    name: str
+    address: str
     version: str
-    mend: str
     hosts: tuple[HostInfo, ...]
 
 
@@ -252,7 +243,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
         paused: the device models whose tuning is paused; ``""`` stands for all tuning.
         store: the store's size.
         artifacts: the artifacts' size.
-        executors: the plugins that add other machines, by name.
+        cluster: the cluster whose nodes are used, if there is one.
         environments: each interpreter with its backends.
         roots: the watched roots.
         notices: problems of the installation, one line each.
@@ -284,7 +275,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     paused: tuple[str, ...] = ()
     store: StoreInfo | None = None
     artifacts: ArtifactsInfo | None = None
-    executors: Mapping[str, ExecutorInfo] = msgspec.field(default_factory=dict)
+    cluster: ClusterInfo | None = None
     environments: tuple[EnvironmentInfo, ...] = ()
     roots: tuple[RootInfo, ...] = ()
     notices: tuple[str, ...] | None = None

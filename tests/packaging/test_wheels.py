@@ -123,10 +123,7 @@ def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[st
             "optuna_tpe": "ktuned_optuna:Tpe",
         }
     }
-    assert _entry_points(wheels["ktuned-ray"]) == {
-        "ktuned.executors": {"cluster": "ktuned_ray.executor:ClusterExecutor"},
-        "ktuned.services": {"cluster": "ktuned_ray.service:Cluster"},
-    }
+    assert _entry_points(wheels["ktuned-ray"]) == {}
     team = _entry_points(wheels["ktuned-team"])
     assert team["ktuned.services"] == {"team": "ktuned_team.service:TeamStorage"}
     assert {"file", "s3", "gs", "az", "redis", "rediss", "unix"} <= team["ktuned.shared_stores"].keys()
