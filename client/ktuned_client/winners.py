@@ -102,6 +102,8 @@ def check_document(document: Any) -> None:
         or not all(isinstance(ends, list) for ends in names.values())
     ):
         raise ValueError(f"is invalid: `names` is not a map of at most {MAX_NAMES} names to lists")
+    if "function" in document:
+        _check_function(document["function"])
     objectives = document.get("objectives", {})
     if not isinstance(objectives, dict) or not all(isinstance(found, list) for found in objectives.values()):
         raise ValueError("is invalid: `objectives` is not a map of lists of winners")
@@ -279,6 +281,11 @@ class _WinnersFile:
             return None
         path = os.path.join(self._artifacts, name)
         return os.path.abspath(path) if os.path.isdir(path) else None
+
+
+def _check_function(function: Any) -> None:
+    if not isinstance(function, dict) or not all(isinstance(function.get(name), str) for name in ("name", "source")):
+        raise ValueError("is invalid: `function` is not a map with a `name` and a `source`")
 
 
 def _check_metrics(values: Any, what: str) -> None:

@@ -168,8 +168,8 @@ class BestAnswers:
                 return f"its tuning failed: {failed}"
         if now.fault:
             return now.fault
-        if now.device is not None and now.device.no_energy and kernel.needs_energy(objective):
-            return explain_unmeasurable(objective, now.device)
+        if now.device is not None and (unmeasurable := explain_unmeasurable(objective, now.device)):
+            return unmeasurable
         return ""
 
     def _explain_answer(

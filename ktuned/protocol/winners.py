@@ -57,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         message: why there is no better answer.
         generation: grows whenever the kernel's answers may have changed.
         is_final: whether a final round on this machine has decided the winner.
-        metrics: the winner's metrics of the kernel file, and its energy if that was measured.
+        metrics: the winner's metrics.
         measured: the problem that the winner was measured for, if it is not this problem.
         objective: the objective by which the config is the best.
         expected_loss: for a portfolio's config, the share of time that it is expected to lose against the best.
@@ -195,6 +195,13 @@ class ExportedWinner(msgspec.Struct, frozen=True):
     metrics: Mapping[str, float] | UnsetType = UNSET
 
 
+class ExportedFunction(msgspec.Struct, frozen=True):
+    """The application's function that a kernel was adopted from: its name, and the digest of its source."""
+
+    name: str
+    source: str
+
+
 class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The winners of one kernel on one device model: the content of a file of winners (docs/sharing.md, "The files").
 
@@ -208,6 +215,8 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
         specialize: the problem keys that winners are kept for; None for all.
         bucket: the rules of shape buckets by problem key.
         names: what was read for the kernel besides its file, each with the ends that it was read for.
+        function: the application's function that the kernel was adopted from, if it was; drop-ins find their winners
+            by it.
         winners: the winners by latency.
         objective: the objective of lookups that name none.
         objectives: the winners by other objectives. They are apart from ``winners``, because a reader that does not
@@ -225,6 +234,7 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     specialize: Sequence[str] | UnsetType | None = UNSET
     bucket: Mapping[str, Any] | UnsetType = UNSET
     names: Mapping[str, Sequence[str]] | UnsetType = UNSET
+    function: ExportedFunction | UnsetType = UNSET
     objective: Objective = LATENCY
     objectives: Mapping[Objective, Sequence[ExportedWinner]] = msgspec.field(default_factory=dict)
     portfolios: Mapping[Objective, Mapping[str, Any]] = msgspec.field(default_factory=dict)

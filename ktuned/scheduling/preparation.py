@@ -94,10 +94,9 @@ class Preparation:
             environment, kernel.backend, job.device, compile_only=job.plan.compile_only
         )
         objective = kernel.objective(job.objective)
-        if kernel.needs_energy(objective):
-            for device in found.devices:
-                if device.no_energy:
-                    raise Unsupported(explain_unmeasurable(objective, device))
+        for device in found.devices:
+            if unmeasurable := explain_unmeasurable(objective, device):
+                raise Unsupported(unmeasurable)
         context = self._machine.build_context(kernel, environment, job.problem, found.representative)
         declared_default = kernel.default
         kernel = kernel.with_anchor(job.plan.anchor or self._find_anchor(context.key_for(objective)), objective)

@@ -15,6 +15,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import UNSET, structs
 
+from ktuned.adoption import read_function
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine
 from ktuned.model import (
@@ -40,6 +41,7 @@ from ktuned.protocol import (
     EXPORT,
     IMPORT,
     ExportAnswer,
+    ExportedFunction,
     ExportedWinner,
     ExportInfo,
     ExportParams,
@@ -101,8 +103,11 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
         places = {key: self.artifacts.find_artifact(key) for key in sorted(keys)}
+        document = self._build_document(name, params.device, winners)
+        kernel = self.catalog.find_kernel(name)
+        function = None if kernel is None else await anyio.to_thread.run_sync(read_function, kernel.file)
         return ExportAnswer(
-            document=self._build_document(name, params.device, winners),
+            document=structs.replace(document, function=UNSET if function is None else ExportedFunction(*function)),
             artifacts={key: str(place) for key, place in places.items() if place is not None},
         )
 

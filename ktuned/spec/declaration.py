@@ -169,9 +169,8 @@ def kernel(
         timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
         cores: number of cores that a CPU config uses, or ``(p, c) -> cores``, if the first launch does not show it.
         metrics: figures shown beside latencies, such as ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``;
-            ``t`` is in seconds, and a function of ``(p, t, e)`` also gets the energy of a launch in joules.
-        objective: what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric:
-            ``maximize("tflops")``, ``minimize(…)``.
+            ``t`` is in seconds.
+        objective: what a tuning improves: ``"latency"``, or a metric: ``maximize("tflops")``, ``minimize("energy")``.
         numerics: ``"exact"`` lets only configs win whose outputs have the bits of the default's, on every input that is
             tried; ``"tolerance"`` compares outputs with the reference alone.
         flops: operations of a launch, a number or ``p -> number``; ``dict(float16=…)`` for another precision than

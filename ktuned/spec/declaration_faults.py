@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ktuned.model import (
-    BUILT_IN,
+    ENERGY,
     EXACT,
+    LATENCY,
     NUMERICS,
     PRESETS,
     UNTIL,
@@ -20,7 +21,6 @@ from ktuned.model import (
     listed,
     name_figure,
     read_objective,
-    strip_numerics,
 )
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.user_values import find_mapping_fault
@@ -130,8 +130,8 @@ def _find_metrics_fault(metrics: Any) -> str:
     if len(metrics) > MAX_METRICS:
         return f"there are {len(metrics)} metrics; {MAX_METRICS} are as many as there may be"
     for name, function in metrics.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in BUILT_IN:
-            return f"a metric cannot be called {name!r}; its name is an identifier, and not {', '.join(BUILT_IN)}"
+        if not isinstance(name, str) or not name.isidentifier() or name in (LATENCY, ENERGY):
+            return f"a metric cannot be called {name!r}; its name is an identifier, and not {LATENCY} or {ENERGY}"
         if not callable(function):
             return f"the metric {name} is of type {type(function).__name__}, not a function (p, t) -> number"
     return ""
@@ -152,12 +152,12 @@ def _find_bucket_fault(bucket: Any) -> str:
 
 def _find_objective_fault(objective: Any, metrics: Collection[str]) -> str:
     if not isinstance(objective, str):
-        return f"objective is of type {type(objective).__name__}, not a name such as 'energy', or maximize('a metric')"
+        return f"objective is of type {type(objective).__name__}, not 'latency' or maximize('a metric')"
     try:
         wanted = read_objective(objective)
     except UsageError as error:
-        return f"{error.message}: give 'latency', 'energy', 'edp', maximize('a metric') or minimize('a metric')"
-    if strip_numerics(wanted) in BUILT_IN or name_figure(wanted) in metrics:
+        return f"{error.message}: give 'latency', maximize('a metric') or minimize('a metric')"
+    if name_figure(wanted) in (LATENCY, ENERGY, *metrics):
         return ""
     return f"objective names the metric {name_figure(wanted)!r}, which metrics= lacks {listed(metrics)}"
 

@@ -112,7 +112,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             judges=kernel.judges,
             judged=kernel.is_judged,
             expects_default_outputs=kernel.expects_default_outputs,
-            metrics={name: name in kernel.energy_metrics for name in kernel.metrics},
+            metrics=tuple(kernel.metrics),
             given=kernel.given,
             version=digest[:16],
             is_data=kernel.is_data,

@@ -148,17 +148,9 @@ class Queries:
         limit: int,
         *,
         objective: Objective = LATENCY,
-        rounds: int = 0,
-        by_energy: bool = False,
     ) -> list[Trial]:
-        """Return the measured trials of a context that have an objective's figure, best first.
-
-        With ``rounds``, return only finalists that took part in at least so many rounds; with ``by_energy``, in so many
-        rounds by energy, which are counted separately.
-        """
-        name = "energy_rounds" if by_energy else "rounds"
-        wanted = f"AND {rows.build_detail_sql(name)} >= {rounds:d}" if rounds else ""
-        select = _select_best_trials(rows.SELECT_TRIALS, objective, wanted)
+        """Return the measured trials of a context that have an objective's figure, best first."""
+        select = _select_best_trials(rows.SELECT_TRIALS, objective)
         return self._reader.fetch_values(
             rows.decode_trial, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )

@@ -9,10 +9,12 @@ from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.near import NEAR_CANDIDATES
-from ktuned.model.objective import ENERGY, LATENCY
+from ktuned.model.objective import LATENCY, minimize
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Problem, Status, canonical
+
+BY_ENERGY = minimize("energy")
 
 DEVICE = "cpu-x"
 DEFAULT: Config = {"B": 1}
@@ -204,13 +206,13 @@ def test_default_is_last(default: Config | None) -> None:
 
 def test_until_an_objective_has_a_winner_the_fastest_config_stands_in() -> None:
     """Before the winners of other problems, and only for the others: no energy makes a config fast."""
-    fastest, frugal = winner(config={"B": 1}), replace(winner(config={"B": 4}), objective=ENERGY)
-    elsewhere = replace(winner({**HERE, "M": 128}), objective=ENERGY)
-    found = ask(fastest, elsewhere, objective=ENERGY)
+    fastest, frugal = winner(config={"B": 1}), replace(winner(config={"B": 4}), objective=BY_ENERGY)
+    elsewhere = replace(winner({**HERE, "M": 128}), objective=BY_ENERGY)
+    found = ask(fastest, elsewhere, objective=BY_ENERGY)
     assert (found.status, found.config, found.wants_tuning) == (Status.NEAR, {"B": 1}, True)
-    assert ask(fastest, frugal, elsewhere, objective=ENERGY).config == {"B": 4}
+    assert ask(fastest, frugal, elsewhere, objective=BY_ENERGY).config == {"B": 4}
     assert ask(fastest, frugal).config == {"B": 1}
-    assert ask(elsewhere, objective=ENERGY).config == {"B": 2}
+    assert ask(elsewhere, objective=BY_ENERGY).config == {"B": 2}
     assert ask(frugal).status is Status.DEFAULT
 
 
