@@ -68,8 +68,7 @@ from ktuned.scheduling import (
     JobMachine,
     JobRequests,
     Jobs,
-    KeptPortfolios,
-    PortfolioMaker,
+    PortfolioFitter,
     Portfolios,
     Preparation,
     Reading,
@@ -220,9 +219,9 @@ class Parts:
         )
         probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
-        to_share = DueKernels()
+        to_share, to_fit = DueKernels(), DueKernels()
 
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, to_share)
+        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, (to_share, to_fit))
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
@@ -245,7 +244,7 @@ class Parts:
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
-        kept_portfolios = KeptPortfolios(store)
+        portfolios = self.portfolios = Portfolios(store, to_fit)
         preparation = self.preparation = replaced.preparation_type(
             judges_contention=settings.file.contention,
             admission=admission,
@@ -255,7 +254,7 @@ class Parts:
             deadlines=deadlines,
             find_anchor=store.anchors.find_anchor,
             list_served=served.list_winners,
-            portfolios=kept_portfolios,
+            list_portfolio=portfolios.find_configs,
             find_shared=shared_winners.find_best_candidate,
         )
 
@@ -312,7 +311,9 @@ class Parts:
             watched_roots=watched_roots,
         )
 
-        portfolio_maker = PortfolioMaker(
+        self.portfolio_fitter = PortfolioFitter(
+            portfolios,
+            to_fit,
             admission=admission,
             catalog=catalog,
             fleet=fleet,
@@ -321,13 +322,6 @@ class Parts:
             requests=requests,
             store=store,
             deadlines=deadlines,
-        )
-        portfolios = self.portfolios = Portfolios(
-            catalog=catalog,
-            jobs=jobs,
-            kept=kept_portfolios,
-            machine=machine,
-            maker=portfolio_maker,
             on_change=caches.forget_answers,
         )
 
@@ -339,7 +333,7 @@ class Parts:
             artifacts=artifacts,
             certainty=certainty,
             failures=job_machine.failures,
-            portfolios=kept_portfolios,
+            portfolios=portfolios,
             served=served,
             store=store,
         )
@@ -359,16 +353,13 @@ class Parts:
             publication=publication,
             caches=caches,
             jobs=jobs,
-            portfolios=portfolios,
         )
 
         self.adoptions = Adoptions(
             settings.state,
             catalog=catalog,
             intake=intake,
-            keys=KeyTunings(
-                catalog=catalog, machine=machine, requests=requests, jobs=jobs, portfolios=portfolios, store=store
-            ),
+            keys=KeyTunings(catalog=catalog, machine=machine, requests=requests, jobs=jobs, store=store),
             lookups=lookups,
             jobs=jobs,
             machine=machine,

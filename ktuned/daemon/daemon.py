@@ -40,7 +40,6 @@ from ktuned.serve import (
     JobMethods,
     KernelMethods,
     LookupMethods,
-    PortfolioMethods,
     Server,
     ShareMethods,
     Subscriptions,
@@ -137,6 +136,7 @@ class Daemon:
                 machine=machine,
                 store=store,
                 artifacts=parts.artifacts,
+                portfolios=parts.portfolios,
                 publish=parts.router.publish_event,
             ).list_handlers(),
             *Checks(
@@ -165,7 +165,6 @@ class Daemon:
             *ShareMethods(
                 catalog=catalog, events=events, exchange=parts.share_exchange, jobs=jobs, shared=parts.shared_winners
             ).list_handlers(),
-            *PortfolioMethods(catalog, parts.portfolios).list_handlers(),
             *self.reload.list_handlers(),
         ]
 
@@ -204,7 +203,7 @@ class Daemon:
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
                 parts.lookups.run_until_cancelled,
-                parts.portfolios.run_until_cancelled,
+                parts.portfolio_fitter.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
                 parts.watched_roots.check_missing_periodically,

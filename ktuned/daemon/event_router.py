@@ -6,6 +6,8 @@ called while the publisher waits, so they must neither block nor publish.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.devices import Probes
 from ktuned.lookup import AnswerCaches
@@ -36,14 +38,14 @@ class EventRouter:
         artifact_cleanup: ArtifactCleanup,
         caches: AnswerCaches,
         probes: Probes,
-        to_share: DueKernels,
+        after_jobs: Sequence[DueKernels],
     ) -> None:
         self.trials = 0
         self._events = events
         self._artifact_cleanup = artifact_cleanup
         self._caches = caches
         self._probes = probes
-        self._to_share = to_share
+        self._after_jobs = after_jobs
 
     def publish_event(self, event: Event) -> None:
         """Deliver one event."""
@@ -53,7 +55,8 @@ class EventRouter:
             case JobDone():
                 self._caches.forget_answers(event.kernel)
                 self._artifact_cleanup.request_collection()
-                self._to_share.add_kernel(event.kernel)
+                for due in self._after_jobs:
+                    due.add_kernel(event.kernel)
             case NamesLearned() | KernelStale() | WinnerChanged():
                 self._caches.forget_answers(event.kernel)
             case KernelsReloaded():

@@ -30,7 +30,6 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         epoch=parts.events.epoch,
         seq=parts.events.seq,
         idle=lifetime.describe_idleness(),
-        totals=lifetime.read_totals(),
         rates=lifetime.compute_rates(),
         lanes=tuple(lane.describe_lane() for lane in jobs.list_lanes()),
         workers=fleet.describe_workers(),
@@ -38,7 +37,6 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         compile_slots=fleet.compile_slots.total_tokens,
         channels=jobs.describe_channels()
         | {"follow_ups": parts.follow_ups.describe_queue(), "writer": parts.store.describe_writer()},
-        caches=parts.caches.measure_sizes(admitted=len(parts.admission)),
         server=server.describe_traffic(),
         events=parts.events.describe_ring(),
         jobs=jobs.count_jobs(),

@@ -109,15 +109,6 @@ class ChannelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     commits: int | None = None
 
 
-class CacheSizes(msgspec.Struct, frozen=True):
-    """Numbers of entries in the caches of lookups."""
-
-    answers: int
-    shortcuts: int
-    winners: int
-    admitted: int
-
-
 class TrafficInfo(msgspec.Struct, frozen=True):
     """Open connections and pending requests, and the requests that were answered and refused since the start."""
 
@@ -228,14 +219,12 @@ class StatusAnswer(msgspec.Struct, frozen=True):
         cpu_s: CPU time of the daemon process itself.
         epoch, seq: the position in the stream of events.
         idle: when the daemon ends without work.
-        totals: the figures since the start.
         rates: the figures per second, over the last minute.
         lanes: each device's lane.
         workers: each worker process.
         gate: whether compiles may run.
         compile_slots: how many compiles may run at once.
         channels: each queue by its name; those of a running job are named ``NAME (job ID)``.
-        caches: the sizes of the lookups' caches.
         server: connections and requests.
         events: the ring of events.
         jobs: the numbers of open jobs.
@@ -260,14 +249,12 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     epoch: int = 0
     seq: int = 0
     idle: IdleInfo | None = None
-    totals: WorkFigures | None = None
     rates: WorkFigures | None = None
     lanes: tuple[LaneInfo, ...] = ()
     workers: tuple[WorkerInfo, ...] = ()
     gate: str = ""
     compile_slots: float = 0
     channels: Mapping[str, ChannelInfo] = msgspec.field(default_factory=dict)
-    caches: CacheSizes | None = None
     server: TrafficInfo | None = None
     events: EventsInfo | None = None
     jobs: JobCounts | None = None

@@ -38,6 +38,7 @@ from ktuned.model import (
     Winner,
     convert_to_cost,
 )
+from ktuned.scheduling.due_kernels import DueKernels
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
 from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, StoreUse, find_address
@@ -90,34 +91,6 @@ class ExchangeResult(msgspec.Struct, frozen=True):
         return ExchangeResult(
             self.found + other.found, self.fresh + other.fresh, self.sent + other.sent, tuple(jobs.values())
         )
-
-
-class DueKernels:
-    """Kernels that may have a winner to publish. Events add them, and the exchange takes them."""
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-        self._woken = anyio.Event()
-
-    def add_kernel(self, kernel: str) -> None:
-        """Have a pass made over a kernel soon."""
-        self._names.add(kernel)
-        self._woken.set()
-
-    def take_kernels(self) -> set[str]:
-        """Return the kernels and forget them."""
-        names, self._names = self._names, set()
-        return names
-
-    def wake_up(self) -> None:
-        """End :meth:`wait_for_kernel`."""
-        self._woken.set()
-
-    async def wait_for_kernel(self, at_most_s: float | None) -> None:
-        """Wait until a kernel is added or :meth:`wake_up` is called, or at most ``at_most_s``."""
-        with anyio.move_on_after(at_most_s):
-            await self._woken.wait()
-        self._woken = anyio.Event()
 
 
 class ShareExchange:

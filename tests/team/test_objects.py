@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
-from ktuned.model.objective import ENERGY, LATENCY
+from ktuned.model.objective import LATENCY, minimize
 from ktuned.model.trace import Observation, extend_digest
 from ktuned.model.trial import Context
 from ktuned.sharing import LearnedName, SharedWinner, make_address
@@ -103,8 +103,8 @@ def test_every_changed_byte_and_every_cut_is_found() -> None:
         {"names": "b.h"},
         {"kernel": "shop:other"},
         {"objective": "speed"},
-        {"objective": "energy", "metrics": {}},
-        {"objective": "energy", "metrics": {"energy": -1.0}},
+        {"objective": "min:energy", "metrics": {}},
+        {"objective": "min:energy", "metrics": {"energy": -1.0}},
         {"metrics": {"energy": float("inf")}},
         {"ktuned_team": "1"},
         {"ktuned_team": None},
@@ -164,7 +164,9 @@ def test_address_is_that_of_the_context_without_learned_names() -> None:
         {"device_fingerprint": "g"}, {"measuring_version": 2},
     ]  # fmt: skip
     places = {make_address(replace(base, **change), [], LATENCY) for change in changes}
-    assert len({*places, make_address(base, [], LATENCY), make_address(base, [], ENERGY)}) == len(changes) + 2
+    assert (
+        len({*places, make_address(base, [], LATENCY), make_address(base, [], minimize("energy"))}) == len(changes) + 2
+    )
 
 
 def test_kernels_have_paths_of_their_own() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model.objective import ENERGY, LATENCY, maximize
+from ktuned.model.objective import LATENCY, maximize, minimize
 from ktuned.model.values import Outcome
 from ktuned.sharing.decision import Candidate
 from ktuned.tuning.shared_lead import SharedLead
@@ -63,14 +63,14 @@ def test_a_job_with_a_winner_searches_although_the_shared_config_holds() -> None
 
 def test_figures_are_those_of_the_objective() -> None:
     """The energy decides where it is asked for; of a rate the inverse costs."""
-    found = SharedLead(msgspec.structs.replace(SHARED, cost=0.5), objective=ENERGY, is_decisive=True)
+    found = SharedLead(msgspec.structs.replace(SHARED, cost=0.5), objective=minimize("energy"), is_decisive=True)
     found.record_trial(replace(TRIAL, metrics={"energy": 0.54}))
     assert found.ends_job
-    assert "0.54 J, 0.5 J where it was found" in found.describe_lead()
+    assert "0.54 energy, 0.5 energy where it was found" in found.describe_lead()
     rate = SharedLead(msgspec.structs.replace(SHARED, cost=0.1), objective=maximize("rate"), is_decisive=True)
     rate.record_trial(replace(TRIAL, metrics={"rate": 5.0}))
     assert not rate.ends_job
     assert "5 rate here, 10 rate where it was found" in rate.describe_lead()
-    lacking = SharedLead(SHARED, objective=ENERGY, is_decisive=True)
+    lacking = SharedLead(SHARED, objective=minimize("energy"), is_decisive=True)
     lacking.record_trial(TRIAL)
     assert not lacking.ends_job
