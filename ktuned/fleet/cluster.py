@@ -178,7 +178,7 @@ class RemoteWorker(Worker):
                 name = "cuda:0" if device.kind == "cuda" else device.local_name
                 request = replace(request, device=replace(device, name=DeviceName(name)))
             if not self.pid:
-                await self.start("" if device is None else device.local_name)
+                await self.start((self.device if device is None else device.name).rpartition("/")[2])
             reply = await self._exchange(request, deadlines, on_item)
             is_over = True
             return reply, self.take_output()

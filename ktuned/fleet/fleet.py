@@ -346,6 +346,7 @@ class Fleet:
         spare: Worker | None = None
         try:
             worker = await self._start_worker(order.role, order.environment)
+            worker.device = order.device
             worker.makes_context = order.may_make_context and not self.has_contexts
             modules = self._spare_modules if order.role is Role.BENCH else ()
             request = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)

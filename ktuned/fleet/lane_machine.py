@@ -267,7 +267,7 @@ class CloseData(msgspec.Struct, frozen=True):
 
 
 class MakeSpare(msgspec.Struct, frozen=True):
-    """Make a spare, in the background. It imports ``backend``.
+    """Make a spare, in the background. It imports ``backend``, and belongs to a ``device`` of another host, if given.
 
     With ``may_make_context`` it also makes its context, but only if no worker has one yet: otherwise a lane may be
     timing by then, and making a context would stretch that timing.
@@ -277,6 +277,7 @@ class MakeSpare(msgspec.Struct, frozen=True):
     environment: Environment
     backend: str
     may_make_context: bool
+    device: str = ""
 
     @property
     def kind(self) -> WorkerKind:
@@ -604,7 +605,8 @@ class LaneMachine:
                 yield LendWorker(worker)
                 return
         health = self._get_start_health(kind)
-        if waits and self._awaited[kind] < self.spares_under_way[kind]:
+        # On another host, a spare that is being made may be for another lane.
+        if waits and not environment.host and self._awaited[kind] < self.spares_under_way[kind]:
             self._awaited[kind] += 1
             yield AwaitSpare(kind)
         elif health.pause_s:
@@ -816,13 +818,21 @@ class LaneMachine:
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None
         if lane.device.host:
-            # A worker on another host is started by the request that names its device.
+            yield from self._order_host_spare(lane.bench, lane.device)
             return
         count_by_kind = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
         # No spare makes a context beside an application: it would take memory that the application may need.
         device = lane.device if lane.is_gpu and not lane.is_shared else None
         count, bench = count_by_kind.get(lane.device.kind, 1), lane.bench
         yield from self.order_spares(Role.BENCH, bench.environment, bench.backend, count, device)
+
+    def _order_host_spare(self, bench: Bench, device: Device) -> Iterator[Instruction]:
+        """Make a spare for a lane on another host; it belongs to the lane's device from its start."""
+        kind = Role.BENCH, bench.environment
+        is_wanted = not self.spares_under_way[kind] and not self._count_unused(kind, device.name)
+        if is_wanted and self.keeps_spares and not self._get_start_health(kind).pause_s:
+            self.spares_under_way[kind] += 1
+            yield MakeSpare(*kind, bench.backend, False, device.name)
 
     def _is_in_trouble(self, lane: LaneRecord) -> bool:
         return self._clock() - lane.lost_at < TROUBLE_S
