@@ -25,10 +25,13 @@ PLUGINS = {
 STRATEGIES = {"ktuned_optuna"}
 """Plugins without a backend: one is imported when a job names its strategy, and imports the rooms that it extends."""
 
-SERVICES = {"ktuned_ray", "ktuned_team"}
+PROGRAMS = {"ktuned_team"}
+"""Plugins that the daemon only starts as a program: they import nothing of ktuned."""
+
+SERVICES = {"ktuned_ray"}
 """Plugins of executors and of the bridge; on other hosts they run workers with the fleet's own parts."""
 
-SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "sharing", "store"}
+SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "store"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
@@ -44,7 +47,6 @@ ORDER = (
     "devices",
     "watch",
     "tuning",
-    "sharing",
     "catalog",
     "fleet",
     "store",
@@ -109,7 +111,6 @@ AT_REST = {
     "protocol",
     "scheduling",
     "serve",
-    "sharing",
     "spool",
     "store",
     "tuning",
@@ -384,7 +385,7 @@ def test_the_client_needs_msgpack_alone() -> None:
 
 def test_plugins_know_the_contract_alone() -> None:
     """A backend imports the contract and its own toolchain, the latter not before it is needed."""
-    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES]
+    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES | PROGRAMS]
     found = [
         f"{entry.where}: {part}"
         for plugin in backends
@@ -412,6 +413,11 @@ def test_services_reach_the_daemon_by_calls_alone() -> None:
         if part not in SERVICES_MAY_IMPORT
     ]
     assert found == []
+
+
+def test_programs_need_nothing_of_ktuned() -> None:
+    """A program that the daemon starts for a moment imports only its own libraries."""
+    assert [entry.where for plugin in PROGRAMS for module in _of(plugin) for _, entry in _ours(module)] == []
 
 
 def test_modules_are_named_for_a_thing() -> None:

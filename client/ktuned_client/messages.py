@@ -88,7 +88,6 @@ class Plan(TypedDict):
     configs: NotRequired[list[Config]]
     again: NotRequired[bool]
     objective: NotRequired[str]
-    no_share: NotRequired[bool]
     keep_going: NotRequired[bool]
     anchor: NotRequired[Config | None]
 

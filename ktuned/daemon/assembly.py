@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
@@ -39,7 +38,6 @@ from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, Toolc
 from ktuned.fleet import (
     BENCH_MODULES,
     Applications,
-    Bridge,
     Executor,
     Executors,
     Fleet,
@@ -64,7 +62,6 @@ from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
 from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
-    DueKernels,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -79,11 +76,9 @@ from ktuned.scheduling import (
     Reading,
     Renewal,
     Reverification,
-    SharedWinners,
-    ShareExchange,
     WatchedRoots,
 )
-from ktuned.serve import Events
+from ktuned.serve import Events, TeamStore, WinnerExchange
 from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
 
@@ -155,13 +150,6 @@ class Parts:
             last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
-        bridge = self.bridge = Bridge(
-            python=sys.executable,
-            directory=settings.state,
-            base_env=base_env,
-            mark=executor.mark,
-            known_children=known_children,
-        )
         surroundings = Surroundings(
             settings.artifacts, settings.captures, settings.state, base_env, executor.mark, known_children
         )
@@ -226,9 +214,10 @@ class Parts:
         )
         probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
-        to_share = DueKernels()
+        def on_job_end(kernel: str) -> None:
+            team_store.note_job_end(kernel)
 
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, to_share)
+        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, on_job_end)
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
@@ -240,14 +229,31 @@ class Parts:
 
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
-        # Winners that other daemons share.
-        foreign_names = self.foreign_names = ForeignNames(catalog, inspector, traces, machine.digest_kernel)
-        shared_winners = self.shared_winners = SharedWinners(
-            settings.share, bridge, catalog=catalog, foreign_names=foreign_names
+        # Winners of other daemons.
+        served = self.served = ServedWinners(catalog, store, machine, admission, caches)
+        exchange = self.exchange = WinnerExchange(
+            admission=admission,
+            catalog=catalog,
+            foreign_names=ForeignNames(catalog, inspector, traces, machine.digest_kernel),
+            machine=machine,
+            store=store,
+            artifacts=artifacts,
+            served=served,
+            publish=router.publish_event,
+        )
+        team_store = self.team_store = TeamStore(
+            settings.file.share,
+            catalog=catalog,
+            machine=machine,
+            store=store,
+            exchange=exchange,
+            directory=settings.state,
+            base_env=base_env,
+            mark=executor.mark,
+            known_children=known_children,
         )
 
         # Parts that tune.
-        served = self.served = ServedWinners(catalog, store, machine, admission, caches)
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
@@ -262,7 +268,7 @@ class Parts:
             find_anchor=store.anchors.find_anchor,
             list_served=served.list_winners,
             portfolios=kept_portfolios,
-            find_shared=shared_winners.find_best_candidate,
+            await_shared=team_store.await_first_look,
         )
 
         async def inspect_kernel(name: str) -> None:
@@ -385,10 +391,6 @@ class Parts:
 
         def list_kernels_in_use() -> set[str]:
             return {*publication.list_used_kernels(), *(job.kernel for job in jobs.list_live_jobs())}
-
-        self.share_exchange = ShareExchange(
-            shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
-        )
 
         async def on_toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
             caches.forget_all_answers()

@@ -6,6 +6,8 @@ called while the publisher waits, so they must neither block nor publish.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.devices import Probes
 from ktuned.lookup import AnswerCaches
@@ -19,12 +21,14 @@ from ktuned.protocol import (
     TrialDone,
     WinnerChanged,
 )
-from ktuned.scheduling import DueKernels
 from ktuned.serve import Events
 
 
 class EventRouter:
     """Publishes events to parts and subscribers.
+
+    Args:
+        on_job_end: Called with the kernel of a job that has ended.
 
     Attributes:
         trials: How many trials have ended since the start.
@@ -36,14 +40,14 @@ class EventRouter:
         artifact_cleanup: ArtifactCleanup,
         caches: AnswerCaches,
         probes: Probes,
-        to_share: DueKernels,
+        on_job_end: Callable[[str], None],
     ) -> None:
         self.trials = 0
         self._events = events
         self._artifact_cleanup = artifact_cleanup
         self._caches = caches
         self._probes = probes
-        self._to_share = to_share
+        self._on_job_end = on_job_end
 
     def publish_event(self, event: Event) -> None:
         """Deliver one event."""
@@ -53,7 +57,7 @@ class EventRouter:
             case JobDone():
                 self._caches.forget_answers(event.kernel)
                 self._artifact_cleanup.request_collection()
-                self._to_share.add_kernel(event.kernel)
+                self._on_job_end(event.kernel)
             case NamesLearned() | KernelStale() | WinnerChanged():
                 self._caches.forget_answers(event.kernel)
             case KernelsReloaded():

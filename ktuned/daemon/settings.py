@@ -22,7 +22,7 @@ from ktuned.catalog import make_root
 from ktuned.fleet import choose_compile_slots, count_compile_workers, list_executor_names, load_executor, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES
-from ktuned.sharing import ShareSettings
+from ktuned.serve import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
 from ktuned_client.paths import socket_path
 
@@ -94,7 +94,6 @@ class Settings(msgspec.Struct, frozen=True):
         trusted_directories: Directories that workers may read although others may write to them.
         file: The content of ``config.toml``.
         executors: The tables of plugins' executors in ``config.toml``.
-        no_share: Whether the daemon was started to ignore the team store.
         asked: The arguments that the daemon was started with: home, socket, config and idle_exit_s.
     """
 
@@ -113,7 +112,6 @@ class Settings(msgspec.Struct, frozen=True):
     trusted_directories: tuple[str, ...]
     file: ConfigFile = ConfigFile()
     executors: Mapping[str, msgspec.Struct] = {}
-    no_share: bool = False
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
 
     @property
@@ -125,11 +123,6 @@ class Settings(msgspec.Struct, frozen=True):
     def has_memory_limits(self) -> bool:
         """True if ``config.toml`` limits the memory of workers; otherwise each machine's memory decides."""
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
-
-    @property
-    def share(self) -> ShareSettings:
-        """The settings of the team store; empty if the daemon was started to ignore it."""
-        return ShareSettings() if self.no_share else self.file.share
 
     @property
     def captures(self) -> Path:
@@ -147,7 +140,7 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             SettingsError: the file is invalid.
         """
-        return load_settings(*self.asked, no_share=self.no_share)
+        return load_settings(*self.asked)
 
     def list_changes_since(self, before: Settings) -> list[str]:
         """Return the names of the settings in ``config.toml`` that differ from ``before``."""
@@ -164,8 +157,6 @@ def load_settings(
     config: str | Path | None = None,
     idle_exit_s: float | None = None,
     environment: Mapping[str, str] | None = None,
-    *,
-    no_share: bool = False,
 ) -> Settings:
     """Return the settings from arguments, environment and ``config.toml``, in this order of precedence.
 
@@ -176,7 +167,6 @@ def load_settings(
         config: The path of ``config.toml``; it must exist.
         idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never.
         environment: The variables; by default the process's own.
-        no_share: Whether to ignore the team store.
 
     Raises:
         SettingsError: a setting is invalid; names the file and the field.
@@ -214,7 +204,6 @@ def load_settings(
         trusted_directories=_expand_directories(file.trusted_directories, config_path),
         file=file,
         executors=executors,
-        no_share=no_share,
         asked=asked,
     )
 

@@ -27,6 +27,7 @@ from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
 from ktuned.fleet.process import StartProcess
+from ktuned.fleet.program import ProgramFailed, run_program
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, list_executor_names, load_executor
 from ktuned.fleet.usage import CpuUse, Usage
@@ -65,6 +66,7 @@ __all__ = [
     "LocalExecutor",
     "Output",
     "Pace",
+    "ProgramFailed",
     "QuietGate",
     "ReferenceUnusable",
     "RemoteExecutor",
@@ -83,4 +85,5 @@ __all__ = [
     "list_executor_names",
     "load_executor",
     "memory",
+    "run_program",
 ]

@@ -76,7 +76,6 @@ class Plan(Record):
         configs: the only configs to try; empty for the whole space.
         again: repeat measurements that are known.
         objective: a text of :mod:`ktuned.model.objective`.
-        no_share: ignore the team store, and share nothing with it.
         keep_going: continue even if all configs fail in the same way.
         anchor: with exact numerics, the config whose bits all others must have; None until it is chosen.
     """
@@ -93,12 +92,11 @@ class Plan(Record):
     configs: tuple[Config, ...] = ()
     again: bool = False
     objective: str = LATENCY
-    no_share: bool = False
     keep_going: bool = False
     anchor: Config | None = None
 
     # Fields that were added later. Kernels' digests are made from the plan, and a new field must not change them all.
-    _omitted: ClassVar = ("configs", "again", "objective", "no_share", "keep_going", "anchor")
+    _omitted: ClassVar = ("configs", "again", "objective", "keep_going", "anchor")
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data, from which :meth:`from_wire` rebuilds the plan."""

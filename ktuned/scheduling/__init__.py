@@ -15,15 +15,12 @@ from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
-from ktuned.scheduling.share_exchange import DueKernels, ShareExchange
-from ktuned.scheduling.shared_winners import SharedWinners
 from ktuned.scheduling.watched_roots import WatchedRoots
 
 __all__ = [
     "EVERYTHING",
     "POLICIES",
     "Dispatcher",
-    "DueKernels",
     "HostObserver",
     "IdlePolicy",
     "Intake",
@@ -41,8 +38,6 @@ __all__ = [
     "Reading",
     "Renewal",
     "Reverification",
-    "ShareExchange",
-    "SharedWinners",
     "TuningRequest",
     "WatchedRoots",
 ]

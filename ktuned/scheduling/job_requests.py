@@ -60,7 +60,6 @@ class TuningRequest(msgspec.Struct, frozen=True):
     arch: str | None = None
     configs: tuple[Config, ...] = ()
     again: bool = False
-    no_share: bool = False
     keep_going: bool = False
 
     def apply_to_plan(self, declared: Plan) -> Plan:
@@ -81,8 +80,7 @@ class TuningRequest(msgspec.Struct, frozen=True):
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
         names = ("preset", "trials", "seconds", "strategy", "until", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        given |= {"configs": self.configs, "again": self.again}
-        given |= {"no_share": self.no_share, "keep_going": self.keep_going}
+        given |= {"configs": self.configs, "again": self.again, "keep_going": self.keep_going}
         # Compiling does not depend on the objective.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         if self.anchor is not None and self.anchor_pin is not None:

@@ -15,8 +15,8 @@ from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.server import Server
-from ktuned.serve.share import ShareMethods
 from ktuned.serve.subscriptions import Subscriptions
+from ktuned.serve.team_store import ShareSettings, TeamStore
 from ktuned.serve.trial_methods import TrialMethods
 
 __all__ = [
@@ -35,8 +35,9 @@ __all__ = [
     "Peer",
     "PortfolioMethods",
     "Server",
-    "ShareMethods",
+    "ShareSettings",
     "Subscriptions",
+    "TeamStore",
     "TrialMethods",
     "WinnerExchange",
     "bind_socket",

@@ -45,7 +45,6 @@ from ktuned.model import (
     is_exact,
     strip_numerics,
 )
-from ktuned.sharing import Candidate
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
 
@@ -74,8 +73,9 @@ class PresentKey(msgspec.Struct, frozen=True):
         return self.context.key_for(self.objective)
 
 
-FindShared = Callable[[PresentKey], Awaitable[Candidate | None]]
-"""Returns the best config that others have found in a key's context; takes bounded time, and raises nothing."""
+AwaitShared = Callable[[PresentKey], Awaitable[bool]]
+"""Waits until others' winners of a key were imported, if there is a team's store, and returns whether there is one;
+takes bounded time, and raises nothing."""
 
 
 class Compiler(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         absence: The reason why there are no devices, if the job was to measure.
         captured: The digest of the inputs that an application has handed over for the problem, or empty.
         toolchain: The files that identify the context's toolchain, as seen on this machine.
-        find_shared: Returns the best config that others have found, if those may be used.
+        await_shared: Waits for others' winners of the job's key.
         compilers: The machines that have the context's toolchain, this one first.
         anchor: The config whose bits decide, if numerics are exact. The kernel's default is then the anchor.
         declared_default: The default that the kernel file declares, if the kernel's default is the anchor.
@@ -141,7 +141,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     absence: str = ""
     captured: str = ""
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
-    find_shared: FindShared | None = None
+    await_shared: AwaitShared | None = None
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None
     declared_default: Config | None = None

@@ -176,7 +176,7 @@ class PriorResults:
         """Return how long a config's compile took in an earlier state of the kernel, in s; 0 if unknown."""
         return self._compile_s.get(canonical(config), 0.0)
 
-    def plan_order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> TrialOrder:
+    def plan_order(self, served: Sequence[Config], *, slots: int = 1) -> TrialOrder:
         """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
         context, objective = self._brief.context, self._brief.objective
         incumbent = self._store.get_winner(self._brief.key)
@@ -203,7 +203,6 @@ class PriorResults:
             near,
             failed_here,
             served,
-            lead,
         )
         return msgspec.structs.replace(found, earlier=load_earlier_searches(self._store, winners, objective))
 

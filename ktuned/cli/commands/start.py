@@ -57,7 +57,6 @@ sixth of the start."""
     metavar="SECONDS",
     help="Exit after this time without clients, jobs and watched directories; 0 never exits.",
 )
-@click.option("--no-share", is_flag=True, help="Do without the shared store of config.toml.")
 @click.option("--auto-started", is_flag=True, hidden=True, help="Started by a command: exit when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
 def start(
@@ -67,7 +66,6 @@ def start(
     config: Path | None,
     log_level: str,
     idle_exit_s: float | None,
-    no_share: bool,
     auto_started: bool,
     as_json: bool,
 ) -> int:
@@ -86,7 +84,7 @@ def start(
     _raise_open_files_limit()
     logs.configure_logging(log_level, logs.choose_format(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
-    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s, no_share=no_share)
+    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s)
     is_handed_over = "LISTEN_FDS" in os.environ
     try:
         return run(settings, starts_by_itself=auto_started)

@@ -73,7 +73,6 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     help="Measure known configs again; their results stay until then.",
 )
 @click.option("--keep-going", cls=AdvancedOption, is_flag=True, help="Continue even if all configs fail alike.")
-@click.option("--no-share", cls=AdvancedOption, is_flag=True, help="Ignore the shared store, and share nothing.")
 @objective_option
 @numerics_option
 @anchor_option
