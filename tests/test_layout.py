@@ -91,7 +91,7 @@ BY_NAME_ALONE = {
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 
-HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "tvm_ffi", "cutlass", "tilelang", "tvm", "triton"}
+HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "obstore", "tvm_ffi", "cutlass", "tilelang", "tvm", "triton"}
 """Packages that the daemon must never have imported."""
 
 AT_REST = {
@@ -354,21 +354,6 @@ def test_the_daemon_imports_nothing_heavy() -> None:
         if top in HEAVY
     ]
     assert heavy == []
-
-
-def test_a_storages_library_is_imported_by_that_storage() -> None:
-    """Object storage and Redis have a library each: one module names it, and is imported when a URL does."""
-    storages = {"ktuned_team.object_storage": "obstore", "ktuned_team.redis_storage": "redis"}
-    found = [
-        f"{entry.where}: {top}"
-        for module in MODULES
-        for top, entry in _foreign(module)
-        if top in storages.values() and storages.get(module) != top
-    ]
-    found += [
-        entry.where for module in MODULES for entry in _imports(module) if entry.is_eager and entry.target in storages
-    ]
-    assert found == []
 
 
 def test_the_client_needs_msgpack_alone() -> None:

@@ -45,7 +45,6 @@ ASKING = [
     ("tune", "gemm", "--compile-only", "--no-spawn"),
     ("add", ".", "--no-spawn"),
     ("watch", "--no-spawn"),
-    ("share", "status", "--no-spawn"),
     ("share", "pull", "--no-spawn"),
     ("share", "push", "--no-spawn"),
 ]
@@ -157,7 +156,6 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
         ("check", "gemm"),
         ("forget", "gemm"),
         ("export", "--kernel", "gemm"),
-        ("share", "pull", "gemm"),
         ("jobs", "gemm"),
         ("jobs", "gemm", "--cancel"),
         ("jobs", "gemm", "--pause"),
@@ -169,7 +167,7 @@ def test_a_short_name_travels_with_the_directory_that_it_was_typed_in(
 ) -> None:
     """Of several projects that have the kernel, the daemon takes the one that the user works in."""
     monkeypatch.chdir(tmp_path)
-    method = {"simulate": "results", "report": "kernels", "share": "share_pull"}.get(arguments[0], arguments[0])
+    method = {"simulate": "results", "report": "kernels"}.get(arguments[0], arguments[0])
     if arguments[-1] in ("--cancel", "--pause", "--resume"):
         method = arguments[-1].removeprefix("--")
     if arguments[-1] == "--compile-only":
