@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from ktuned.fleet import Environment, Executor, Output, Worker, WorkerDied
 from ktuned.ipc import frames, replies, requests
 from ktuned.model import Outcome, Role, TrialDetail, TrialResult, WorkerError
@@ -25,6 +27,16 @@ from ktuned.model import Outcome, Role, TrialDetail, TrialResult, WorkerError
 _READ_BYTES = 1 << 18
 _FAKED = (Role.COMPILE, Role.BENCH)
 SAMPLES = 50
+
+
+class _Request(msgspec.Struct, frozen=True):
+    worker: int
+    request: bytes
+
+
+class _Answers(msgspec.Struct, frozen=True):
+    worker: int
+    answers: bytes
 
 
 class FakeWorker(Worker):
@@ -87,7 +99,7 @@ class FakeExecutor(Executor):
         self._times = trial_s, compile_s
         self._numbers = itertools.count(1)
         self._fakes: set[FakeWorker] = set()
-        self._waiting: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}
+        self._waiting: dict[int, asyncio.Future[list[bytes]]] = {}
         self._decoder = frames.Decoder()
 
     @asynccontextmanager
@@ -134,19 +146,20 @@ class FakeExecutor(Executor):
     def leave_cores(self, lanes: int) -> None:
         """Leave real workers where they are: lanes are elsewhere."""
 
-    def send(self, number: int, request: bytes) -> asyncio.Future[list[dict[str, Any]]]:
+    def send(self, number: int, request: bytes) -> asyncio.Future[list[bytes]]:
         """Send a worker's request; the future has all that it answers."""
-        future: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self._transport.write(frames.encode({"worker": number, "request": request}))
+        self._transport.write(frames.encode(_Request(number, request)))
         return future
 
     def take(self, data: bytes) -> None:
         """Take what the farm answers."""
-        for message in self._decoder.feed(data):
-            future = self._waiting.pop(message["worker"], None)
+        for body in self._decoder.feed(data):
+            message = msgspec.msgpack.decode(body, type=_Answers)
+            future = self._waiting.pop(message.worker, None)
             if future is not None and not future.done():
-                future.set_result(list(frames.Decoder().feed(message["answers"])))
+                future.set_result(list(frames.Decoder().feed(message.answers)))
 
     def forget(self, worker: FakeWorker) -> None:
         """Forget a worker that was killed, and end its request."""
@@ -185,24 +198,24 @@ class Farm(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Answer each request when its time has passed."""
-        for message in self._decoder.feed(data):
-            (request,) = frames.Decoder().feed(message["request"])
-            took_s, answers = self._answer(request)
-            encoded = frames.encode({"worker": message["worker"], "answers": answers})
+        for body in self._decoder.feed(data):
+            message = msgspec.msgpack.decode(body, type=_Request)
+            (request,) = frames.Decoder().feed(message.request)
+            took_s, answers = self._answer(requests.decode(request))
+            encoded = frames.encode(_Answers(message.worker, answers))
             self._loop.call_later(took_s, self._transport.write, encoded)  # type: ignore[attr-defined]
 
-    def _answer(self, request: Mapping[str, Any]) -> tuple[float, bytes]:
-        units = request.get("units", ())
-        match request["op"]:
-            case "compile":
+    def _answer(self, request: requests.Request[Any, Any]) -> tuple[float, bytes]:
+        match request:
+            case requests.Compile(units=units):
                 return self._compile_s * len(units), b"".join(map(_compiled, units)) + _EMPTY
-            case "trial":
-                measured = [_measurement(unit["key"], self._trial_s) for unit in units]
+            case requests.Trial(units=units):
+                measured = [_measurement(unit.key, self._trial_s) for unit in units]
                 items = b"".join(replies.encode(replies.Item(one)) for one in measured[:-1])
                 return self._trial_s * len(units), items + replies.encode(replies.Done(measured[-1]))
-            case "time" | "check":
-                return self._trial_s, replies.encode(replies.Done(_measurement(request["unit"]["key"], self._trial_s)))
-            case "time_reference":
+            case requests.Time(unit=unit) | requests.Check(unit=unit):
+                return self._trial_s, replies.encode(replies.Done(_measurement(unit.key, self._trial_s)))
+            case requests.TimeReference():
                 return self._trial_s, replies.encode(replies.Done(_measurement("reference", self._trial_s)))
             case _:
                 return 0.0, _EMPTY
@@ -211,10 +224,8 @@ class Farm(asyncio.Protocol):
 _EMPTY = replies.encode(replies.Done(replies.Empty()))
 
 
-def _compiled(unit: Mapping[str, Any]) -> bytes:
-    return replies.encode(
-        replies.Item(replies.CompiledUnit(unit["key"], None, "", 0.01, {"registers": 32}, unit["key"]))
-    )
+def _compiled(unit: requests.UnitRef) -> bytes:
+    return replies.encode(replies.Item(replies.CompiledUnit(unit.key, None, "", 0.01, {"registers": 32}, unit.key)))
 
 
 def _measurement(key: str, seconds: float) -> replies.Measurement:

@@ -5,13 +5,13 @@ answers within 0.5 s of the start, 0.2 % of a core; with 1,000,000 trials, or 1,
 """
 
 import argparse
-import json
 import sqlite3
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from benchmarks.private_daemon import private_home, serving
@@ -61,7 +61,7 @@ def fill(path: Path, trials: int, *, trials_per_job: int = TRIALS_PER_JOB, first
 
 def _add_job(connection: sqlite3.Connection, job: int, trials: int) -> None:
     kernel, problem, device, now = f"bench:kernel{job % 50}", canonical({"M": job, "N": 4096}), "a device", time.time()
-    plan = json.dumps(Plan().to_wire())
+    plan = msgspec.json.encode(Plan()).decode()
     connection.execute(
         "INSERT INTO jobs (id, kernel, problem, device, state, priority, reason, plan, created, done, total)"
         " VALUES (?, ?, ?, ?, ?, 100, 'benchmark', ?, ?, ?, ?)",

@@ -34,7 +34,7 @@ def compare_matmul(launches: int) -> None:
     from benchmarks import tune_same_bits as example
 
     with private_home() as home, serving(home) as daemon, daemon.client() as client:
-        with client.tune(path=HERE / "tune_same_bits.py", preset="fast", seconds=45.0) as tuning:
+        with client.tune(path=HERE / "tune_same_bits.py", preset="fast", time_limit_s=45.0) as tuning:
             for _ in tuning:
                 pass
         for job in tuning.jobs:

@@ -217,7 +217,7 @@ def _p99(times_us: Sequence[float]) -> float:
 def serve(trial_s: float, compile_s: float) -> int:
     """Be the daemon, whose lanes and slots are in the farm; it logs as ``ktuned start --foreground`` does."""
     logs.configure_logging("info", logs.LogFormat.LOGFMT)
-    settings = load_settings(os.environ["KTUNED_HOME"], os.environ["KTUNED_SOCKET"])
+    settings = load_settings()
     farm = Replacements(executor=lambda real: FakeExecutor(real, trial_s=trial_s, compile_s=compile_s))
     return run(settings, replacements=farm)
 

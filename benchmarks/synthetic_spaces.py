@@ -2,8 +2,7 @@
 
 Each is an analytic model: arithmetic and memory traffic against a device's limits, occupancy, waves of blocks, spills,
 bank conflicts, launches that fail for want of resources, knobs that matter only beside others, and some per cent that
-no feature explains. A seed draws the device and the coefficients; a problem scales the work, an edit shifts
-coefficients a little.
+no feature explains. A seed draws the device and the coefficients.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from random import Random
 from typing import Any
 
+from benchmarks.recorded_spaces import RecordedSpace
 from ktuned.model import canonical
-from ktuned.search import RecordedSpace, record_space
 
 Config = Mapping[str, Any]
 
@@ -64,16 +63,6 @@ class Machine:
             launch_us=dice.uniform(2, 6),
         )
 
-    def edited(self) -> Machine:
-        """Return the device as a slightly edited kernel would see it."""
-        dice = Random(f"edit {self.seed}")
-        return replace(
-            self,
-            overlap=min(0.95, self.overlap * dice.uniform(0.9, 1.1)),
-            spill=self.spill * dice.uniform(0.85, 1.15),
-            conflict=1 + (self.conflict - 1) * dice.uniform(0.7, 1.3),
-        )
-
 
 @dataclass(frozen=True)
 class Demand:
@@ -118,9 +107,9 @@ def latency_us(machine: Machine, demand: Demand) -> float | None:
     return machine.launch_us + seconds * 1e6
 
 
-def gemm(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None]]:
+def gemm(machine: Machine) -> Iterator[tuple[Config, float | None]]:
     """A matrix product with tiles in shared memory and registers, and pipeline stages."""
-    m, n, k = 1024 * scale, 768 * scale, 512 * scale
+    m, n, k = 2048, 1536, 1024
     knobs: Mapping[str, list[Any]] = {
         "BM": [16, 32, 64, 128, 256], "BN": [16, 32, 64, 128, 256], "BK": [8, 16, 32, 64],
         "TM": [1, 2, 4, 8], "TN": [1, 2, 4, 8, 16], "STAGES": [1, 2, 3, 4], "VEC": [1, 2, 4], "SWIZZLE": [False, True],
@@ -143,9 +132,9 @@ def gemm(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None]]:
         ))  # fmt: skip
 
 
-def convolution(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None]]:
+def convolution(machine: Machine) -> Iterator[tuple[Config, float | None]]:
     """A two-dimensional filter with a halo in shared memory, padding, and a read-only path."""
-    size, radius = 1024 * scale, 8
+    size, radius = 2048, 8
     knobs: Mapping[str, list[Any]] = {
         "block_x": [8, 16, 32, 48, 64, 96, 128, 256], "block_y": [1, 2, 4, 8, 16, 32],
         "tile_x": [1, 2, 3, 4, 5, 8], "tile_y": [1, 2, 3, 4, 8], "use_shared": [0, 1], "padding": [0, 1],
@@ -173,9 +162,9 @@ def convolution(machine: Machine, scale: int) -> Iterator[tuple[Config, float | 
         ))  # fmt: skip
 
 
-def stencil(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None]]:
+def stencil(machine: Machine) -> Iterator[tuple[Config, float | None]]:
     """A stencil in three dimensions, bound by memory, with temporal blocking and a plateau where nothing matters."""
-    size = 128 * scale
+    size = 256
     knobs: Mapping[str, list[Any]] = {
         "bx": [16, 32, 64, 128, 256], "by": [1, 2, 4, 8, 16], "bz": [1, 2, 4, 8], "steps": [1, 2, 3, 4],
         "method": ["global", "shared", "registers"], "loop": ["x", "z"], "prefetch": [0, 1, 2], "cache": [0, 1],
@@ -200,9 +189,9 @@ def stencil(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None
         ))  # fmt: skip
 
 
-def reduction(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None]]:
+def reduction(machine: Machine) -> Iterator[tuple[Config, float | None]]:
     """A sum over rows: few knobs, a memory bound that many configs reach, and steps at powers of two."""
-    number = 2**22 * scale
+    number = 2**23
     knobs: Mapping[str, list[Any]] = {
         "threads": list(range(32, 1025, 32)), "each": list(range(1, 17)), "vector": [1, 2, 4],
         "grid": [1, 2, 4, 8, 16, 32], "tree": ["shuffle", "shared", "atomic"],
@@ -219,7 +208,7 @@ def reduction(machine: Machine, scale: int) -> Iterator[tuple[Config, float | No
         ))  # fmt: skip
 
 
-Kernel = Callable[[Machine, int], Iterator[tuple[Config, float | None]]]
+Kernel = Callable[[Machine], Iterator[tuple[Config, float | None]]]
 
 KERNELS: Mapping[str, Kernel] = {
     "gemm": gemm,
@@ -229,17 +218,17 @@ KERNELS: Mapping[str, Kernel] = {
 }
 
 
-def synthetic(name: str, kernel: Kernel, machine: Machine, scale: int = 2) -> RecordedSpace:
-    """Return a whole space of a kernel, for a device and a size of its problem."""
-    found = list(kernel(machine, scale))
+def synthetic(name: str, kernel: Kernel, machine: Machine) -> RecordedSpace:
+    """Return a whole space of a kernel, for a device."""
+    found = list(kernel(machine))
     if len(found) > MAX_CONFIGS:
-        # The same configs for every device and size.
+        # The same configs for every device.
         found = sorted(found, key=lambda pair: unit(f"thin {name}", pair[0]))[:MAX_CONFIGS]
-    results = [
-        (config, None if value is None else value * math.exp(UNEXPLAINED * normal(f"{name} {machine.seed}", config)))
+    noisy = [
+        None if value is None else value * math.exp(UNEXPLAINED * normal(f"{name} {machine.seed}", config))
         for config, value in found
     ]
-    return record_space(f"{name}-{machine.seed}", results)
+    return RecordedSpace(f"{name}-{machine.seed}", tuple(config for config, _ in found), tuple(noisy))
 
 
 def configs(knobs: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:

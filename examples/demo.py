@@ -251,7 +251,7 @@ def is_ready(stage: Stage, client: Client, daemon: subprocess.Popen[bytes]) -> b
 def tune(stage: Stage, client: Client, trials: int | None) -> Mapping[str, Any]:
     """Tune the example through the command line, which shows it live; return the job's final state."""
     budget = ["--time-limit", f"{TUNING_S:g}"] if trials is None else ["--trials", str(trials)]
-    status = stage.ktuned("tune", str(stage.project), "--no-spawn", *budget)
+    status = stage.ktuned("tune", str(stage.project), *budget)
     if status:
         raise DemoFailed(f"`ktuned tune` found no winner (exit code {status}); its messages are above")
     job: Mapping[str, Any] = jobs(client)[0]

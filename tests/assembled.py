@@ -265,7 +265,7 @@ async def assembled(
 
 
 def _settings(directory: Path, policy: str) -> Settings:
-    found = load_settings(directory, directory / "k.sock", environment={})
+    found = load_settings({"KTUNED_HOME": str(directory), "KTUNED_SOCKET": str(directory / "k.sock")})
     return msgspec.structs.replace(
         found,
         cache=directory / "cache",

@@ -1,6 +1,5 @@
 """Comparison of the documents with the code: every table that repeats a fact."""
 
-import dataclasses
 import inspect
 import re
 import tomllib
@@ -13,6 +12,7 @@ import anyio
 import click
 import msgspec
 import pytest
+from msgspec import structs
 from msgspec.structs import fields
 
 from ktuned import kernel, model
@@ -29,10 +29,9 @@ from ktuned.daemon.systemd import Notifier
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.record import Record
 from ktuned.model.values import Outcome, Status
 from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
-from ktuned.serve import method, server
+from ktuned.serve import server
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
 from ktuned.spec.tensors import FILLS
@@ -70,7 +69,7 @@ def _words(cell: str) -> list[str]:
 @pytest.fixture
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
     """Run a daemon of the parts' store and workers in this process."""
-    loaded = settings.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
+    loaded = settings.load_settings({"KTUNED_HOME": f"{tmp_path}/home", "KTUNED_SOCKET": f"{tmp_path}/run/k.sock"})
     made = Daemon(assembly.Parts(loaded, parts.store, Replacements(adopts=False)), Notifier())
     with bind_socket(loaded.socket) as listening:
         async with anyio.create_task_group() as tasks:
@@ -177,7 +176,7 @@ def test_the_example_of_ktuned_toml_is_complete() -> None:
     project = project_file.parse_project(block.encode(), "ktuned.toml")
     names = [field.name for field in fields(project) if field.name != "digest"]
     assert all(getattr(project, name) for name in names)
-    assert all(dataclasses.astuple(project.defaults))
+    assert all(structs.astuple(project.defaults))
     assert _names("docs/kernel-files.md", "## Projects") == names
 
 
@@ -212,8 +211,7 @@ def test_limits_of_lists() -> None:
     """The reference has the limits that ``jobs`` and ``results`` set themselves."""
     reference = (ROOT / "docs/cli.md").read_text()
     assert f"`0.03`; default {100 * watch.DEFAULT_TOLERANCE:g} %" in reference
-    assert f"default {jobs.DEFAULT_LIMIT}, at most {jobs.MAX_LIMIT}." in reference
-    assert jobs.MAX_LIMIT + 1 == method.MAX_ROWS
+    assert f"the newest {jobs.LISTED}" in reference
     assert f"default {results.DEFAULT_LIMIT} in a table" in reference
 
 
@@ -299,7 +297,7 @@ TRIAL = make_trial(outcome=None, latency_us=None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("job", JobInfo.from_job(JOB)), ("trial", TRIAL)])
-def test_documented_fields_of_jobs_and_trials_are_those_that_travel(name: str, value: Record) -> None:
+def test_documented_fields_of_jobs_and_trials_are_those_that_travel(name: str, value: msgspec.Struct) -> None:
     """A job's and a trial's fields are those that travel."""
     (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == name)
     assert sorted(_words(fields)) == sorted(msgspec.to_builtins(value))

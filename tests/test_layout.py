@@ -78,7 +78,7 @@ WORKER = {"worker", "measuring", "checking"}
 
 PLUGINS_MAY_IMPORT = {"dropin", "spec", "dependencies", "backends", "model"}
 LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool"}
-"""Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
+"""Imported in a project's own interpreter: the standard library and msgspec, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"cuda", "torch", "safetensors", "numpy", "pynvml"}
 BY_NAME_ALONE = {
@@ -87,7 +87,6 @@ BY_NAME_ALONE = {
     "ktuned.search.candidates",
     "ktuned.search.features",
     "ktuned.search.gaussian_process",
-    "ktuned.search.transfer",
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 
@@ -323,12 +322,12 @@ def test_workers_import_no_daemon() -> None:
 
 
 def test_workers_stay_light() -> None:
-    """What a project's interpreter imports is the standard library and msgpack; torch only inside functions."""
+    """What a project's interpreter imports is the standard library and msgspec; torch only inside functions."""
     heavy = [
         f"{found.where}: imports {top}"
         for module in _of("ktuned", LIGHT)
         for top, found in _foreign(module)
-        if top != "msgpack" and (top not in LAZILY_IN_WORKERS or found.is_eager)
+        if top not in {"msgpack", "msgspec"} and (top not in LAZILY_IN_WORKERS or found.is_eager)
         if not (top == "numpy" and module in BY_NAME_ALONE)
     ]
     assert heavy == []

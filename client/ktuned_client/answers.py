@@ -21,10 +21,6 @@ Config = Mapping[str, Any]
 LOOKUP_DEADLINE_S: Final = 0.005
 """Deadline of a lookup: a hundred times as long as a lookup usually takes, but too short to be noticed."""
 
-PIN_DEADLINE_S: Final = 10.0
-"""Deadline of a lookup with a pin. It is long because the first lookup of a problem waits for the disk, and a wait is
-better than processes that see different winners."""
-
 SETTLE_SHARE: Final = 0.5
 """Share of a lookup's deadline that the daemon may use to check the nearest winner against the kernel's constraints."""
 

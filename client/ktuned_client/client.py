@@ -12,7 +12,6 @@ from ktuned_client import paths
 from ktuned_client.answers import (
     CALL_DEADLINE_S,
     LOOKUP_DEADLINE_S,
-    PIN_DEADLINE_S,
     TUNE_DEADLINE_S,
     Config,
     DaemonError,
@@ -48,7 +47,6 @@ class Client:
         deadline_s: deadline of a lookup. For a size that was never looked up before, a worker may check whether the
             winner of the nearest size is valid; this takes up to half of the deadline, and is done only if the deadline
             is at least 20 ms.
-        pin: all clients with the same pin see the same winners for good; the first lookup of a problem decides.
         winners: an exported file, or a directory of such files, that answers lookups without a daemon.
         strict: whether a question that no daemon could answer (a misspelt key, a value of a wrong type) raises, which
             suits tests. Otherwise its hit has the status ``invalid``.
@@ -61,16 +59,14 @@ class Client:
         self,
         socket: str | os.PathLike[str] | None = None,
         *,
-        deadline_s: float | None = None,
-        pin: str | None = None,
+        deadline_s: float = LOOKUP_DEADLINE_S,
         winners: str | os.PathLike[str] | None = None,
         strict: bool = False,
     ) -> None:
-        self._given = drop_missing(socket=socket, deadline_s=deadline_s, pin=pin, winners=winners, strict=strict)
+        self._given = drop_missing(socket=socket, deadline_s=deadline_s, winners=winners, strict=strict)
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
-        self.pin = pin
-        self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
-        self._knowledge = Knowledge(self.socket, pin, winners, strict=strict, deadline_s=self.deadline_s)
+        self.deadline_s = deadline_s
+        self._knowledge = Knowledge(self.socket, winners, strict=strict, deadline_s=self.deadline_s)
         self._memo = self._knowledge.memo
         self._transport = Transport(self.socket)
 
@@ -204,7 +200,7 @@ class Client:
         """Request a tuning, and return an iterator of its events; the iterator ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
-        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
+        ``trials``, ``time_limit_s``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
         ``numerics``, ``anchor``, ``beside`` (the process of an application that keeps using the device during the
         tuning). An option that is ``None`` is left out.
 

@@ -50,16 +50,14 @@ class Knowledge:
     def __init__(
         self,
         socket: str,
-        pin: str | None,
         winners: str | os.PathLike[str] | None,
         *,
         strict: bool = False,
         deadline_s: float = LOOKUP_DEADLINE_S,
     ) -> None:
         self._directory = _find_working_directory()
-        self.memo = Memo(os.path.dirname(socket) or ".", place=self._directory, pin=pin)
+        self.memo = Memo(os.path.dirname(socket) or ".", place=self._directory)
         self.backoff = Backoff()
-        self._pin = pin
         self._strict = strict
         self._settle_s = SETTLE_SHARE * deadline_s if deadline_s >= SETTLE_DEADLINE_S else 0.0
         self._winners = None if winners is None else _read_winners(winners)
@@ -118,7 +116,6 @@ class Knowledge:
                 known = encode_lookup_opening(
                     question.kernel,
                     question.device,
-                    self._pin,
                     self._find_directory(question.kernel),
                     question.objective,
                     self._settle_s,

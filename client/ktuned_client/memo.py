@@ -35,7 +35,7 @@ class Memo:
     A hot loop reads ``answers`` and ``words`` directly: an entry holds while its slot's word equals its generation and
     its time has not passed. An answer without a config never holds there, because each caller must complete it with its
     own default. ``directory`` has the daemon's files; with ``None`` they are not used, and no answer of a daemon is
-    kept. ``place`` and ``pin`` have the same meaning as for :class:`TableAnswers`.
+    kept. ``place`` has the same meaning as for :class:`TableAnswers`.
     """
 
     __slots__ = ("_clock", "_count", "answers", "max_answers", "table", "words")
@@ -46,12 +46,11 @@ class Memo:
         clock: Callable[[], float] = monotonic,
         *,
         place: str | None = None,
-        pin: str | None = None,
         max_answers: int = MAX_ANSWERS,
     ) -> None:
         self.max_answers = max_answers
         self.answers: dict[QuestionName, dict[bytes, Entry]] = {}
-        self.table = TableAnswers(directory, clock, place=place, pin=pin)
+        self.table = TableAnswers(directory, clock, place=place)
         self.words = NO_WORDS
         self._count = 0
         self._clock = clock

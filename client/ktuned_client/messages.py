@@ -80,16 +80,15 @@ class Plan(TypedDict):
     seed: int
     preset: str
     trials: int
-    seconds: float | None
+    time_limit_s: float | None
     early_stop: float
     deadlines: Mapping[str, float]
     compile_only: bool
     until: str
-    configs: NotRequired[list[Config]]
-    again: NotRequired[bool]
-    objective: NotRequired[str]
-    keep_going: NotRequired[bool]
-    anchor: NotRequired[Config | None]
+    configs: list[Config]
+    again: bool
+    objective: str
+    anchor: Config | None
 
 
 class _Figures(TypedDict):
@@ -139,7 +138,7 @@ class Job(_Figures):
 
 
 class Trial(TypedDict):
-    """One config that was tried; ``outcome`` is None while it runs. ``detail`` comes only if it is asked for."""
+    """One config that was tried; ``outcome`` is None while it runs. ``detail`` is empty unless it was asked for."""
 
     id: int
     job: int
@@ -157,7 +156,7 @@ class Trial(TypedDict):
     digest: str
     updated: float
     metrics: Mapping[str, float]
-    detail: NotRequired[Mapping[str, Any]]
+    detail: Mapping[str, Any]
 
 
 class FileError(TypedDict):

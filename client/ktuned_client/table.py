@@ -108,11 +108,6 @@ def make_winner_prefix(kernel: str, model: str, objective: str) -> bytes:
     return b"W" + f"{kernel}\0{model}\0{objective}\0".encode()
 
 
-def make_pinned_prefix(pin: str, kernel: str, model: str, objective: str) -> bytes:
-    """Return the key of a pinned winner's entry up to the problem, which is the whole one and not the key problem."""
-    return b"P" + f"{pin}\0{kernel}\0{model}\0{objective}\0".encode()
-
-
 class Table:
     """A daemon's table, mapped for reading until :meth:`close`; ``words`` are its 64-bit words.
 

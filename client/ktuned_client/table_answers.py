@@ -28,7 +28,6 @@ from ktuned_client.table import (
     WORDS,
     Table,
     make_kernel_key,
-    make_pinned_prefix,
     make_winner_prefix,
 )
 
@@ -73,11 +72,11 @@ class _Rules(NamedTuple):
 class TableAnswers:
     """Answers from the table of the daemon whose files are in ``directory``; without a directory there are none.
 
-    ``place`` is the directory that decides which project a short name means. With a ``pin``, the pin's own winners are
-    the answers. ``words`` are the words of the mapped table, or zeros if there is none.
+    ``place`` is the directory that decides which project a short name means. ``words`` are the words of the mapped
+    table, or zeros if there is none.
     """
 
-    __slots__ = ("_clock", "_pin", "_place", "_rules", "_table", "_uses", "directory", "words")
+    __slots__ = ("_clock", "_place", "_rules", "_table", "_uses", "directory", "words")
 
     def __init__(
         self,
@@ -85,11 +84,9 @@ class TableAnswers:
         clock: Callable[[], float] = monotonic,
         *,
         place: str | None = None,
-        pin: str | None = None,
     ) -> None:
         self.directory = directory
         self._place = place
-        self._pin = pin
         self.words = NO_WORDS
         self._clock = clock
         self._table: Table | None = None
@@ -121,7 +118,7 @@ class TableAnswers:
             _, _, name, file, objective, model, prefix, keys, specialize, bucket = rules
             asked = AnswerMap(question.problem)
             winner_key: bytes | None
-            if self._pin is not None or (specialize is None and not bucket):
+            if specialize is None and not bucket:
                 # The key is the whole problem. It needs no check, because the table has only problems that the kernel
                 # takes.
                 winner_key = key if len(asked) < 2 else _sort_problem(asked, key)
@@ -188,9 +185,7 @@ class TableAnswers:
             file,
             wanted,
             model,
-            make_winner_prefix(name, model, wanted)
-            if self._pin is None
-            else make_pinned_prefix(self._pin, name, model, wanted),
+            make_winner_prefix(name, model, wanted),
             None if keys is None else frozenset(map(tuple, keys)),
             specialize,
             bucket,

@@ -118,7 +118,6 @@ LOOKUP: Final = b"\xa6lookup\x91"
 def encode_lookup_opening(
     kernel: str,
     device: str | None,
-    pin: str | None,
     directory: str | None = None,
     objective: str | None = None,
     settle_s: float = 0.0,
@@ -129,8 +128,6 @@ def encode_lookup_opening(
         params["directory"] = directory
     if device is not None:
         params["device"] = device
-    if pin is not None:
-        params["pin"] = pin
     if objective is not None:
         params["objective"] = objective
     if settle_s > 0:

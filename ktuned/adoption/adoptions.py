@@ -144,8 +144,8 @@ class Adoptions:
         """Have the spool read at once."""
         self._reading_requested.set()
 
-    async def find_answer(self, key: CallKey, *, waiter: Hashable | None = None, pin: str | None = None) -> KeyAnswer:
-        """Return the answer for a key, or the config that a pin holds for it.
+    def find_answer(self, key: CallKey, *, waiter: Hashable | None = None) -> KeyAnswer:
+        """Return the answer for a key.
 
         If a ``waiter`` is given, it counts as a client that waits for the key's job, which then has precedence.
         """
@@ -154,11 +154,7 @@ class Adoptions:
         if kernel is None:
             self.request_reading()
             return KeyAnswer(Status.UNKNOWN)
-        if pin is None:
-            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config)
-        else:
-            held = self._lookups.look_up_pinned(pin, kernel.name, problem, device, tune=False, admits=_admit_any_config)
-            found = held if isinstance(held, Lookup) else await held()
+        found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config)
         answer = found.answer
         job = self._keys.find_live_job(kernel, problem, answer.device)
         if job is not None and waiter is not None:

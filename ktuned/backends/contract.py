@@ -25,15 +25,17 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import msgspec
+
 from ktuned.backends.build_fields import check_fields
 from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES
-from ktuned.model import Device, Outcome, Record, listed, record
+from ktuned.model import Device, Outcome, listed
 
 API_VERSION = 1
 """The major version of this contract; a plugin with a newer one is rejected."""
@@ -133,8 +135,7 @@ def _freeze_lists(value: Any) -> Any:
     return {key: _freeze_lists(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-@record
-class Unit(Record):
+class Unit(msgspec.Struct, frozen=True):
     """One config's compile: its Build and its sources.
 
     Attributes:
@@ -156,8 +157,7 @@ class Unit(Record):
     lowered: bytes = b""
 
 
-@record
-class Compiled(Record):
+class Compiled(msgspec.Struct, frozen=True):
     """Result of one unit. A plugin need not report the files that it has read, because they are observed.
 
     Attributes:
@@ -172,7 +172,7 @@ class Compiled(Record):
     outcome: Outcome | None = None
     message: str = ""
     seconds: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Absence(StrEnum):
@@ -185,8 +185,7 @@ class Absence(StrEnum):
     HIDDEN = "hidden"
 
 
-@record
-class Absent(Record):
+class Absent(msgspec.Struct, frozen=True):
     """Why a backend cannot run here: the reason, one line about it, and what to do."""
 
     reason: Absence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ktuned.model import Record, record
+import msgspec
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _FUNCTION = re.compile(r"Function properties for (\S+)")
@@ -13,8 +13,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 
 
-@record
-class Resources(Record):
+class Resources(msgspec.Struct, frozen=True):
     """One kernel's registers for a thread, stack and spills in bytes for a thread, static shared memory in bytes."""
 
     registers: int = 0
@@ -22,6 +21,10 @@ class Resources(Record):
     spill_store_bytes: int = 0
     spill_load_bytes: int = 0
     static_shared_bytes: int = 0
+
+    def to_facts(self) -> dict[str, int]:
+        """Return them as facts about an artifact."""
+        return msgspec.structs.asdict(self)
 
 
 def parse(log: str) -> dict[str, Resources]:

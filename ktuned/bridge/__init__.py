@@ -2,7 +2,7 @@
 
 The daemon's side is :class:`ktuned.fleet.Bridge`. This package has the parts that both sides share, and the process
 itself: ``python -m ktuned.bridge``, which may run under another interpreter. It imports only the standard library and
-msgpack; its services import what they need. Modules that only the process uses are imported at their first use,
+msgspec; its services import what they need. Modules that only the process uses are imported at their first use,
 because the daemon needs none of them.
 """
 

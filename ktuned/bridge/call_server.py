@@ -19,11 +19,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, cast
 
+import msgspec
+
 from ktuned.bridge import messages
 from ktuned.bridge.messages import CallFailed, Hello, Versions
 from ktuned.bridge.service import Service, load_service
-from ktuned.ipc import InvalidMessage, frames, from_plain, parent
-from ktuned.model import Fault, KtunedError, Record
+from ktuned.ipc import InvalidMessage, decoding, frames, parent
+from ktuned.model import Fault, KtunedError
 
 MAX_CALLS: Final = 4096
 """Calls that may be under way at once: two for each worker of the largest fleet. More would be a bug of the daemon."""
@@ -73,7 +75,7 @@ class CallServer(asyncio.Protocol):
             sys.stderr.write(f"ktuned-bridge: {error}\n")
             self._transport.abort()
 
-    def _start_call(self, message: dict[str, Any]) -> None:
+    def _start_call(self, message: bytes) -> None:
         call = messages.decode_call(message)
         if isinstance(call, messages.CallCancellation):
             task = self._tasks.get(call.number)
@@ -93,7 +95,7 @@ class CallServer(asyncio.Protocol):
     async def _carry_out_post(self, call: messages.ReceivedCall) -> None:
         """Carry out a call that has no answers."""
 
-        async def send(item: Record) -> None:
+        async def send(item: msgspec.Struct) -> None:
             raise AssertionError(f"{call.operation} has no items")
 
         try:
@@ -103,7 +105,7 @@ class CallServer(asyncio.Protocol):
 
     async def _answer_call(self, call: messages.ReceivedCall, number: int) -> None:
 
-        async def send(item: Record) -> None:
+        async def send(item: msgspec.Struct) -> None:
             await self._writable.wait()
             self._transport.write(messages.encode_item(number, item))
 
@@ -116,13 +118,15 @@ class CallServer(asyncio.Protocol):
             answer = messages.encode_fault(number, Fault("service", f"{type(error).__name__}: {text}"))
         self._transport.write(answer)
 
-    async def _run_operation(self, call: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:
+    async def _run_operation(
+        self, call: messages.ReceivedCall, send: Callable[[msgspec.Struct], Any]
+    ) -> msgspec.Struct:
         if call.operation == Hello.operation:
             return Versions(os.getpid(), platform.python_version(), sys.executable)
         service = await self._get_service(call.operation.partition(".")[0])
         for kind in service.calls:
             if kind.operation == call.operation:
-                return await service.carry_out(from_plain(kind, call.fields), send)
+                return await service.carry_out(decoding.decode(call.fields, kind), send)
         raise CallFailed(
             "no_operation",
             f"the bridge under {sys.executable} has no operation {call.operation!r}",

@@ -7,18 +7,18 @@ then its reply or its failure. A call without a number is a *post*, and has no a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NamedTuple, Never, TypeVar, get_args
 
-from ktuned.ipc import InvalidMessage, frames, from_plain, to_plain
-from ktuned.model import Fault, KtunedError, Record, record
+import msgspec
+
+from ktuned.ipc import InvalidMessage, decoding, frames
+from ktuned.model import Fault, KtunedError
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
 
 
-class Call(Record, Generic[R, I]):
+class Call(msgspec.Struct, Generic[R, I], frozen=True):
     """One operation of a service; ``R`` is its reply, ``I`` the items that precede it (``Never`` if there are none)."""
 
     operation: ClassVar[str]
@@ -33,8 +33,7 @@ class CallFailed(KtunedError):
         self.code = code
 
 
-@record
-class Versions(Record):
+class Versions(msgspec.Struct, frozen=True):
     """The bridge's process and interpreter."""
 
     pid: int
@@ -42,35 +41,31 @@ class Versions(Record):
     executable: str
 
 
-@record
-class Hello(Call[Versions, Never]):
+class Hello(Call[Versions, Never], frozen=True):
     """Check that the bridge responds; it answers without any service."""
 
     operation: ClassVar = "bridge.hello"
 
 
-@dataclass(frozen=True, slots=True)
-class CallCancellation:
+class CallCancellation(NamedTuple):
     """The daemon no longer waits for a call."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedCall:
+class ReceivedCall(NamedTuple):
     """A received call: the name of its operation, and its fields as plain data. A post has no number."""
 
     number: int | None
     operation: str
-    fields: object
+    fields: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One answer to a call: ``value`` is an item, or the reply if ``is_last``. A ``fault`` is always the last one."""
 
     number: int
-    value: object = None
+    value: msgspec.Raw = msgspec.Raw()
     is_last: bool = False
     fault: Fault | None = None
 
@@ -82,7 +77,7 @@ def encode_call(call: Call[Any, Any], number: int | None = None) -> bytes:
         FrameError: the frame is too large.
     """
     numbered = {} if number is None else {"id": number}
-    return frames.encode({**numbered, "op": call.operation, "call": to_plain(call)})
+    return frames.encode({**numbered, "op": call.operation, "call": call})
 
 
 def encode_cancel(number: int) -> bytes:
@@ -90,59 +85,71 @@ def encode_cancel(number: int) -> bytes:
     return frames.encode({"id": number, "cancel": True})
 
 
-def encode_item(number: int, item: Record) -> bytes:
+def encode_item(number: int, item: msgspec.Struct) -> bytes:
     """Return the frame of an item.
 
     Raises:
         FrameError: the frame is too large.
     """
-    return frames.encode({"id": number, "item": to_plain(item)})
+    return frames.encode({"id": number, "item": item})
 
 
-def encode_reply(number: int, reply: Record) -> bytes:
+def encode_reply(number: int, reply: msgspec.Struct) -> bytes:
     """Return the frame of the reply to a call.
 
     Raises:
         FrameError: the frame is too large.
     """
-    return frames.encode({"id": number, "done": to_plain(reply)})
+    return frames.encode({"id": number, "done": reply})
 
 
 def encode_fault(number: int, fault: Fault) -> bytes:
     """Return the frame of a failure."""
-    return frames.encode({"id": number, "failed": to_plain(fault)})
+    return frames.encode({"id": number, "failed": fault})
 
 
-def decode_call(data: Mapping[str, Any]) -> ReceivedCall | CallCancellation:
+class _CallMessage(msgspec.Struct, frozen=True):
+    id: int | None = None
+    op: str = ""
+    call: msgspec.Raw = msgspec.Raw()
+    cancel: bool = False
+
+
+class _AnswerMessage(msgspec.Struct, frozen=True):
+    id: int
+    item: msgspec.Raw = msgspec.Raw()
+    done: msgspec.Raw = msgspec.Raw()
+    failed: Fault | None = None
+
+
+def decode_call(data: bytes) -> ReceivedCall | CallCancellation:
     """Return the call, or the cancellation of one, that the daemon sent.
 
     Raises:
         InvalidMessage: the message is no call.
     """
-    match data:
-        case {"id": int(number), "cancel": True}:
-            return CallCancellation(number)
-        case {"id": int(number), "op": str(operation), "call": fields}:
-            return ReceivedCall(number, operation, fields)
-        case {"op": str(operation), "call": fields}:
-            return ReceivedCall(None, operation, fields)
-    raise InvalidMessage(f"no call: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
+    message = decoding.decode(data, _CallMessage)
+    if message.cancel and message.id is not None:
+        return CallCancellation(message.id)
+    if message.op and bytes(message.call):
+        return ReceivedCall(message.id, message.op, message.call)
+    raise InvalidMessage("a message that is no call")
 
 
-def decode_answer(data: Mapping[str, Any]) -> Answer:
+def decode_answer(data: bytes) -> Answer:
     """Return the answer that the bridge sent; :func:`decode_value` decodes its value.
 
     Raises:
         InvalidMessage: the message is no answer.
     """
-    match data:
-        case {"id": int(number), "item": value}:
-            return Answer(number, value)
-        case {"id": int(number), "done": value}:
-            return Answer(number, value, is_last=True)
-        case {"id": int(number), "failed": value}:
-            return Answer(number, is_last=True, fault=from_plain(Fault, value))
-    raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
+    message = decoding.decode(data, _AnswerMessage)
+    if message.failed is not None:
+        return Answer(message.id, is_last=True, fault=message.failed)
+    if bytes(message.done):
+        return Answer(message.id, message.done, is_last=True)
+    if bytes(message.item):
+        return Answer(message.id, message.item)
+    raise InvalidMessage("a message that is no answer")
 
 
 def decode_value(call: type[Call[Any, Any]], answer: Answer) -> Any:
@@ -154,4 +161,4 @@ def decode_value(call: type[Call[Any, Any]], answer: Answer) -> Any:
     reply, item = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
     if not answer.is_last and item is Never:
         raise InvalidMessage(f"{call.operation} has no items")
-    return from_plain(reply if answer.is_last else item, answer.value)
+    return decoding.decode(answer.value, reply if answer.is_last else item)

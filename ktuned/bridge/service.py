@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
+import msgspec
+
 from ktuned.bridge.messages import Call, CallFailed
-from ktuned.model import Record
 
 SERVICES = "ktuned.services"
 """The group of entry points."""
 
-Send = Callable[[Record], Awaitable[None]]
+Send = Callable[[msgspec.Struct], Awaitable[None]]
 """Sends an item of a call; waits if the daemon does not read items as fast as they are made."""
 
 
@@ -33,7 +34,7 @@ class Service(ABC):
     """The types of the calls that the service can carry out."""
 
     @abstractmethod
-    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> msgspec.Struct:
         """Carry out a call and return its reply. This is cancelled when the daemon no longer waits.
 
         Args:

@@ -239,14 +239,6 @@ class Catalog:
         """Return the kernel with a full name, or None if it is gone."""
         return self._kernels.get(KernelName(name))
 
-    def resolve_full_name(self, name: str, directory: str | None) -> str:
-        """Return the full name for a short name that several projects have; any other name unchanged."""
-        try:
-            kernel = self.resolve_kernel(name, directory)
-        except (NotFound, AmbiguousName):
-            return name
-        return kernel.name if name == kernel.kernel and self.find_namesakes(kernel) else name
-
     def find_namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]

@@ -10,7 +10,8 @@ This check decides about all winners from elsewhere, whether they come in a file
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Catalog, make_root_environment
 from ktuned.catalog.inspection import FileInspector

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
 
 import anyio
 import anyio.to_thread
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Catalog, Changes, Inspection, make_root_environment
 from ktuned.catalog.discovery import find_kernel_files, is_kernel_file

@@ -143,6 +143,6 @@ _SETTINGS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 _DEFAULTS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "preset": (lambda value: isinstance(value, str) and value in PRESETS, f"one of {', '.join(PRESETS)}"),
     "trials": (lambda value: _is_number(value) and isinstance(value, int), "a whole number above 0"),
-    "seconds": (_is_number, "seconds above 0"),
+    "time_limit_s": (_is_number, "seconds above 0"),
     "numerics": (lambda value: isinstance(value, str) and value in NUMERICS, f"one of {', '.join(NUMERICS)}"),
 }

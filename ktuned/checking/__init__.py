@@ -12,6 +12,7 @@ from ktuned.checking.bits import BitsComparison
 from ktuned.checking.free_memory import require_free_memory, require_free_memory_for_spare
 from ktuned.checking.guards import Guards
 from ktuned.checking.judged_outputs import JudgedOutputs
+from ktuned.checking.placement import Region
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.problem_inputs import CAPTURE_AGAIN
 from ktuned.checking.reference import DEFAULT_CONFIG
@@ -24,6 +25,7 @@ __all__ = [
     "Guards",
     "JudgedOutputs",
     "ProblemData",
+    "Region",
     "Verdict",
     "require_free_memory",
     "require_free_memory_for_spare",

@@ -11,15 +11,16 @@ that it does not matter (:data:`FREE_US`) run on all of them. All other configs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
+
+import msgspec
 
 from ktuned.backends import Launch
 from ktuned.checking.problem_data import ProblemData
 from ktuned.ipc import requests
-from ktuned.model import Record, TrialResult, have_same_bits, record
+from ktuned.model import TrialResult, have_same_bits
 
 LAUNCHES = 2
 """Launches of each input of ordinary numbers, to reveal a race. Hard inputs are launched once."""
@@ -28,27 +29,16 @@ FREE_US = 5_000.0
 """Time, in µs, that further inputs may take for a config that need not run on them. They show which configs agree."""
 
 
-@record
-class LaunchDigests(Record):
+class LaunchDigests(msgspec.Struct, frozen=True):
     """Digests of what launches left.
 
     Attributes:
         bits: a digest for each input; empty texts for inputs that the kernel does not have.
         has_differed: whether two launches of the same input have left different bits.
-        rows: for each smaller problem of a batch-invariant group, the digests of its rows on each input.
     """
 
     bits: tuple[str, ...]
     has_differed: bool
-    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass
-class _InputDigests:
-    """Digests of what launches on one input left: of the outputs by launch, and of rows by problem."""
-
-    outputs: list[Any] = field(default_factory=list)
-    rows: dict[str, Any] = field(default_factory=dict)
 
 
 def digest_launches_on_inputs(
@@ -71,33 +61,24 @@ def digest_launches_on_inputs(
     """
     from ktuned.spec import HARD_FILLS
 
-    found = [_InputDigests(list(known_digests))]
-    found += [_InputDigests() for _ in range(1, inputs)]
-    wants_rows = data.has_smaller_batches and inputs > 1
-    for number, digests in enumerate(found):
+    pending = [list(known_digests), *([] for _ in range(1, inputs))]
+    for number, digests in enumerate(pending):
         with data.use_numbered_inputs(number) as are_other:
             if number and not are_other:
                 continue
             on_input()
             launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
-            # The known digests have none of rows, so rows take one more launch.
-            while len(digests.outputs) < launches or (wants_rows and not digests.rows):
+            while len(digests) < launches:
                 data.prepare_checked_launch()
                 launch()
                 synchronize()
-                digests.outputs.append(data.digest_outputs())
-                if wants_rows and not digests.rows:
-                    digests.rows = data.digest_rows()
+                digests.append(data.digest_outputs())
     # Wait for the device only once.
-    pending = [digest for digests in found for digest in (*digests.outputs, *digests.rows.values())]
-    texts = iter(data.library.read_digests(pending))
-    for digests in found:
-        digests.outputs = [next(texts) for _ in digests.outputs]
-        digests.rows = {problem: next(texts) for problem in digests.rows}
+    texts = iter(data.library.read_digests([digest for digests in pending for digest in digests]))
+    found = [[next(texts) for _ in digests] for digests in pending]
     return LaunchDigests(
-        tuple(digests.outputs[0] if digests.outputs else "" for digests in found),
-        any(len(set(digests.outputs)) > 1 for digests in found),
-        {problem: tuple(digests.rows.get(problem, "") for digests in found) for problem in found[0].rows},
+        tuple(digests[0] if digests else "" for digests in found),
+        any(len(set(digests)) > 1 for digests in found),
     )
 
 
@@ -105,9 +86,7 @@ def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits
     """Return a result with the digests of its launches, and whether they equal the anchor's."""
     differs = timed.detail.nondeterministic or found.has_differed
     same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
-    return timed.add_details(
-        bits=found.bits, row_bits=found.rows or None, same_bits=same, nondeterministic=differs or None
-    )
+    return timed.add_details(bits=found.bits, same_bits=same, nondeterministic=differs or None)
 
 
 class BitsComparison:

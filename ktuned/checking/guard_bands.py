@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ktuned.checking.placement import PATTERN, Damage, Span, make_single_span
-from ktuned.ipc import Region
 
 if TYPE_CHECKING:
     import torch
@@ -105,10 +104,6 @@ class GuardBands:
             return damages[0] if damages else Damage.from_place(f"into {list(self._kept)[index]}", is_contained=False)
         is_contained = all(damage.is_contained for damage in damages)
         return Damage(damages[0].message, is_contained)
-
-    def list_guarded_regions(self) -> Iterable[Region]:
-        """Return nothing, because bands do not stop the process."""
-        return ()
 
 
 class _Banded:

@@ -22,9 +22,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ktuned.checking.numpy_tensors import ALIGNMENT
-from ktuned.checking.placement import PATTERN, Damage, Span, make_single_span
+from ktuned.checking.placement import PATTERN, Damage, Region, Span, make_single_span
 from ktuned.checking.tensor_library import find_library
-from ktuned.ipc import Region, describe_place
 
 GUARD_BYTES = 16 << 20
 """Width of each guard, wider than a row or a tile. It costs addresses but no memory."""
@@ -85,7 +84,7 @@ class GuardPages:
     def find_damage(self) -> Damage | None:
         """Return the place nearest to a tensor at which slack was overwritten, and fill the slack again."""
         places = [
-            describe_place(pages.region, address)
+            pages.region.describe_place(address)
             for pages in self._placed.values()
             if (address := pages.refill_slacks())
         ]

@@ -20,9 +20,8 @@ from typing import Any
 
 from ktuned.checking.guard_bands import GuardBands
 from ktuned.checking.guard_pages import GuardPages
-from ktuned.checking.placement import Damage, Span, find_spans, place_without_guards
+from ktuned.checking.placement import Damage, Region, Span, find_spans, place_without_guards
 from ktuned.checking.tensor_library import find_library
-from ktuned.ipc import Region
 
 
 class Guards:
@@ -106,4 +105,5 @@ class Guards:
 
     def list_guarded_regions(self) -> Iterable[Region]:
         """Return the allocations whose guards stop the process, so that a fault's address can be named."""
-        return [region for guards in self._by_device.values() for region in guards.list_guarded_regions()]
+        pages = self._by_device.get("cpu")
+        return pages.list_guarded_regions() if isinstance(pages, GuardPages) else ()

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from ktuned.checking.numpy_tensors import ALIGNMENT
 from ktuned.checking.tensor_library import find_library
-from ktuned.model import Record, record
 
 MOST_UNUSED = 1 << 30
 """Most bytes between two tensors of one span. Views of a mapped file may lie farther apart, and are separate spans."""
@@ -30,8 +31,7 @@ PATTERN = 0xA5
 """The byte around tensors: in no dtype does it make a small integer or a common float."""
 
 
-@record
-class Span(Record):
+class Span(msgspec.Struct, frozen=True):
     """Tensors that share an allocation.
 
     Attributes:
@@ -59,8 +59,23 @@ class Span(Record):
         return len(sizes) == 1 and not self.remainder and sizes[0] == self.size
 
 
-@record
-class Damage(Record):
+class Region(NamedTuple):
+    """A span's memory: ``size`` bytes at ``start``, in an allocation of its own from ``first`` to ``end``."""
+
+    name: str
+    start: int
+    size: int
+    first: int
+    end: int
+
+    def describe_place(self, address: int) -> str:
+        """Return where an address beside the span is, as seen from it: ``32 bytes after y``."""
+        if address < self.start:
+            return f"{self.start - address} bytes before {self.name}"
+        return f"{address - self.start - self.size} bytes after {self.name}"
+
+
+class Damage(msgspec.Struct, frozen=True):
     """A write outside the tensors, in words.
 
     ``is_contained`` is true if the write was undone and cannot have hit anything else. Otherwise the process can no

@@ -23,20 +23,19 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ktuned.backends import Kernel, Launch
-from ktuned.checking.batch_rows import narrow_tensor
 from ktuned.checking.guards import Guards
-from ktuned.checking.placement import Damage
+from ktuned.checking.placement import Damage, Region
 from ktuned.checking.problem_inputs import ProblemInputs
 from ktuned.checking.quick_look import QuickLook
 from ktuned.checking.reference import Reference
 from ktuned.checking.tensor_library import TensorLibrary, choose_library, find_library, is_unwritten
 from ktuned.checking.verdict import Verdict, compare_outputs, run_check
-from ktuned.ipc import Region
 from ktuned.model import Device, Problem
 
 if TYPE_CHECKING:
@@ -169,21 +168,6 @@ class ProblemData:
     def digest_outputs(self) -> Any:
         """Start a digest of the outputs as they are now, for the library's ``read_digests``."""
         return self.library.digest_tensors([self.tensors[name] for name in self.roles.outputs])
-
-    @property
-    def has_smaller_batches(self) -> bool:
-        """True if the outputs contain the rows of smaller problems of a batch-invariant group."""
-        return self._inputs.rows is not None and bool(self._inputs.rows.smaller)
-
-    def digest_rows(self) -> dict[str, Any]:
-        """Start digests of those rows of the outputs that each smaller problem of the group has, by problem."""
-        assert self._inputs.rows is not None
-        return {
-            problem: self.library.digest_tensors(
-                [narrow_tensor(self.tensors[name], shapes[name]) for name in self.roles.outputs]
-            )
-            for problem, shapes in self._inputs.rows.smaller.items()
-        }
 
     @contextmanager
     def use_numbered_inputs(self, number: int) -> Iterator[bool]:

@@ -21,9 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktuned.checking.batch_rows import BatchRows
+import msgspec
+
 from ktuned.checking.tensor_library import TensorLibrary, find_library
-from ktuned.model import Device, Problem, Record, UsageError, canonical, record
+from ktuned.model import Device, Problem, UsageError, canonical
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
@@ -36,8 +37,7 @@ MAX_KEPT_BYTES = 1 << 28
 copying them."""
 
 
-@record
-class TensorRoles(Record):
+class TensorRoles(msgspec.Struct, frozen=True):
     """What launches do with each of a problem's tensors, by the tensors' names.
 
     Attributes:
@@ -81,7 +81,6 @@ class ProblemInputs:
 
     Attributes:
         roles: what launches do with each tensor.
-        rows: the problem within its batch-invariant group; ``None`` if it is in no group.
 
     Raises:
         KernelFileError: the kernel file's code fails, or declares inputs that cannot be used.
@@ -103,12 +102,9 @@ class ProblemInputs:
         self._captured_file = captured
         self._captured: set[str] = set()
         self._seed = seed
-        group = kernel.find_batch_group(problem)
-        self.rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
-        declared_for = problem if self.rows is None else self.rows.largest
-        self._seed_text = canonical({"kernel": kernel.name, **declared_for}) + (f" {seed}" if seed else "")
+        self._seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         self._seed_generators()
-        self._declared = kernel.evaluate_inputs(declared_for)
+        self._declared = kernel.evaluate_inputs(problem)
         self.roles = TensorRoles.from_declaration(kernel, self._declared)
         self._check_declaration()
         self._kept: dict[int, Mapping[str, Any]] = {}
@@ -124,16 +120,8 @@ class ProblemInputs:
             self._library.seed_generator(random.getrandbits(63))
 
     def _check_declaration(self) -> None:
-        site = self._kernel.site
-        if self.rows is not None:
-            self.rows.check_declared_shapes(self._declared)
-            if self._captured_file is not None:
-                raise site.make_error(
-                    "batch_invariant compares rows on equal inputs, and this problem's were captured",
-                    hint=CAPTURE_AGAIN,
-                )
         if self._kernel.reference is not None and not self.roles.outputs:
-            raise site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")
+            raise self._kernel.site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")
 
     def make_tensors(self) -> dict[str, Any]:
         """Make the problem's own tensors, outputs included, by name. They are not kept here.
@@ -158,13 +146,10 @@ class ProblemInputs:
             raise site.make_error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
         except RuntimeError as error:
             raise site.make_failure(f"inputs(p): {name}", error) from error
-        return entry if adopted is None else self._narrow_to_batch(name, adopted)
+        return entry if adopted is None else adopted
 
     def _make_tensor(self, name: str, spec: TensorSpec, seed_text: str) -> Any:
-        return self._narrow_to_batch(name, self._library.make_tensor(spec, name, seed_text, self._device.name))
-
-    def _narrow_to_batch(self, name: str, tensor: Any) -> Any:
-        return tensor if self.rows is None else self.rows.narrow_input(name, tensor)
+        return self._library.make_tensor(spec, name, seed_text, self._device.name)
 
     def _load_captured_tensors(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """Return the captured tensors, which must have the same shapes and dtypes as those that were ``made``."""

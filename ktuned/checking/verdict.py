@@ -16,12 +16,12 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from ktuned.checking.tensor_library import TensorLibrary, find_library
-from ktuned.model import Record, record
 
 
-@record
-class Verdict(Record):
+class Verdict(msgspec.Struct, frozen=True):
     """The result of a check.
 
     Attributes:

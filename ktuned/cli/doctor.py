@@ -15,10 +15,12 @@ from enum import StrEnum
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import msgspec
+
 from ktuned import observer
 from ktuned.cli import text
 from ktuned.daemon import load_settings
-from ktuned.model import Record, SettingsError, record
+from ktuned.model import SettingsError
 from ktuned.protocol import EnvironmentInfo, HostInfo, StatusAnswer
 from ktuned_client import paths
 
@@ -43,8 +45,7 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-@record
-class Finding(Record):
+class Finding(msgspec.Struct, frozen=True):
     """One line of the doctor: the subject, its state, and the command that repairs it."""
 
     level: Level

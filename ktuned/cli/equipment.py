@@ -34,10 +34,10 @@ _MAX_TOOLCHAIN_PARTS = 3
 _PROBE_HERE = """\
 import json, sys
 from ktuned.backends import Registry
-from ktuned.ipc import to_plain
+import msgspec
 from ktuned.ipc.requests import Probe
 from ktuned.worker.probe import probe_interpreter
-json.dump(to_plain(probe_interpreter(Registry(), Probe())), sys.__stdout__)
+sys.__stdout__.write(msgspec.json.encode(probe_interpreter(Registry(), Probe())).decode())
 """
 
 

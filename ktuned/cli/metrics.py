@@ -8,20 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
 from typing import Any, Final, Literal
 
 import msgspec
 
-from ktuned.model import Record, record
 from ktuned.protocol import StatusAnswer, WorkerInfo
 
 _OF_A_JOB: Final = re.compile(r"(?P<name>.+) \(job (?P<job>\d+)\)")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-@record
-class Family(Record):
+class Family(msgspec.Struct, frozen=True):
     """One metric; its samples have the same name and type, and differ in their labels.
 
     ``unit`` is the last word of the name (for a counter, the word before ``_total``), or empty.
@@ -30,7 +27,7 @@ class Family(Record):
     name: str
     type: Literal["gauge", "counter", "info"]
     help: str
-    samples: tuple[tuple[Mapping[str, Any], float], ...] = field(default=())
+    samples: tuple[tuple[Mapping[str, Any], float], ...] = msgspec.field(default=())
     unit: str = ""
 
     def render_lines(self) -> Iterator[str]:

@@ -203,12 +203,3 @@ anchor_option = click.option(
     callback=lambda context, parameter, word: None if word is None else _read_pairs([word], "--anchor BM=64"),
     help="Keep to the bits of this config from now on; what it leaves out is the default's.",
 )
-
-anchor_pin_option = click.option(
-    "--anchor-pin", cls=AdvancedOption, metavar="PIN", help="Keep to the bits of the config that this pin holds."
-)
-
-
-no_spawn_option = click.option(
-    "--no-spawn", cls=AdvancedOption, is_flag=True, help="Fail if no daemon runs, instead of starting one."
-)

@@ -46,7 +46,6 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "report": Entry("report", "Write winners and trials as an HTML file with charts."),
         "portfolio": Entry("portfolio", "Make few configs that serve many problems of a kernel."),
         "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
-        "simulate": Entry("simulate", "Compare search strategies on a recorded space."),
         "forget": Entry("upkeep", "Delete a kernel's trials, so that they are tried again."),
     },
     "Share": {

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import (
     Config,
@@ -20,13 +22,11 @@ from ktuned.model import (
     Outcome,
     Peaks,
     Problem,
-    Record,
     Trial,
     canonical,
     compute_shares,
     convert_to_cost,
     needs_metric,
-    record,
     select_figure,
 )
 from ktuned.protocol import (
@@ -68,8 +68,7 @@ def make_case(kernel: str, problem: Problem, device: str, objective: Objective) 
     return kernel, canonical(problem), device, objective
 
 
-@record
-class JobView(Record):
+class JobView(msgspec.Struct, frozen=True):
     """One job, and the facts that only its events report.
 
     Attributes:
@@ -89,7 +88,7 @@ class JobView(Record):
     announced: float | None = None
     before: float | None = None
     share: str = ""
-    failures: Mapping[Outcome, Trial] = field(default_factory=dict)
+    failures: Mapping[Outcome, Trial] = msgspec.field(default_factory=dict)
     round: tuple[int, int] | None = None
     best_so_far: tuple[float, ...] = ()
 
@@ -98,16 +97,15 @@ Limits = Mapping[str, Peaks]
 """Measured limits by device model."""
 
 
-@record
-class View(Record):
+class View(msgspec.Struct, frozen=True):
     """All jobs seen so far, in the order of their appearance, and the figure of the last winner of each case.
 
     ``limits`` has the measured limits of devices by model.
     """
 
-    jobs: Mapping[int, JobView] = field(default_factory=dict)
-    winners: Mapping[Case, float] = field(default_factory=dict)
-    limits: Limits = field(default_factory=dict)
+    jobs: Mapping[int, JobView] = msgspec.field(default_factory=dict)
+    winners: Mapping[Case, float] = msgspec.field(default_factory=dict)
+    limits: Limits = msgspec.field(default_factory=dict)
 
     @property
     def is_ended(self) -> bool:
@@ -124,15 +122,13 @@ class View(Record):
         return replace(self, jobs={key: view for key, view in self.jobs.items() if not view.job.is_ended})
 
 
-@record
-class JobBegan(Record):
+class JobBegan(msgspec.Struct, frozen=True):
     """A job began to run."""
 
     job: JobInfo
 
 
-@record
-class NewBest(Record):
+class NewBest(msgspec.Struct, frozen=True):
     """A trial is better than every earlier trial of its job; ``figure`` is its figure by the job's objective."""
 
     job: JobInfo
@@ -140,16 +136,14 @@ class NewBest(Record):
     figure: float
 
 
-@record
-class FirstFailure(Record):
+class FirstFailure(msgspec.Struct, frozen=True):
     """A trial has an outcome of :data:`FAILURES` that its job had not shown before."""
 
     job: JobInfo
     trial: Trial
 
 
-@record
-class JobEnded(Record):
+class JobEnded(msgspec.Struct, frozen=True):
     """A job is done, was cancelled or failed."""
 
     view: JobView

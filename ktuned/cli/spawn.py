@@ -57,8 +57,8 @@ def ensure_daemon() -> int | None:
     return None if is_serving(socket_path) else start_daemon(socket_path, state_directory()) or None
 
 
-def open_client(*, no_spawn: bool = False) -> Client:
-    """Return a client of the daemon. If none runs, start one and say so, unless ``no_spawn`` is set.
+def open_client() -> Client:
+    """Return a client of the daemon. If none runs, start one and say so.
 
     Raises:
         DaemonNotStarted: it could not be started.
@@ -66,8 +66,7 @@ def open_client(*, no_spawn: bool = False) -> Client:
     # Imported here, because a starting daemon needs no client.
     from ktuned_client import Client
 
-    if not no_spawn:
-        announce_daemon(ensure_daemon())
+    announce_daemon(ensure_daemon())
     return Client()
 
 

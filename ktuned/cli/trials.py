@@ -49,7 +49,7 @@ def _table_key(trial: ListedTrial) -> tuple[bool, str, str, float, int]:
 
 def describe_facts(trial: Trial) -> dict[str, str]:
     """Return a trial's facts by name, in the order in which people read them."""
-    known = {**vars(trial.detail), **({"metrics": trial.metrics} if trial.metrics else {})}
+    known = {**msgspec.to_builtins(trial.detail), **({"metrics": trial.metrics} if trial.metrics else {})}
     facts = {
         "trial": f"{trial.id} of job {trial.job}",
         "kernel": trial.kernel,

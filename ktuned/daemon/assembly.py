@@ -20,7 +20,6 @@ from ktuned.adoption import Adoptions, KeyTunings
 from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
-    Buckets,
     CapturedInputs,
     Catalog,
     Changes,
@@ -53,7 +52,6 @@ from ktuned.lookup import (
     Certainty,
     FollowUps,
     Lookups,
-    Pins,
     Publication,
     ServedWinners,
     WinnerTable,
@@ -194,7 +192,6 @@ class Parts:
             store.learned.list_names(),
         )
         admission = self.admission = Admission(catalog, fleet, store, deadlines)
-        buckets = self.buckets = Buckets(catalog, fleet, store, deadlines)
         captured_inputs = self.captured_inputs = CapturedInputs(store, settings.captures)
         environments = Environments(
             fleet, store, deadlines=deadlines, wait_for_hosts=executors.await_hosts, base_env=replaced.base_env
@@ -230,7 +227,6 @@ class Parts:
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
         # Winners of other daemons.
-        served = self.served = ServedWinners(catalog, store, machine, admission, caches)
         exchange = self.exchange = WinnerExchange(
             admission=admission,
             catalog=catalog,
@@ -238,7 +234,6 @@ class Parts:
             machine=machine,
             store=store,
             artifacts=artifacts,
-            served=served,
             publish=router.publish_event,
         )
         team_store = self.team_store = TeamStore(
@@ -254,6 +249,7 @@ class Parts:
         )
 
         # Parts that tune.
+        served = self.served = ServedWinners(store, machine, caches)
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
@@ -294,11 +290,10 @@ class Parts:
         probes.when_hosts_come(jobs.add_new_devices)
         reverification = self.reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
         requests = self.requests = JobRequests(
-            admission=admission, buckets=buckets, catalog=catalog, machine=machine, store=store, jobs=jobs
+            admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
         )
         renewal = self.renewal = Renewal(
             admission=admission,
-            buckets=buckets,
             catalog=catalog,
             machine=machine,
             store=store,
@@ -346,11 +341,10 @@ class Parts:
 
         # Parts that answer lookups and watch files.
         certainty = self.certainty = Certainty(catalog, machine)
-        follow_ups = self.follow_ups = FollowUps(admission, buckets, jobs, caches, fleet.gate)
+        follow_ups = self.follow_ups = FollowUps(admission, jobs, caches, fleet.gate)
         answers = BestAnswers(
             admission=admission,
             artifacts=artifacts,
-            buckets=buckets,
             certainty=certainty,
             failures=job_machine.failures,
             portfolios=kept_portfolios,
@@ -372,7 +366,6 @@ class Parts:
             follow_ups=follow_ups,
             publication=publication,
             caches=caches,
-            pins=Pins(store, caches.forget_all_answers),
             jobs=jobs,
             portfolios=portfolios,
         )

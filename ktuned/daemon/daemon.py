@@ -120,7 +120,6 @@ class Daemon:
                 store=store,
             ).list_handlers(),
             *TrialMethods(
-                buckets=parts.buckets,
                 catalog=catalog,
                 jobs=jobs,
                 lookups=lookups,

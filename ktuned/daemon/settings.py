@@ -94,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True):
         trusted_directories: Directories that workers may read although others may write to them.
         file: The content of ``config.toml``.
         executors: The tables of plugins' executors in ``config.toml``.
-        asked: The arguments that the daemon was started with: home, socket, config and idle_exit_s.
+        environment: The variables that the settings were made of; None for the process's own.
     """
 
     socket: str
@@ -112,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True):
     trusted_directories: tuple[str, ...]
     file: ConfigFile = ConfigFile()
     executors: Mapping[str, msgspec.Struct] = {}
-    asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
+    environment: Mapping[str, str] | None = None
 
     @property
     def artifacts(self) -> Path:
@@ -140,7 +140,7 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             SettingsError: the file is invalid.
         """
-        return load_settings(*self.asked)
+        return load_settings(self.environment)
 
     def list_changes_since(self, before: Settings) -> list[str]:
         """Return the names of the settings in ``config.toml`` that differ from ``before``."""
@@ -152,28 +152,19 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def load_settings(
-    home: str | Path | None = None,
-    socket: str | Path | None = None,
-    config: str | Path | None = None,
-    idle_exit_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Return the settings from arguments, environment and ``config.toml``, in this order of precedence.
+    """Return the settings from the environment and ``config.toml``.
 
     Args:
-        home: The directory of state, cache and ``config.toml``; by default ``KTUNED_HOME``, else the system's
-            directories.
-        socket: The daemon's socket.
-        config: The path of ``config.toml``; it must exist.
-        idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never.
-        environment: The variables; by default the process's own.
+        environment: The variables; by default the process's own. ``KTUNED_HOME`` is the directory of state, cache and
+            ``config.toml``, by default the system's directories. ``KTUNED_SOCKET`` is the daemon's socket.
 
     Raises:
         SettingsError: a setting is invalid; names the file and the field.
     """
-    asked = (_explain_refused_value(home), _explain_refused_value(socket), _explain_refused_value(config), idle_exit_s)
     env = os.environ if environment is None else environment
-    home = home or env.get("KTUNED_HOME")
+    home = env.get("KTUNED_HOME")
     if home:
         state = Path(os.path.expanduser(home)).absolute()
         cache, config_dir = state / "cache", state
@@ -181,15 +172,15 @@ def load_settings(
         state = Path(platformdirs.user_state_dir("ktuned"))
         cache = Path(platformdirs.user_cache_dir("ktuned"))
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
-    config_path = Path(config) if config else config_dir / "config.toml"
-    file, executors = _read_config(config_path, must_exist=config is not None)
+    config_path = config_dir / "config.toml"
+    file, executors = _read_config(config_path)
     slots = file.compile_slots or choose_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
     cores = sorted(os.sched_getaffinity(0))
     # The first core is for a lane; compilers stay off it. The cores of further lanes are only known later.
     compile_cores = frozenset(cores[1:])
     return Settings(
-        socket=str(socket or socket_path(env)),
+        socket=str(socket_path(env)),
         state=state,
         cache=cache,
         config_path=config_path,
@@ -200,23 +191,21 @@ def load_settings(
         artifacts_bytes=int(file.artifacts_gib * 2**30),
         bench_bytes=_to_bytes(file.bench_memory_gib, bench_bytes),
         compile_bytes=_to_bytes(file.compile_memory_gib, compile_bytes),
-        idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
+        idle_exit_s=file.idle_exit_s,
         trusted_directories=_expand_directories(file.trusted_directories, config_path),
         file=file,
         executors=executors,
-        asked=asked,
+        environment=environment,
     )
 
 
-def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
+def _read_config(path: Path) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
     try:
         if path.exists() and not path.is_file():
             # Reading a pipe would block until there is a writer.
             raise SettingsError(f"{path} cannot be read: it is not a regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        if must_exist:
-            raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
         return ConfigFile(), {}
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="correct its mode or its owner") from error
@@ -308,10 +297,6 @@ def _check_table(table: Mapping[str, object], struct_type: type[msgspec.Struct],
     for field in msgspec.structs.fields(struct_type):
         if field.required and field.name not in table:
             raise _ConfigError(f"{place} lacks `{field.name}`")
-
-
-def _explain_refused_value(given: str | Path | None) -> str | None:
-    return None if given is None else str(given)
 
 
 def _to_bytes(gib: float | None, default: int) -> int:

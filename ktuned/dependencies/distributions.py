@@ -15,15 +15,15 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import msgspec
+
 from ktuned.dependencies.origin import InstalledPlace, find_installed_place
-from ktuned.model import Record, record
 
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 """Files in a distribution's own directory that depend on the installer."""
 
 
-@record
-class Distribution(Record):
+class Distribution(msgspec.Struct, frozen=True):
     """An installed distribution; ``record`` is the file that lists what it installed, or else its metadata."""
 
     name: str

@@ -27,7 +27,6 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -35,6 +34,7 @@ from typing import Any
 import anyio
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.backends import cpu, find_extra
 from ktuned.devices.environment_report import (

@@ -61,6 +61,6 @@ class AdoptedFiles(Generic[Call]):
 
     def _read_file(self, kind: Any, name: str) -> Any:
         # Imported here, because applications import this module but never read files with it.
-        from ktuned.ipc import from_plain
+        from ktuned.ipc import decoding
 
-        return from_plain(kind, json.loads((self._directory / name).read_text()))
+        return decoding.convert(json.loads((self._directory / name).read_text()), kind)

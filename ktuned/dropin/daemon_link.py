@@ -11,9 +11,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from time import monotonic
 from typing import Any, Final
+
+from msgspec import structs
 
 from ktuned.dropin.launch_counts import leave_launch_counts
 from ktuned.dropin.launch_machine import Answer
@@ -53,11 +54,10 @@ OnAnswer = Callable[[Answer], bool]
 
 
 class DaemonLink:
-    """A process's link to the daemon for the functions with one pin, or for those without."""
+    """A process's link to the daemon."""
 
-    def __init__(self, client: Client, pin: str | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._pin = pin
         self._lock = threading.Lock()
         self._followed: dict[str, tuple[CallKey, OnAnswer]] = {}
         self._thread: threading.Thread | None = None
@@ -138,10 +138,9 @@ class DaemonLink:
         found = self._client.call(
             "calls",
             deadline_s=deadline_s,
-            keys=[asdict(key) for key in keys],
+            keys=[structs.asdict(key) for key in keys],
             waits=waits,
             beside=os.getpid(),
-            pin=self._pin,
         )
         return [_read_answer(entry) for entry in found["answers"]]
 
@@ -186,19 +185,20 @@ def _read_answer(entry: Mapping[str, Any]) -> Answer:
     )
 
 
-_links: dict[str | None, DaemonLink] = {}
+_link: DaemonLink | None = None
 
 
-def _restart_links_after_fork() -> None:
-    for link in _links.values():
-        link.restart_after_fork()
+def _restart_link_after_fork() -> None:
+    if _link is not None:
+        _link.restart_after_fork()
 
 
-os.register_at_fork(after_in_child=_restart_links_after_fork)
+os.register_at_fork(after_in_child=_restart_link_after_fork)
 
 
-def daemon_link(pin: str | None = None) -> DaemonLink:
-    """Return this process's link to the daemon; there is one for each pin."""
-    if pin not in _links:
-        _links[pin] = DaemonLink(Client(), pin)
-    return _links[pin]
+def daemon_link() -> DaemonLink:
+    """Return this process's link to the daemon."""
+    global _link
+    if _link is None:
+        _link = DaemonLink(Client())
+    return _link

@@ -74,7 +74,7 @@ class KeyedCall(ABC):
         self._key = CallKey(declaration.identity, problem, model)
         self._name = f"{function} {canonical(dict(problem))}"
         self.counter = count_launches(self._key)
-        self._link = daemon_link(policy.pin)
+        self._link = daemon_link()
         self._log = find_log(self.framework)
 
     @abstractmethod

@@ -58,14 +58,12 @@ class Policy:
         takes_over: whether the first config is launched if no daemon runs; otherwise the framework tunes.
         numerics: ``tolerance``, or ``exact``: only configs with the output bits of a key's first config are launched.
             The framework's own tuner might choose a config with other bits, so ``exact`` sets ``takes_over``.
-        pin: processes with the same pin see the same winners for good.
     """
 
     mode: str = "background"
     upgrade: str = "once"
     takes_over: bool = False
     numerics: str = TOLERANCE
-    pin: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("mode", MODES), ("upgrade", UPGRADES), ("numerics", NUMERICS)):
@@ -75,9 +73,7 @@ class Policy:
             object.__setattr__(self, "takes_over", True)
 
     @classmethod
-    def from_choices(
-        cls, framework: str, *, mode: str, upgrade: str, without_daemon: str, pin: str | None, numerics: str
-    ) -> Self:
+    def from_choices(cls, framework: str, *, mode: str, upgrade: str, without_daemon: str, numerics: str) -> Self:
         """Return the policy for a decorator's arguments; ``without_daemon`` is the framework's name, or ``first``.
 
         Raises:
@@ -85,7 +81,7 @@ class Policy:
         """
         if without_daemon not in (framework, "first"):
             raise ValueError(f"without_daemon={without_daemon!r}: give one of {framework!r}, 'first'")
-        return cls(mode, upgrade, without_daemon == "first", numerics, pin)
+        return cls(mode, upgrade, without_daemon == "first", numerics)
 
     @property
     def is_exact(self) -> bool:

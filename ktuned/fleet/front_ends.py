@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import (

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from time import monotonic
 from typing import Final
 
 import anyio
 import structlog
+from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.failures import Output, ReferenceUnusable

@@ -9,7 +9,8 @@ into the journal:
   yet. Most requests end before their first look.
 - Before each look it reads the messages that have arrived. If the reply is already in the pipe, no deadline was missed,
   however late the event loop reports it.
-- It looks once more when the worker has died, so that the error names the phase.
+- It looks once more when the worker has died, so that the error names the phase, and a memory fault if one was
+  reported.
 
 User code runs in the worker and may write nonsense into the journal. Entries that are out of order, from another time
 or of no known phase are ignored; the last known phase continues, with its deadline.
@@ -37,6 +38,9 @@ class Phases:
         on_expired: Called when the deadline of the present phase has passed.
         before_look: Called before each look; reads the messages that have arrived, as one may be the reply.
         clock: The clock of the journal, in seconds.
+
+    Attributes:
+        fault: The memory fault that has ended the worker, in words; known once these are closed.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Phases:
         before_look: Callable[[], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        self.fault = ""
         self._clock = clock
         self._journal: Journal | None = journal
         self._before_look = before_look
@@ -114,6 +119,7 @@ class Phases:
         self._timer.close()
         self.read_journal()
         if self._journal is not None:
+            self.fault = self._journal.read_fault()
             self._journal.close()
             self._journal = None
 

@@ -41,9 +41,7 @@ from ktuned.ipc import (
     JOURNAL_VARIABLE,
     InvalidMessage,
     Journal,
-    MemoryFault,
     Places,
-    describe_fault,
     frames,
     replies,
     requests,
@@ -103,7 +101,6 @@ class WorkerProcess(Worker):
         self._item_count = 0
         self._is_reading = True
         self._kill_reason = ""
-        self._fault = ""
         for descriptor in (read_fd, write_fd):
             os.set_blocking(descriptor, False)
         self._loop.add_reader(read_fd, self._on_message)
@@ -129,7 +126,6 @@ class WorkerProcess(Worker):
         self.requests += 1
         self._begin_request(self.requests, request.first_phase, deadlines)
         self._item_count = 0
-        self._fault = ""
         self._answer_types = requests.find_answer_types(type(request))
         self._on_computed = on_computed
         for tail in self._group.tails:
@@ -227,7 +223,7 @@ class WorkerProcess(Worker):
         return answer
 
     def _make_death_error(self, returncode: int) -> WorkerDied:
-        return WorkerDied(returncode, self._phases.current, self.take_output(), self._kill_reason, self._fault)
+        return WorkerDied(returncode, self._phases.current, self.take_output(), self._kill_reason, self._phases.fault)
 
     def take_output(self) -> Output:
         """Return the output since the last call or the request's begin, also what is still in the pipes; forget it."""
@@ -273,17 +269,14 @@ class WorkerProcess(Worker):
             for message in list(frames.Decoder().feed(held.frames))[known:]:
                 self._handle_message(message)
 
-    def _handle_message(self, message: dict[str, Any]) -> None:
-        """Handle one message: faults and the end of computing at once; items and replies are kept for the caller."""
+    def _handle_message(self, message: bytes) -> None:
+        """Handle one message: the end of computing at once; items and replies are kept for the caller."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
         if isinstance(answer, replies.Computed):
             if self._on_computed is not None:
                 self._on_computed()
-            return
-        if isinstance(answer, MemoryFault):
-            self._fault = describe_fault(answer)
             return
         if isinstance(answer, replies.Item):
             self._item_count += 1

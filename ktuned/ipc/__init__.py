@@ -1,19 +1,10 @@
 """Exchange between the daemon and its workers: typed requests and replies in frames, artifact manifests, stamps."""
 
-from ktuned.ipc import frames, manifest, parent, replies, requests
-from ktuned.ipc.codec import InvalidMessage, from_plain, to_message, to_plain
-from ktuned.ipc.journal import JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
+from ktuned.ipc import decoding, frames, manifest, parent, replies, requests
+from ktuned.ipc.decoding import InvalidMessage
+from ktuned.ipc.journal import FAULT_AT, JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
 from ktuned.ipc.lock import LockHeld, hold_lock
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
-from ktuned.ipc.memory_fault import (
-    MAX_FAULT_BYTES,
-    FaultFrame,
-    MemoryFault,
-    Region,
-    describe_fault,
-    describe_place,
-    prepare_fault,
-)
 from ktuned.ipc.places import Places, locate_artifact, locate_staging, make_absolute, make_relative
 from ktuned.ipc.stamps import (
     ABSENT,
@@ -36,32 +27,27 @@ from ktuned.ipc.trust import Trust, Untrusted
 __all__ = [
     "ABSENT",
     "DIRECTORY",
+    "FAULT_AT",
     "JOURNAL_VARIABLE",
     "LISTING",
     "MANIFEST_NAME",
-    "MAX_FAULT_BYTES",
     "MAX_HELD_BYTES",
     "DamagedArtifact",
-    "FaultFrame",
     "HeldItems",
     "InvalidMessage",
     "Journal",
     "LockHeld",
     "Manifest",
-    "MemoryFault",
     "PhaseEntry",
     "Places",
     "Recipe",
-    "Region",
     "Sight",
     "Trust",
     "Untrusted",
-    "describe_fault",
-    "describe_place",
+    "decoding",
     "find_changed_file",
     "follow_links",
     "frames",
-    "from_plain",
     "hold_lock",
     "is_directory_stamp",
     "locate_artifact",
@@ -71,7 +57,6 @@ __all__ = [
     "manifest",
     "normalize_path",
     "parent",
-    "prepare_fault",
     "read_sight",
     "read_sight_text",
     "replies",
@@ -80,6 +65,4 @@ __all__ = [
     "stamp_directory",
     "stamp_files",
     "stamps_agree",
-    "to_message",
-    "to_plain",
 ]

@@ -7,10 +7,10 @@ truncated frame from the end of the stream.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-import msgpack
+import msgspec
 
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The largest frame: an inspection of a file with hundreds of kernels takes some 100 KiB."""
@@ -25,29 +25,39 @@ class FrameError(Exception):
     """The other side sent an invalid frame; nothing more can be read from the stream."""
 
 
-def encode(message: dict[str, Any], limit: int = MAX_FRAME_BYTES) -> bytes:
+def _encode_mapping(value: object) -> dict[Any, Any]:
+    """Encode a map that is no dict, such as a read-only view of one."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError
+
+
+_pack: Final = msgspec.msgpack.Encoder(enc_hook=_encode_mapping).encode
+
+
+def encode(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
     """Return one frame.
 
     Raises:
         FrameError: the message is larger than ``limit``.
     """
-    body: bytes = msgpack.packb(message, use_bin_type=True)
+    body = _pack(message)
     if len(body) > limit:
         raise FrameError(f"a message of {len(body)} bytes exceeds the frame limit of {limit}")
     return _LENGTH.pack(len(body)) + body
 
 
 class Decoder:
-    """Turns a stream of bytes, in pieces of any size, into messages."""
+    """Turns a stream of bytes, in pieces of any size, into the bytes of messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Take bytes and yield each message that they complete.
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take bytes and yield the MessagePack of each message that they complete.
 
         Raises:
-            FrameError: a length beyond :data:`MAX_FRAME_BYTES`, or a body that is not one MessagePack map.
+            FrameError: a length beyond :data:`MAX_FRAME_BYTES`.
         """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
@@ -59,11 +69,4 @@ class Decoder:
                 return
             body = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
-            try:
-                message = msgpack.unpackb(body, raw=False, strict_map_key=False)
-            except (ValueError, TypeError) as error:
-                # TypeError: a map whose key is a list or a map.
-                raise FrameError(f"a frame that is not MessagePack: {error}") from error
-            if not isinstance(message, dict):
-                raise FrameError(f"a frame that holds a {type(message).__name__}, not a map")
-            yield message
+            yield body

@@ -1,4 +1,5 @@
-"""The journal of a worker's request: the phases that the request has entered, and the items that are held back.
+"""The journal of a worker's request: the phases that the request has entered, the items that are held back, and the
+memory fault of which the worker died.
 
 The journal is a file in memory that both the daemon and the worker have open. Messages for each phase would wake the
 daemon half a dozen times in a trial of a few milliseconds. The daemon only reads the journal when a deadline may have
@@ -34,6 +35,11 @@ _ITEMS_AT = _HELD_AT + _HELD.size
 
 MAX_HELD_BYTES = 32 * 1024
 """Most bytes of items that are held back: some 30 measurements, and half of what a pipe takes without a reader."""
+
+FAULT_AT = _ITEMS_AT + MAX_HELD_BYTES
+"""Place of the fault that has ended the worker, in words. The observer's library writes it (``observer.c``)."""
+
+_FAULT_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class Journal:
         """
         descriptor = os.memfd_create("ktuned-journal", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, 0, _ITEMS_AT + MAX_HELD_BYTES)
+            os.posix_fallocate(descriptor, 0, FAULT_AT + _FAULT_BYTES)
         except OSError:
             os.close(descriptor)
             raise
@@ -119,7 +125,7 @@ class Journal:
 
         Both are empty if the worker's code has written nonsense.
         """
-        data = os.pread(self.descriptor, _ITEMS_AT + MAX_HELD_BYTES, 0)
+        data = os.pread(self.descriptor, FAULT_AT, 0)
         if len(data) < _ENTRY.size:
             return [], HeldItems(0, b"")
         found = []
@@ -135,6 +141,10 @@ class Journal:
             return HeldItems(0, b"")
         request, first, size = _HELD.unpack_from(data, _HELD_AT)
         return HeldItems(first, data[_ITEMS_AT : _ITEMS_AT + size] if request == self._request else b"")
+
+    def read_fault(self) -> str:
+        """Return the fault that has ended the worker, in words; empty if none was reported."""
+        return os.pread(self.descriptor, _FAULT_BYTES, FAULT_AT).partition(b"\0")[0].decode(errors="ignore")
 
     def close(self) -> None:
         """Close this side's file descriptor."""

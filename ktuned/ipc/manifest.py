@@ -6,7 +6,6 @@ that loads a winner without a daemon.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import io
@@ -14,11 +13,10 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from ktuned.model import Record, record
+import msgspec
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1
@@ -28,22 +26,20 @@ class DamagedArtifact(Exception):
     """An artifact's files are not those of its manifest."""
 
 
-@record
-class Recipe(Record):
+class Recipe(msgspec.Struct, frozen=True):
     """What is needed to load an artifact besides its files; all fields are empty in artifacts of older versions.
 
     ``build`` is the Build as plain data, ``target`` its architecture, ``kernel`` the kernel's short name, and
     ``plugin`` the distribution that has the backend.
     """
 
-    build: Mapping[str, Any] = field(default_factory=dict)
+    build: Mapping[str, Any] = msgspec.field(default_factory=dict)
     target: str = ""
     kernel: str = ""
     plugin: str = ""
 
 
-@record
-class Manifest(Record):
+class Manifest(msgspec.Struct, frozen=True):
     """An artifact's identity: its key, its backend and that backend's facts, its files' digests, its recipe.
 
     ``decisive`` are the files that decide, together with the Build, which code runs; empty if other code runs, too.
@@ -54,7 +50,7 @@ class Manifest(Record):
     facts: Mapping[str, Any]
     files: Mapping[str, str]
     decisive: tuple[str, ...] = ()
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: Recipe = msgspec.field(default_factory=Recipe)
 
     @property
     def content(self) -> str:
@@ -110,7 +106,7 @@ def write(
         if path.is_file() and path.name != MANIFEST_NAME
     }
     manifest = Manifest(key, backend, dict(facts), files, tuple(decisive), recipe or Recipe())
-    text = json.dumps({"version": MANIFEST_VERSION, **dataclasses.asdict(manifest)}, indent=1, sort_keys=True)
+    text = json.dumps({"version": MANIFEST_VERSION, **msgspec.to_builtins(manifest)}, indent=1, sort_keys=True)
     (directory / MANIFEST_NAME).write_text(text)
     return manifest
 

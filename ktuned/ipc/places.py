@@ -7,21 +7,19 @@ machine.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
-from ktuned.ipc.codec import InvalidMessage
-from ktuned.model import Record, record
+import msgspec
+
+from ktuned.ipc.decoding import InvalidMessage
 
 _TENSORS = ".safetensors"
 _STAGING = ".staging"
 
 
-@record
-class Places(Record):
+class Places(msgspec.Struct, frozen=True):
     """The directories of projects (by name), of sealed artifacts, captured inputs, and references' results.
 
     Files in ``trusted`` directories are used without a check of who can write them.
@@ -69,13 +67,12 @@ class Places(Record):
 
     def to_argument(self) -> str:
         """Return the text that :meth:`from_argument` reads, on a worker's command line."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_argument(cls, text: str) -> Places:
         """Rebuild from :meth:`to_argument`'s text."""
-        values = json.loads(text)
-        return cls(**{**values, "trusted": tuple(values["trusted"])})
+        return msgspec.json.decode(text, type=cls)
 
 
 def locate_artifact(artifacts: Path, key: str) -> Path:

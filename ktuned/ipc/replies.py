@@ -7,39 +7,26 @@ Phases are no messages: the worker writes them into its journal (:mod:`ktuned.ip
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any
 
-from ktuned.ipc import frames
-from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
-from ktuned.ipc.memory_fault import MemoryFault, decode_fault
-from ktuned.model import (
-    BackendReport,
-    Config,
-    KernelInfo,
-    Observation,
-    Outcome,
-    Problem,
-    Record,
-    TrialResult,
-    record,
-)
+import msgspec
+
+from ktuned.ipc import decoding, frames
+from ktuned.ipc.decoding import InvalidMessage
+from ktuned.model import BackendReport, Config, KernelInfo, Observation, Outcome, TrialResult
 
 
-@record
-class Empty(Record):
+class Empty(msgspec.Struct, frozen=True):
     """The reply of an operation that has no result."""
 
 
-@record
-class Ready(Record):
+class Ready(msgspec.Struct, frozen=True):
     """The first message of a worker."""
 
     pid: int
 
 
-@record
-class ProbeDependencies(Record):
+class ProbeDependencies(msgspec.Struct, frozen=True):
     """The dependencies of a probe's answer, by which the daemon notices that the answer is out of date.
 
     Attributes:
@@ -56,8 +43,7 @@ class ProbeDependencies(Record):
     limits: Mapping[str, str]
 
 
-@record
-class ProbeReport(Record):
+class ProbeReport(msgspec.Struct, frozen=True):
     """An interpreter's backends and search strategies.
 
     Attributes:
@@ -75,20 +61,18 @@ class ProbeReport(Record):
     nvml: str = ""
     strategies: tuple[str, ...] = ()
     observed: ProbeDependencies | None = None
-    distributions: Mapping[str, str] = field(default_factory=dict)
+    distributions: Mapping[str, str] = msgspec.field(default_factory=dict)
     executable: str = ""
 
 
-@record
-class GpuUsers(Record):
+class GpuUsers(msgspec.Struct, frozen=True):
     """How many other processes worked on each GPU lately; ``absence`` says why that is unknown."""
 
     users: Mapping[str, int]
     absence: str = ""
 
 
-@record
-class FileFault(Record):
+class FileFault(msgspec.Struct, frozen=True):
     """An error of a kernel file, with its place; ``path`` may be absolute, or empty if it is unknown."""
 
     code: str
@@ -99,8 +83,7 @@ class FileFault(Record):
     excerpt: str = ""
 
 
-@record
-class InspectedFile(Record):
+class InspectedFile(msgspec.Struct, frozen=True):
     """The declarations of a kernel file; all paths, the kernels' included, are relative to the project's directory."""
 
     file: str
@@ -109,8 +92,7 @@ class InspectedFile(Record):
     digests: Mapping[str, str]
 
 
-@record
-class Explored(Record):
+class Explored(msgspec.Struct, frozen=True):
     """An opened space, and the strategy that walks it.
 
     Attributes:
@@ -136,8 +118,7 @@ class Explored(Record):
     references: tuple[Proposal, ...] = ()
 
 
-@record
-class Proposal(Record):
+class Proposal(msgspec.Struct, frozen=True):
     """One config with its Build as plain data; without a Build, ``outcome`` and ``message`` say why.
 
     ``cores`` is the number of cores that the config uses, if the kernel file declares it.
@@ -150,8 +131,7 @@ class Proposal(Record):
     cores: int | None = None
 
 
-@record
-class Proposals(Record):
+class Proposals(msgspec.Struct, frozen=True):
     """The strategy's next configs; ``finished`` if they are the last, ``converged`` if a better one is unlikely."""
 
     proposals: tuple[Proposal, ...]
@@ -160,30 +140,20 @@ class Proposals(Record):
     observed: tuple[Observation, ...] = ()
 
 
-@record
-class Represented(Record):
-    """The problem that stands for the bucket of the request's problem."""
-
-    problem: Problem
-
-
-@record
-class FittedPortfolio(Record):
+class FittedPortfolio(msgspec.Struct, frozen=True):
     """A portfolio as plain data; ``fault`` is the reason why there is none."""
 
     portfolio: Mapping[str, Any]
     fault: str = ""
 
 
-@record
-class Admitted(Record):
+class Admitted(msgspec.Struct, frozen=True):
     """The space's verdict on each of the request's configs, in their order."""
 
     admitted: tuple[bool, ...]
 
 
-@record
-class Lowered(Record):
+class Lowered(msgspec.Struct, frozen=True):
     """A unit's function as data for compile workers, which may be empty, or the ``outcome`` that ends the unit."""
 
     code: bytes
@@ -193,8 +163,7 @@ class Lowered(Record):
     observed: tuple[Observation, ...] = ()
 
 
-@record
-class CompiledUnit(Record):
+class CompiledUnit(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of one unit; its artifact is sealed if ``outcome`` is None.
 
     Attributes:
@@ -215,8 +184,7 @@ class CompiledUnit(Record):
     observed: tuple[Observation, ...] = ()
 
 
-@record
-class Opened(Record):
+class Opened(msgspec.Struct, frozen=True):
     """A problem's data was made, or could not be.
 
     Attributes:
@@ -232,8 +200,7 @@ class Opened(Record):
     is_damaged: bool = False
 
 
-@record
-class CostRange(Record):
+class CostRange(msgspec.Struct, frozen=True):
     """A config's cost by the problem's objective, with its 95 % interval; in µs if the objective is the latency."""
 
     cost: float
@@ -241,8 +208,7 @@ class CostRange(Record):
     high: float
 
 
-@record
-class Measurement(Record):
+class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     """The measurement of one config: its result so far, and what it means for this worker and for other configs.
 
     Attributes:
@@ -266,8 +232,7 @@ class Measurement(Record):
     leftover: str = ""
 
 
-@record
-class Failure(Record):
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """The failure of a request: code, one line, hint and traceback; an error of a kernel file has its place.
 
     ``observed`` are the names that were found to have changed, if that is the failure.
@@ -283,34 +248,30 @@ class Failure(Record):
     observed: tuple[Observation, ...] = ()
 
 
-@record
-class Item(Record):
+class Item(msgspec.Struct, frozen=True):
     """One of several results; the phase's deadline begins again."""
 
     value: Any
 
 
-@record
-class Computed(Record):
+class Computed(msgspec.Struct, frozen=True):
     """Computing has ended: the rest of the request only waits for the disk."""
 
 
-@record
-class Done(Record):
+class Done(msgspec.Struct, frozen=True):
     """The operation's reply."""
 
     value: Any
 
 
-@record
-class Failed(Record):
+class Failed(msgspec.Struct, frozen=True):
     """The operation could not be done; the worker takes the next request."""
 
     failure: Failure
 
 
 Answer = Item | Computed | Done | Failed
-"""An answer of a worker. A dying worker may send a :class:`~ktuned.ipc.memory_fault.MemoryFault` instead."""
+"""An answer of a worker."""
 
 
 def encode(answer: Answer) -> bytes:
@@ -321,33 +282,40 @@ def encode(answer: Answer) -> bytes:
     """
     match answer:
         case Item(value):
-            return frames.encode({"item": to_message(value)})
+            return frames.encode({"item": value})
         case Computed():
             return frames.encode({"computed": True})
         case Done(value):
-            return frames.encode({"done": to_message(value)})
+            return frames.encode({"done": value})
         case Failed(failure):
-            return frames.encode({"failed": to_message(failure)})
+            return frames.encode({"failed": failure})
 
 
-def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer | MemoryFault:
+class _Message(msgspec.Struct, frozen=True):
+    """A frame of an answer; it has one of these fields."""
+
+    item: msgspec.Raw = msgspec.Raw()
+    done: msgspec.Raw = msgspec.Raw()
+    failed: Failure | None = None
+    computed: bool = False
+
+
+def decode(data: bytes, reply: type[Any], item: type[Any] | None) -> Answer:
     """Return the answer in a frame, for an operation with these types of reply and items.
 
     Raises:
         InvalidMessage: it is no answer, because user code in a worker may write to the worker's pipe.
     """
-    match data:
-        case {"item": value} if item is not None:
-            return Item(from_plain(item, value))
-        case {"computed": True}:
-            return _COMPUTED
-        case {"done": value}:
-            return Done(from_plain(reply, value))
-        case {"failed": value}:
-            return Failed(from_plain(Failure, value))
-        case {"fault": value}:
-            return decode_fault(value)
-    raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
+    message = decoding.decode(data, _Message)
+    if bytes(message.item) and item is not None:
+        return Item(decoding.decode(message.item, item))
+    if bytes(message.done):
+        return Done(decoding.decode(message.done, reply))
+    if message.computed:
+        return _COMPUTED
+    if message.failed is not None:
+        return Failed(message.failed)
+    raise InvalidMessage("a message that is no answer")
 
 
 _COMPUTED = Computed()

@@ -8,11 +8,11 @@ phase in which it begins and, as type arguments, its reply and the items that pr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Never, TypeVar, Union, get_args
 
-from ktuned.ipc import frames, replies
-from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
+import msgspec
+
+from ktuned.ipc import decoding, frames, replies
 from ktuned.ipc.places import make_relative
 from ktuned.model import (
     LATENCY,
@@ -20,7 +20,6 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
-    EarlierSearch,
     KernelInfo,
     Observation,
     Outcome,
@@ -29,9 +28,7 @@ from ktuned.model import (
     Plan,
     Preset,
     Problem,
-    Record,
     Target,
-    record,
 )
 
 R = TypeVar("R")
@@ -40,18 +37,14 @@ I = TypeVar("I")  # noqa: E741 - an item
 NO_DEVICE = Device(DeviceName(""), DeviceModel(""), Target(""))
 """Stands for an unknown device."""
 
-_OPERATION = "op"
 
-
-class Request(Record, Generic[R, I]):
+class Request(msgspec.Struct, Generic[R, I], frozen=True, omit_defaults=True, tag_field="op"):
     """One operation's request; ``R`` is its reply, ``I`` its items (``Never`` if it has none)."""
 
-    operation: ClassVar[str]
     first_phase: ClassVar[Phase]
 
 
-@record
-class KernelRef(Record):
+class KernelRef(msgspec.Struct, frozen=True):
     """A kernel and the files with which it was inspected; all paths are relative to the project's directory.
 
     Attributes:
@@ -74,7 +67,7 @@ class KernelRef(Record):
     digests: Mapping[str, str]
     compiled: tuple[str, ...] = ()
     version: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
@@ -92,8 +85,7 @@ class KernelRef(Record):
         )
 
 
-@record
-class UnitRef(Record):
+class UnitRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """One config's Build as plain data, and the key of its artifact.
 
     ``lowered`` is the Build's function as a front end has translated it, if the backend uses one.
@@ -104,8 +96,7 @@ class UnitRef(Record):
     lowered: bytes = b""
 
 
-@record
-class TriedConfig(Record):
+class TriedConfig(msgspec.Struct, frozen=True):
     """The outcome of a proposed config, for the strategy.
 
     ``cost`` is None unless the config was measured; it is the latency in µs if that is the objective. ``doubt`` is half
@@ -118,15 +109,13 @@ class TriedConfig(Record):
     doubt: float | None = None
 
 
-@record
-class Prepare(Request[replies.Empty, Never]):
+class Prepare(Request[replies.Empty, Never], frozen=True):
     """Import backends with their compilers, and modules that later requests will need.
 
     ``holds_context`` says that the worker will measure. If its backends are for GPUs, and the machine has a single GPU,
     it makes its context now.
     """
 
-    operation: ClassVar = "prepare"
     first_phase: ClassVar = Phase.LOAD
 
     backends: tuple[str, ...]
@@ -134,58 +123,49 @@ class Prepare(Request[replies.Empty, Never]):
     holds_context: bool = False
 
 
-@record
-class Probe(Request[replies.ProbeReport, Never]):
+class Probe(Request[replies.ProbeReport, Never], frozen=True):
     """Report the interpreter's backends, their toolchains and their devices.
 
     ``variables`` are the names of environment variables that the project itself sets.
     """
 
-    operation: ClassVar = "probe"
     first_phase: ClassVar = Phase.INSPECT
 
     variables: tuple[str, ...] = ()
 
 
-@record
-class GpuUsers(Request[replies.GpuUsers, Never]):
+class GpuUsers(Request[replies.GpuUsers, Never], frozen=True):
     """Count the processes, except ``ours``, that worked on each GPU lately."""
 
-    operation: ClassVar = "gpu_users"
     first_phase: ClassVar = Phase.INSPECT
 
     ours: tuple[int, ...]
 
 
-@record
-class Inspect(Request[replies.Empty, replies.InspectedFile]):
+class Inspect(Request[replies.Empty, replies.InspectedFile], frozen=True):
     """Import kernel files (paths relative to the project) and send an item for each.
 
     ``learned`` are names that each kernel is known to read. The worker looks at them, and adds them to the kernel's
     digests. ``name`` is the kernels' project, if several projects share the directory.
     """
 
-    operation: ClassVar = "inspect"
     first_phase: ClassVar = Phase.INSPECT
 
     project: str
     files: tuple[str, ...]
-    learned: Mapping[str, tuple[Observation, ...]] = field(default_factory=dict)
+    learned: Mapping[str, tuple[Observation, ...]] = msgspec.field(default_factory=dict)
     name: str = ""
 
 
-@record
-class Explore(Request[replies.Explored, Never]):
+class Explore(Request[replies.Explored, Never], frozen=True):
     """Open the space of a kernel's problem, to search it.
 
     Attributes:
         first: configs to propose before all others.
         last: configs to propose after all others.
         device: the device, for the prior; for a compile-only job, only its target is known.
-        earlier: similar searches, the most similar first.
     """
 
-    operation: ClassVar = "explore"
     first_phase: ClassVar = Phase.INSPECT
 
     kernel: KernelRef
@@ -194,17 +174,14 @@ class Explore(Request[replies.Explored, Never]):
     first: tuple[Config, ...] = ()
     last: tuple[Config, ...] = ()
     device: Device = NO_DEVICE
-    earlier: tuple[EarlierSearch, ...] = ()
 
 
-@record
-class Ask(Request[replies.Proposals, Never]):
+class Ask(Request[replies.Proposals, Never], frozen=True):
     """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs.
 
     With ``anywhere``, the configs are drawn from the whole space at random, and not chosen by the strategy.
     """
 
-    operation: ClassVar = "ask"
     first_phase: ClassVar = Phase.INSPECT
 
     n: int
@@ -212,11 +189,9 @@ class Ask(Request[replies.Proposals, Never]):
     anywhere: bool = False
 
 
-@record
-class Admits(Request[replies.Admitted, Never]):
+class Admits(Request[replies.Admitted, Never], frozen=True):
     """Ask which configs a kernel's space admits for a problem."""
 
-    operation: ClassVar = "admits"
     first_phase: ClassVar = Phase.INSPECT
 
     kernel: KernelRef
@@ -224,22 +199,9 @@ class Admits(Request[replies.Admitted, Never]):
     configs: tuple[Config, ...]
 
 
-@record
-class Represent(Request[replies.Represented, Never]):
-    """Ask which problem stands for a problem's bucket, according to the kernel file's own function."""
-
-    operation: ClassVar = "represent"
-    first_phase: ClassVar = Phase.INSPECT
-
-    kernel: KernelRef
-    problem: Problem
-
-
-@record
-class FitPortfolio(Request[replies.FittedPortfolio, Never]):
+class FitPortfolio(Request[replies.FittedPortfolio, Never], frozen=True):
     """Fit a portfolio of at most ``max_configs`` to a matrix (``ktuned.portfolio.Matrix`` as plain data)."""
 
-    operation: ClassVar = "fit_portfolio"
     first_phase: ClassVar = Phase.INSPECT
 
     matrix: Mapping[str, Any]
@@ -247,14 +209,12 @@ class FitPortfolio(Request[replies.FittedPortfolio, Never]):
     wanted_loss: float
 
 
-@record
-class OpenFrontEnd(Request[replies.Empty, Never]):
+class OpenFrontEnd(Request[replies.Empty, Never], frozen=True):
     """Import what :class:`Lower` needs: the backend's compiler, and a kernel file or the ``library`` that Builds name.
 
     With a ``build``, import the module of its function as well.
     """
 
-    operation: ClassVar = "open_front_end"
     first_phase: ClassVar = Phase.LOAD
 
     backend: str
@@ -263,21 +223,18 @@ class OpenFrontEnd(Request[replies.Empty, Never]):
     build: Mapping[str, Any] | None = None
 
 
-@record
-class Lower(Request[replies.Lowered, Never]):
+class Lower(Request[replies.Lowered, Never], frozen=True):
     """Translate a unit's function into data from which compile workers compile without importing the user's code."""
 
-    operation: ClassVar = "lower"
     first_phase: ClassVar = Phase.LOAD
 
     kernel: KernelRef
     target: str
     unit: UnitRef
-    toolchain: Mapping[str, str] = field(default_factory=dict)
+    toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@record
-class Compile(Request[replies.Empty, replies.CompiledUnit]):
+class Compile(Request[replies.Empty, replies.CompiledUnit], frozen=True):
     """Compile units for a target, seal their artifacts and send an item for each.
 
     Attributes:
@@ -290,20 +247,18 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
         announced: send :class:`~ktuned.ipc.replies.Computed` when the last unit is compiled.
     """
 
-    operation: ClassVar = "compile"
     first_phase: ClassVar = Phase.LOAD
 
     kernel: KernelRef
     target: str
     staging: str
     units: tuple[UnitRef, ...]
-    toolchain: Mapping[str, str] = field(default_factory=dict)
+    toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
     hold_s: float = 0.0
     announced: bool = False
 
 
-@record
-class Open(Request[replies.Opened, Never]):
+class Open(Request[replies.Opened, Never], frozen=True):
     """Make a problem's data on a device, for the trials that follow.
 
     Attributes:
@@ -317,7 +272,6 @@ class Open(Request[replies.Opened, Never]):
         reference: the default config, if the kernel file says that its outputs are the expected ones.
     """
 
-    operation: ClassVar = "open"
     first_phase: ClassVar = Phase.INSPECT
 
     kernel: KernelRef
@@ -334,40 +288,33 @@ class Open(Request[replies.Opened, Never]):
     reference: UnitRef | None = None
 
 
-@record
-class Close(Request[replies.Empty, Never]):
+class Close(Request[replies.Empty, Never], frozen=True):
     """Free the opened problem's data and its memory."""
 
-    operation: ClassVar = "close"
     first_phase: ClassVar = Phase.LOAD
 
 
-@record
-class Canary(Request[replies.Empty, Never]):
+class Canary(Request[replies.Empty, Never], frozen=True):
     """Run something tiny on a device, to learn whether the device works.
 
     With ``warms_up``, the worker also loads the device's libraries that every trial needs.
     """
 
-    operation: ClassVar = "canary"
     first_phase: ClassVar = Phase.LOAD
 
     device: Device
     warms_up: bool = False
 
 
-@record
-class MeasurePeaks(Request[Peaks, Never]):
+class MeasurePeaks(Request[Peaks, Never], frozen=True):
     """Measure the limits of a device."""
 
-    operation: ClassVar = "measure_peaks"
     first_phase: ClassVar = Phase.LOAD
 
     device: Device
 
 
-@record
-class SameBits(Record):
+class SameBits(msgspec.Struct, frozen=True):
     """How to compare a config's bits with the anchor's.
 
     Attributes:
@@ -381,8 +328,7 @@ class SameBits(Record):
     on_all_inputs: bool = False
 
 
-@record
-class Trial(Request[replies.Measurement, replies.Measurement]):
+class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
     """Load, check and time configs of the opened problem, one after the other.
 
     All measurements but the last are sent as items; the last one is the reply. A config that raises ends the batch,
@@ -402,7 +348,6 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
         same_bits: how to compare bits; None to compare none.
     """
 
-    operation: ClassVar = "trial"
     first_phase: ClassVar = Phase.LOAD
 
     units: tuple[UnitRef, ...]
@@ -417,11 +362,9 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     same_bits: SameBits | None = None
 
 
-@record
-class Time(Request[replies.Measurement, Never]):
+class Time(Request[replies.Measurement, Never], frozen=True):
     """Time a finalist of the opened problem again. If ``known_us`` gives its latency, measure only its energy again."""
 
-    operation: ClassVar = "time"
     first_phase: ClassVar = Phase.LOAD
 
     unit: UnitRef
@@ -430,21 +373,17 @@ class Time(Request[replies.Measurement, Never]):
     known_us: float | None = None
 
 
-@record
-class Check(Request[replies.Measurement, Never]):
+class Check(Request[replies.Measurement, Never], frozen=True):
     """Launch a config of the opened problem once and check it. The measurement has no latency."""
 
-    operation: ClassVar = "check"
     first_phase: ClassVar = Phase.LOAD
 
     unit: UnitRef
 
 
-@record
-class TimeReference(Request[replies.Measurement, Never]):
+class TimeReference(Request[replies.Measurement, Never], frozen=True):
     """Time the reference function of the opened problem."""
 
-    operation: ClassVar = "time_reference"
     first_phase: ClassVar = Phase.LOAD
 
     preset: Preset
@@ -466,12 +405,10 @@ def choose_incumbent(
     return cost if incumbent is None or cost.cost < incumbent.cost else incumbent
 
 
-REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
-    found.operation: found
-    for found in list(vars().values())
-    if isinstance(found, type) and issubclass(found, Request) and found is not Request
-}
-"""Every operation above by its name."""
+REQUESTS: tuple[type[Request[Any, Any]], ...] = tuple(Request.__subclasses__())
+"""Every operation above."""
+
+_AnyRequest: Any = Union[REQUESTS]  # noqa: UP007
 
 
 def encode(request: Request[Any, Any]) -> bytes:
@@ -480,24 +417,17 @@ def encode(request: Request[Any, Any]) -> bytes:
     Raises:
         FrameError: it is too large.
     """
-    return frames.encode(to_map(request))
+    return frames.encode(request)
 
 
-def to_map(request: Request[Any, Any]) -> dict[str, Any]:
-    """Return a request as the map that a frame holds and :func:`decode` reads."""
-    return {_OPERATION: request.operation, **to_message(request)}
-
-
-def decode(data: Mapping[str, Any]) -> Request[Any, Any]:
+def decode(data: bytes) -> Request[Any, Any]:
     """Return the request that a frame holds.
 
     Raises:
         InvalidMessage: the operation is unknown, or a field is missing or not of its type.
     """
-    name = data.get(_OPERATION)
-    if not isinstance(name, str) or name not in REQUESTS:
-        raise InvalidMessage(f"there is no operation {name!r}", hint="install one version of ktuned everywhere")
-    return from_plain(REQUESTS[name], data)
+    request: Request[Any, Any] = decoding.decode(data, _AnyRequest)
+    return request
 
 
 def find_answer_types(request: type[Request[Any, Any]]) -> tuple[type[Any], type[Any] | None]:

@@ -1,4 +1,4 @@
-"""Lookups: the ladder of answers, pins, the table of winners."""
+"""Lookups: the ladder of answers, the table of winners."""
 
 from ktuned.lookup.answer import Lookup
 from ktuned.lookup.answer_caches import AnswerCaches
@@ -6,7 +6,6 @@ from ktuned.lookup.best_answers import BestAnswers
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.ladder import explain_unobserved
-from ktuned.lookup.pins import Pins
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.lookup.service import SETTLE_S, Lookups
@@ -21,7 +20,6 @@ __all__ = [
     "FollowUps",
     "Lookup",
     "Lookups",
-    "Pins",
     "Publication",
     "ServedWinners",
     "Shortcuts",

@@ -34,12 +34,11 @@ class Lookup(msgspec.Struct, frozen=True):
 
     Attributes:
         answer: the answer that is sent.
-        is_certain: if not, there may be a better answer in a moment, and this one is not pinned.
+        is_certain: if not, there may be a better answer in a moment.
         undecided: configs that may be served instead once a worker has found that the space has them.
         failure: why no tuning is wanted, if it would fail again; the answer's ``message`` may give another reason.
-        lacks_bucket: whether a worker must say which problem represents this one.
-        tunings: the tunings that would improve the answer.
-        suits_portfolio: whether a portfolio's config may be served in place of these tunings.
+        tuning: the tuning that would improve the answer.
+        suits_portfolio: whether a portfolio's config may be served in place of this tuning.
         key: the key of the answer; None if nothing can be measured here and now.
     """
 
@@ -47,8 +46,7 @@ class Lookup(msgspec.Struct, frozen=True):
     is_certain: bool = True
     undecided: tuple[Config, ...] = ()
     failure: str = ""
-    lacks_bucket: bool = False
-    tunings: tuple[WantedTuning, ...] = ()
+    tuning: WantedTuning | None = None
     suits_portfolio: bool = False
     key: WinnerKey | None = None
 

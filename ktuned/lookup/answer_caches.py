@@ -7,7 +7,8 @@ this daemon's memory and, through the table, in every client.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ktuned.lookup.shortcuts import Shortcuts
 from ktuned.lookup.winner_table import WinnerTable

@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-import json
-
-from ktuned.catalog import Admission, Buckets
+from ktuned.catalog import Admission
 from ktuned.lookup.answer import Lookup, WantedTuning, compute_age
 from ktuned.lookup.certainty import Certainty, PresentState
 from ktuned.lookup.ladder import Admits, Decision, decide_answer, explain_unobserved
@@ -23,7 +21,6 @@ from ktuned.model import (
     Objective,
     Problem,
     Status,
-    Verdict,
     Winner,
     canonical,
     describe_noise,
@@ -38,10 +35,6 @@ from ktuned.protocol import Answer
 from ktuned.scheduling import KeptPortfolios, KnownFailures
 from ktuned.store import Artifacts, Store
 
-NO_BUCKET = "its bucket is not known yet: a worker asks the kernel file's function"
-"""Message of an answer if the kernel file's ``bucket`` function was not yet called with the problem in the kernel's
-present state."""
-
 
 class BestAnswers:
     """Finds the best answers."""
@@ -51,7 +44,6 @@ class BestAnswers:
         *,
         admission: Admission,
         artifacts: Artifacts,
-        buckets: Buckets,
         certainty: Certainty,
         failures: KnownFailures,
         portfolios: KeptPortfolios,
@@ -60,7 +52,6 @@ class BestAnswers:
     ) -> None:
         self._admission = admission
         self._artifacts = artifacts
-        self._buckets = buckets
         self._certainty = certainty
         self._failures = failures
         self._portfolios = portfolios
@@ -88,20 +79,16 @@ class BestAnswers:
             admits: Replaces the check against the kernel's space.
         """
         # The problem that represents this one, if the kernel file groups problems.
-        bucket = self._buckets.find_known_representative(kernel, problem)
-        lacks_bucket = bucket is None or not bucket.is_current
-        key_problem = dict(problem) if bucket is None else bucket.problem
+        key_problem = kernel.choose_representative(problem)
         # The state in which it would be measured now.
         now = self._certainty.find_present_state(kernel, key_problem, device)
         context, model = now.context, now.model
-        doubt = now.doubt or (NO_BUCKET if lacks_bucket and context is not None else "")
         # The ladder decides.
         if is_exact(objective) and model is not None:
             anchor = self._store.anchors.find_anchor(kernel.make_winner_key(key_problem, model, objective))
             kernel = kernel.with_anchor(anchor, objective)
         kept = self._portfolios.find_portfolio(kernel, model, objective)
         winners = self._served.list_winners(kernel, now.environment)
-        group = self._served.find_verdict(kernel, now.environment, key_problem, model, objective)
         found = decide_answer(
             kernel,
             key_problem,
@@ -109,19 +96,19 @@ class BestAnswers:
             context,
             winners,
             admits or (lambda config: self._admission.find_known_verdict(kernel, problem, config)),
-            is_certain=not doubt,
+            is_certain=not now.doubt,
             objective=objective,
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),
             portfolio=None if kept is None else kept.portfolio,
         )
-        # The tunings that would improve the answer, unless they would fail again.
-        failure = self._find_failure(kernel, now, objective, group)
-        tunings: tuple[WantedTuning, ...] = ()
+        # The tuning that would improve the answer, unless it would fail again.
+        failure = self._find_failure(kernel, now, objective)
+        tuning = None
         if found.wants_tuning and context is not None and not failure:
-            tunings = self._list_tunings(kernel, key_problem, now, objective, group)
+            tuning = WantedTuning(kernel, key_problem, context, objective)
         awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
         # Why it is not better.
-        message = self._explain_answer(kernel, now, objective, found, group, doubt or failure)
+        message = self._explain_answer(kernel, now, objective, found, now.doubt or failure)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
         elif found.status is Status.DEFAULT and not message:
@@ -132,8 +119,7 @@ class BestAnswers:
             found.is_certain,
             found.undecided,
             failure,
-            lacks_bucket,
-            tunings,
+            tuning,
             # A portfolio cannot answer with exact numerics, because its configs' bits are not compared on this problem.
             suits_portfolio=not is_exact(objective) and (found.expected_loss is not None or awaits_portfolio),
             key=None if context is None else context.key_for(objective),
@@ -177,7 +163,7 @@ class BestAnswers:
             expected_loss=found.expected_loss,
         )
 
-    def _find_failure(self, kernel: KernelInfo, now: PresentState, objective: Objective, group: Verdict | None) -> str:
+    def _find_failure(self, kernel: KernelInfo, now: PresentState, objective: Objective) -> str:
         """Return why a tuning would fail in the present state, as the last one has; empty if it may succeed."""
         if now.context is not None:
             # A tuning that failed for these very files would fail again.
@@ -186,25 +172,9 @@ class BestAnswers:
                 return f"its tuning failed: {failed}"
         if now.fault:
             return now.fault
-        if group is not None and group.broken_by:
-            return group.describe()
         if now.device is not None and now.device.no_energy and kernel.needs_energy(objective):
             return explain_unmeasurable(objective, now.device)
-        # A group waits for all its problems.
-        for problem in () if group is None else group.waiting:
-            context = self._certainty.build_context(kernel, json.loads(problem), now)
-            failed = "" if context is None else self._failures.find_message(context, kernel.plan_digest, objective)
-            if group is not None and failed:
-                return f"{group.describe()}: the tuning of {problem} failed: {failed}"
         return ""
-
-    def _list_tunings(
-        self, kernel: KernelInfo, problem: Problem, now: PresentState, objective: Objective, group: Verdict | None
-    ) -> tuple[WantedTuning, ...]:
-        """Return the tuning of a problem, or those that its group waits for: without all of them it has no winner."""
-        waiting = [] if group is None else [json.loads(text) for text in group.waiting]
-        contexts = [(one, self._certainty.build_context(kernel, one, now)) for one in waiting or [problem]]
-        return tuple(WantedTuning(kernel, one, context, objective) for one, context in contexts if context is not None)
 
     def _explain_answer(
         self,
@@ -212,7 +182,6 @@ class BestAnswers:
         now: PresentState,
         objective: Objective,
         found: Decision,
-        group: Verdict | None,
         reason: str,
     ) -> str:
         """Return why an answer is not better, by the most specific reason that applies; empty if none does.
@@ -230,8 +199,6 @@ class BestAnswers:
             elif is_exact(objective) and found.is_current and now.context is not None:
                 fastest = self._store.list_best_trials(now.context, 1, objective=strip_numerics(objective))
                 message = describe_price(incumbent.latency_us, fastest[0].latency_us) if fastest else ""
-        if group is not None and not message and (found.is_current or group.waiting):
-            message = group.describe()
         return message
 
     def _find_measured_problem(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:

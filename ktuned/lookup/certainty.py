@@ -99,12 +99,6 @@ class Certainty:
         doubt = self.find_doubt(kernel, environment, found)
         return PresentState(environment, found, found.model, context, "", doubt)
 
-    def build_context(self, kernel: KernelInfo, problem: Problem, state: PresentState) -> Context | None:
-        """Return the context of another problem of the same kernel; None if it cannot be measured here and now."""
-        if state.context is None or state.device is None:
-            return None
-        return self._machine.build_context(kernel, state.environment, problem, state.device)
-
     def find_doubt(
         self, kernel: KernelInfo, environment: Environment | None = None, device: Device | None = None
     ) -> str:

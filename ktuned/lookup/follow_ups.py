@@ -14,7 +14,7 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ktuned.catalog import Admission, Buckets
+from ktuned.catalog import Admission
 from ktuned.fleet import COURTESY_S, QuietGate
 from ktuned.lookup.answer import WantedTuning
 from ktuned.lookup.answer_caches import AnswerCaches
@@ -48,40 +48,23 @@ class _ConfigQuestion(msgspec.Struct, frozen=True):
         return *states, *map(canonical, self.configs)
 
 
-class _BucketQuestion(msgspec.Struct, frozen=True):
-    """The question which problem represents another one."""
-
-    kernel: KernelInfo
-    problem: Problem
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.kernel.name, self.kernel.digest, canonical(self.problem)
-
-
 class FollowUps:
     """Queues the work that follows a lookup, so that no lookup waits for it.
 
-    :meth:`queue_tuning`, :meth:`queue_check` and :meth:`queue_bucket` return at once; :meth:`run_until_cancelled`
-    carries out the work.
+    :meth:`queue_tuning` and :meth:`queue_check` return at once; :meth:`run_until_cancelled` carries out the work.
     """
 
-    def __init__(
-        self, admission: Admission, buckets: Buckets, jobs: Jobs, caches: AnswerCaches, gate: QuietGate
-    ) -> None:
+    def __init__(self, admission: Admission, jobs: Jobs, caches: AnswerCaches, gate: QuietGate) -> None:
         self._gate = gate
         self._admission = admission
-        self._buckets = buckets
         self._jobs = jobs
         self._caches = caches
         self._requested_tunings: dict[WinnerKey, tuple[Context, str]] = {}
         self._open_questions: dict[tuple[str, ...], anyio.Event] = {}
         """The checks under way, by their keys, each with the event that is set when it ends."""
-        self._questions_by_kernel: dict[str, deque[_ConfigQuestion | _BucketQuestion]] = {}
+        self._questions_by_kernel: dict[str, deque[_ConfigQuestion]] = {}
         self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
-        self._queue, self._arriving = anyio.create_memory_object_stream[
-            WantedTuning | _ConfigQuestion | _BucketQuestion
-        ](MAX_FOLLOW_UPS)
+        self._queue, self._arriving = anyio.create_memory_object_stream[WantedTuning | _ConfigQuestion](MAX_FOLLOW_UPS)
 
     def describe_queue(self) -> ChannelInfo:
         """Return how many follow-ups wait, and how many may."""
@@ -102,19 +85,7 @@ class FollowUps:
 
     def queue_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Have a worker check whether configs are valid for a problem, unless that is under way."""
-        self._queue_worker_question(_ConfigQuestion(kernel, problem, configs))
-
-    async def await_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
-        """Wait until the check that :meth:`queue_check` has queued has ended, or failed."""
-        ended = self._open_questions.get(_ConfigQuestion(kernel, problem, configs).key)
-        if ended is not None:
-            await ended.wait()
-
-    def queue_bucket(self, kernel: KernelInfo, problem: Problem) -> None:
-        """Have a worker find which problem represents a problem, unless that is under way."""
-        self._queue_worker_question(_BucketQuestion(kernel, problem))
-
-    def _queue_worker_question(self, question: _ConfigQuestion | _BucketQuestion) -> None:
+        question = _ConfigQuestion(kernel, problem, configs)
         if question.key in self._open_questions or len(self._open_questions) >= MAX_FOLLOW_UPS:
             return
         try:
@@ -122,6 +93,12 @@ class FollowUps:
         except anyio.WouldBlock:
             return
         self._open_questions[question.key] = anyio.Event()
+
+    async def await_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
+        """Wait until the check that :meth:`queue_check` has queued has ended, or failed."""
+        ended = self._open_questions.get(_ConfigQuestion(kernel, problem, configs).key)
+        if ended is not None:
+            await ended.wait()
 
     def forget_tunings(self, kernel: str) -> None:
         """Let a kernel's tunings be queued again, because their results are gone, or hold for other inputs."""
@@ -139,7 +116,7 @@ class FollowUps:
                     name = follow_up.kernel.name
                     if name not in self._questions_by_kernel:
                         self._questions_by_kernel[name] = deque()
-                        tasks.start_soon(self._ask_worker_questions, name)
+                        tasks.start_soon(self._check_configs, name)
                     self._questions_by_kernel[name].append(follow_up)
 
     async def _submit_tuning(self, tuning: WantedTuning) -> None:
@@ -156,17 +133,14 @@ class FollowUps:
             self._requested_tunings.pop(tuning.key, None)
             _log.warning("lookup_not_tuned", kernel=tuning.kernel.name, reason=error.message)
 
-    async def _ask_worker_questions(self, kernel: str) -> None:
+    async def _check_configs(self, kernel: str) -> None:
         async with self._is_free:
             waiting = self._questions_by_kernel[kernel]
             while waiting:
                 question = waiting.popleft()
                 try:
                     async with self._gate.hold_for_computing(COURTESY_S):
-                        if isinstance(question, _BucketQuestion):
-                            await self._buckets.find_representative(question.kernel, question.problem)
-                        else:
-                            await self._admission.check_configs(question.kernel, question.problem, question.configs)
+                        await self._admission.check_configs(question.kernel, question.problem, question.configs)
                     self._caches.forget_answers(kernel)
                 except KtunedError as error:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)

@@ -9,7 +9,7 @@ published:
 * answers that are certain, once the watcher has looked at all files since the start;
 * winners of the key itself: a near config or a default must be requested, so that the daemon tunes the problem;
 * for the same reason, stale winners only after a lookup that requested the tuning of the problem;
-* keys that clients can form, and so none of kernels whose buckets are chosen by code;
+* keys that clients can form;
 * configs that the declared space admits for all problems of the key, unless the key is the problem itself.
 """
 
@@ -32,7 +32,6 @@ from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.lookup.winner_table import CONFIRM_EVERY_S
 from ktuned.model import (
-    AmbiguousName,
     Config,
     Device,
     KernelInfo,
@@ -41,7 +40,7 @@ from ktuned.model import (
     Status,
 )
 from ktuned.protocol import Answer
-from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_pinned_prefix, make_winner_prefix
+from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2
 """How many winners of a kernel are published before anyone requests them."""
@@ -108,19 +107,6 @@ class Publication:
         if self._published.get(kernel.name) != self._table.generation(kernel.name):
             self._change.set()
 
-    def publish_pinned(self, pin: str, name: str, directory: str | None, problem: Problem, answer: Answer) -> None:
-        """Publish the answer that a pin holds to a lookup; it is found only by lookups under that pin."""
-        try:
-            kernel = self._catalog.resolve_kernel(name, directory)
-        except (NotFound, AmbiguousName):
-            return
-        if kernel.name != answer.kernel or answer.config is None or answer.device is None:
-            return
-        prefix = make_pinned_prefix(pin, kernel.name, answer.device, answer.objective)
-        key = _pack_value(dict(sorted(problem.items())))
-        self._write_entry(kernel.name, prefix + key, _encode_answer(answer.config, answer, answer.measured))
-        self._write_entry(kernel.name, make_kernel_key(name, directory), self._describe_kernel(kernel))
-
     async def run_until_cancelled(self) -> None:
         """Publish the winners of kernels in use, and confirm that the daemon watches files, until cancelled."""
         async with anyio.create_task_group() as tasks:
@@ -176,7 +162,6 @@ class Publication:
             or answer.device is None
             or not found.is_certain
             or not self._certainty.is_caught_up
-            or kernel.has_bucket_function
         ):
             return False
         is_whole = kernel.specialize is None and not kernel.bucket

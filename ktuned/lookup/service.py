@@ -5,13 +5,11 @@ A lookup runs on the event loop and never waits. It takes these steps:
 1. Find the kernel.
 2. Find the best answer (:mod:`ktuned.lookup.best_answers`). This changes nothing, and the table of winners is filled in
    the same way.
-3. Queue the work that would improve the answer: a tuning, a worker's verdict on a config, a worker's choice of a
-   bucket.
+3. Queue the work that would improve the answer: a tuning, a worker's verdict on a config.
 4. Publish the answer in the table of winners.
 
-Three cases differ. The first lookup under a pin waits for the disk, because its answer is kept forever. A request for a
-settled answer waits for a worker's verdict (:meth:`Lookups.settle_answer`). And a client that finds the answer in the
-table of winners does not send a request at all.
+Two cases differ. A request for a settled answer waits for a worker's verdict (:meth:`Lookups.settle_answer`). And a
+client that finds the answer in the table of winners does not send a request at all.
 
 Answers are reused by the bytes of the question (:mod:`ktuned.lookup.shortcuts`) until something changes that may affect
 them; :mod:`ktuned.lookup.answer_caches` is the only place where they are invalidated. The tuning that follows a
@@ -21,9 +19,8 @@ requested, and the answer's message is the failure.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 
 import anyio
@@ -35,7 +32,6 @@ from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.best_answers import BestAnswers
 from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.ladder import Admits
-from ktuned.lookup.pins import Pins
 from ktuned.lookup.publication import Publication
 from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem, Status
 from ktuned.protocol import Answer
@@ -48,9 +44,6 @@ MAX_SETTLED = 4
 """How often one lookup asks a worker. Once is enough unless the file changes, because all configs are asked together.
 """
 
-Pinning = Callable[[], Awaitable[Lookup]]
-"""Writes the first answer under a pin to the disk, and returns the answer that is pinned."""
-
 
 class Lookups:
     """Answers lookups; :meth:`run_until_cancelled` carries out their follow-ups.
@@ -59,7 +52,6 @@ class Lookups:
         caches: The caches of answers.
         shortcuts: Answers, by the bytes of their questions.
         table: The table of winners, for clients.
-        pins: Answers under pins.
     """
 
     def __init__(
@@ -70,14 +62,12 @@ class Lookups:
         follow_ups: FollowUps,
         publication: Publication,
         caches: AnswerCaches,
-        pins: Pins,
         jobs: Jobs,
         portfolios: Portfolios,
     ) -> None:
         self.caches = caches
         self.shortcuts = caches.shortcuts
         self.table = caches.table
-        self.pins = pins
         self._catalog = catalog
         self._answers = answers
         self._follow_ups = follow_ups
@@ -145,56 +135,6 @@ class Lookups:
         self._publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
         return found
 
-    def look_up_pinned(
-        self,
-        pin: str,
-        name: str,
-        problem: Problem,
-        device: str | None,
-        *,
-        tune: bool,
-        directory: str | None = None,
-        objective: str | None = None,
-        admits: Admits | None = None,
-        settle_until: float = 0.0,
-    ) -> Lookup | Pinning:
-        """As :meth:`look_up`, but return the answer that the pin holds, or a function that pins the first one.
-
-        An uncertain answer is not pinned, because the next one may be better. The first answer may be settled until
-        ``settle_until`` (:meth:`settle_answer`), because it is kept forever.
-
-        Raises:
-            UsageError: the kernel has no such problem, or the pin's name is not valid.
-        """
-        # A pin stores full names, so that a short name cannot mean another project's kernel.
-        asked, name = name, self._catalog.resolve_full_name(name, directory)
-        held = self.pins.find_answer(pin, name, problem, device, objective)
-        if held is not None:
-            return self._serve_pinned(pin, asked, directory, problem, held)
-        look_up = partial(self.look_up, name, problem, device, tune=tune, objective=objective, admits=admits)
-        first = look_up()
-        # The pin may hold it in other words: with the device's model, or the kernel's own objective.
-        named = first.answer
-        held = self.pins.find_answer(pin, named.kernel, problem, named.device, named.objective)
-        if held is not None:
-            return self._serve_pinned(pin, asked, directory, problem, held)
-        if not first.is_certain:
-            return first
-
-        async def pin_answer() -> Lookup:
-            found = await self.settle_answer(first, look_up, settle_until)
-            if not found.is_certain:
-                return found
-            return Lookup(await self.pins.freeze_answer(pin, name, problem, device, objective, found.answer))
-
-        return pin_answer
-
-    def _serve_pinned(self, pin: str, asked: str, directory: str | None, problem: Problem, held: Answer) -> Lookup:
-        """Return the answer that a pin holds, and publish it for further lookups under that pin."""
-        self._answered += 1
-        self._publication.publish_pinned(pin, asked, directory, problem, held)
-        return Lookup(replace(held, generation=self.table.generation(held.kernel)))
-
     def forget_results(self, kernel: str) -> None:
         """Let lookups tune a kernel again, because its results were forgotten or its inputs were replaced."""
         self._follow_ups.forget_tunings(kernel)
@@ -212,15 +152,12 @@ class Lookups:
     ) -> Lookup:
         """Return the best answer, and queue the work that would improve it."""
         found = self._answers.find_best_answer(kernel, problem, device, objective, tune=tune, admits=admits)
-        if found.lacks_bucket:
-            self._follow_ups.queue_bucket(kernel, problem)
         if found.undecided:
             self._follow_ups.queue_check(kernel, problem, found.undecided)
-        if tune and found.tunings and found.key is not None and not self._is_for_portfolio(kernel, problem, found):
-            for tuning in found.tunings:
-                self._follow_ups.queue_tuning(tuning)
+        if tune and found.tuning is not None and not self._is_for_portfolio(kernel, problem, found):
+            self._follow_ups.queue_tuning(found.tuning)
             # Count this lookup, and those that got the previous answer from its shortcut.
-            self._jobs.count_lookups(found.key, 1 + self.shortcuts.repeats)
+            self._jobs.count_lookups(found.tuning.key, 1 + self.shortcuts.repeats)
         return replace(found, answer=replace(found.answer, generation=self.table.generation(kernel.name)))
 
     def _is_for_portfolio(self, kernel: KernelInfo, problem: Problem, found: Lookup) -> bool:

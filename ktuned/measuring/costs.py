@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.ipc import replies
 from ktuned.measuring.launch_observer import LaunchObserver, Restart
@@ -14,18 +16,15 @@ from ktuned.model import (
     KernelFileError,
     Objective,
     Outcome,
-    Record,
     TrialResult,
     compute_energy_figures,
     convert_to_cost,
     needs_metric,
-    record,
     select_figure,
 )
 
 
-@record
-class Costs(Record):
+class Costs(msgspec.Struct, frozen=True):
     """Computes the costs of configs.
 
     Attributes:

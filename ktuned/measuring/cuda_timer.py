@@ -26,10 +26,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from threading import Thread
 from time import perf_counter
 from typing import Any
+
+from msgspec.structs import replace
 
 from ktuned.measuring.race import Race, RaceRules
 from ktuned.measuring.samples import Samples

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
+
+from msgspec.structs import replace
 
 from ktuned.backends import EnergyCounter, Launch
 from ktuned.ipc import replies, requests

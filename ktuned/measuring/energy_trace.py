@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import msgspec
+
 from ktuned.ipc import replies
 from ktuned.measuring.race import MARGIN, RELATIVE_CI, Cost, Ending
-from ktuned.model import Record, record
 
 SETTLED_S = 0.1
 """Time in s before the first reading counts: power follows the kernel with a delay, and the counter follows it."""
@@ -34,8 +35,7 @@ class CounterStopped(Exception):
     """The energy counter does not move while a kernel runs."""
 
 
-@record
-class Energy(Record):
+class Energy(msgspec.Struct, frozen=True):
     """The energy of one launch in J, with its 95 % interval."""
 
     joules: float
@@ -43,8 +43,7 @@ class Energy(Record):
     high: float
 
 
-@record
-class _Step(Record):
+class _Step(msgspec.Struct, frozen=True):
     """A reading in which the counter had moved: launches so far, joules, and launches since the reading before."""
 
     launches: float

@@ -9,9 +9,10 @@ this is not timed.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from time import perf_counter_ns
+
+from msgspec.structs import replace
 
 from ktuned.measuring.race import Race, RaceRules
 from ktuned.measuring.timed_launches import TimedLaunches

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import field
 from enum import Enum, auto
+
+import msgspec
 
 from ktuned.ipc import replies
 from ktuned.measuring.noise import Noise
 from ktuned.measuring.samples import FEWEST_FOR_CI, Samples
-from ktuned.model import Preset, Record, record
+from ktuned.model import Preset
 
 RELATIVE_CI = 0.01
 """Half-width of the median's 95 % confidence interval, relative to the median, at which sampling stops."""
@@ -85,8 +86,7 @@ class Ending(Enum):
     HOPELESS = auto()
 
 
-@record
-class RaceRules(Record):
+class RaceRules(msgspec.Struct, frozen=True):
     """Everything that one config's sampling depends on, except its timer.
 
     Attributes:
@@ -103,7 +103,7 @@ class RaceRules(Record):
     incumbent: replies.CostRange | None = None
     cost: Cost | None = None
     first_us: float | None = None
-    noise: Noise = field(default_factory=Noise)
+    noise: Noise = msgspec.field(default_factory=Noise)
 
 
 class Race:

@@ -20,7 +20,7 @@ Whatever the outcome, a config that changed the process (``leftover``) ends the 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ktuned.checking import Verdict
 from ktuned.ipc import replies, requests

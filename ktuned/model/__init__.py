@@ -1,18 +1,9 @@
 """Values that every package shares: identities, configs, devices, plans, trials, jobs, winners, errors.
 
-Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
+Plain and frozen. They need only the standard library and msgspec, because workers run under the project's interpreter.
 """
 
 from ktuned.model.backend_report import Absence, BackendReport, Fault
-from ktuned.model.batch_invariance import (
-    Candidate,
-    Member,
-    Verdict,
-    choose_equal_rows_class,
-    find_batch_fault,
-    find_groups,
-)
-from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
 from ktuned.model.device import NO_COUNTER, Device, explain_unmeasurable, read_device_kind
 from ktuned.model.errors import (
@@ -94,7 +85,6 @@ from ktuned.model.peaks import (
     name_arithmetic_metric,
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
@@ -110,7 +100,6 @@ from ktuned.model.trace import (
 from ktuned.model.trial import (
     NO_DETAIL,
     Context,
-    EarlierSearch,
     KnownConfig,
     ListedTrial,
     Trial,
@@ -136,7 +125,6 @@ from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
     "BANDWIDTH_METRIC",
-    "BUCKET_FUNCTION",
     "BUILT_IN",
     "CAPTURED",
     "DEFAULT_TRIALS",
@@ -170,14 +158,12 @@ __all__ = [
     "BitClasses",
     "Bits",
     "CallKey",
-    "Candidate",
     "Change",
     "Config",
     "Context",
     "Device",
     "DeviceModel",
     "DeviceName",
-    "EarlierSearch",
     "Expression",
     "Fault",
     "IllegalMove",
@@ -191,7 +177,6 @@ __all__ = [
     "KnownConfig",
     "KtunedError",
     "ListedTrial",
-    "Member",
     "NotFound",
     "Objective",
     "Observation",
@@ -205,7 +190,6 @@ __all__ = [
     "Priority",
     "Problem",
     "ProjectName",
-    "Record",
     "Role",
     "Root",
     "RootSettings",
@@ -223,7 +207,6 @@ __all__ = [
     "TrialResult",
     "Unsupported",
     "UsageError",
-    "Verdict",
     "Winner",
     "WinnerKey",
     "WorkerError",
@@ -231,7 +214,6 @@ __all__ = [
     "add_digests",
     "apply_bucket_rules",
     "canonical",
-    "choose_equal_rows_class",
     "compare_contexts",
     "compute_energy_figures",
     "compute_gain",
@@ -247,9 +229,7 @@ __all__ = [
     "escape_surrogates",
     "explain_unmeasurable",
     "extend_digest",
-    "find_batch_fault",
     "find_first_error",
-    "find_groups",
     "find_notices",
     "find_rule_fault",
     "find_stand_ins",
@@ -277,7 +257,6 @@ __all__ = [
     "parse_key_problem",
     "read_device_kind",
     "read_objective",
-    "record",
     "reduce_digest",
     "select_figure",
     "select_latency",

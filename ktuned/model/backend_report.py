@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+
+import msgspec
 
 from ktuned.model.device import Device
-from ktuned.model.record import Record, record
 
 
-@record
-class Absence(Record):
+class Absence(msgspec.Struct, frozen=True):
     """Why a backend has no device: the reason's name, one line about it, and a command that helps."""
 
     reason: str
@@ -18,8 +17,7 @@ class Absence(Record):
     hint: str = ""
 
 
-@record
-class Fault(Record):
+class Fault(msgspec.Struct, frozen=True):
     """An error as data: its code, one line, and the remedy."""
 
     code: str
@@ -27,8 +25,7 @@ class Fault(Record):
     hint: str = ""
 
 
-@record
-class BackendReport(Record):
+class BackendReport(msgspec.Struct, frozen=True):
     """One backend as a probe found it.
 
     Attributes:
@@ -43,7 +40,7 @@ class BackendReport(Record):
     """
 
     version: str
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = msgspec.field(default_factory=dict)
     group_size: int = 1
     lowers: bool = False
     target: str = ""

@@ -1,7 +1,6 @@
 """Shape buckets: rules that map a problem to the problem that stands for its bucket. No IO.
 
-Each rule is for one problem key. A rule that is data can be applied anywhere. A function of the kernel file is user
-code, which only workers call (:mod:`ktuned.catalog.buckets`).
+Each rule is for one problem key, and is data, so that clients apply it, too.
 """
 
 from __future__ import annotations
@@ -14,21 +13,18 @@ from ktuned.model.values import Problem, Scalar
 POW2 = "pow2"
 """Rule that rounds up to a power of two."""
 
-FUNCTION = "function"
-"""Placeholder for a rule that only the kernel file's code can apply."""
-
 Rule = str | int | Sequence[int]
 """``pow2``, a number whose multiples are the buckets, or the buckets' upper ends in ascending order."""
 
 
 def find_rule_fault(name: str, rule: object) -> str:
     """Return the error in a problem key's rule; empty if there is none."""
-    if callable(rule) or rule == POW2 or (type(rule) is int and rule > 0):
+    if rule == POW2 or (type(rule) is int and rule > 0):
         return ""
     if isinstance(rule, list | tuple) and rule and all(type(end) is int for end in rule):
         is_ascending = all(one < other for one, other in pairwise(rule))
         return "" if is_ascending else f"bucket: the ends of {name} are not in ascending order: {list(rule)}"
-    return f"bucket: {name} is {rule!r}, not 'pow2', a positive int, a list of ints or a function of the value"
+    return f"bucket: {name} is {rule!r}, not 'pow2', a positive int or a list of ints"
 
 
 def apply_bucket_rules(rules: Mapping[str, Rule], problem: Problem) -> dict[str, Scalar]:
@@ -37,7 +33,7 @@ def apply_bucket_rules(rules: Mapping[str, Rule], problem: Problem) -> dict[str,
 
 
 def _round_up(rule: Rule, value: Scalar) -> Scalar:
-    if type(value) is not int or rule == FUNCTION:
+    if type(value) is not int:
         return value
     if isinstance(rule, str):
         return 1 << (value - 1).bit_length() if value > 1 else value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+
+import msgspec
 
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.objective import Objective
-from ktuned.model.record import Record, record
 
 NO_COUNTER = "it has no energy counter"
 
@@ -17,8 +17,7 @@ def read_device_kind(name: str) -> str:
     return name.rpartition("/")[2].partition(":")[0]
 
 
-@record
-class Device(Record):
+class Device(msgspec.Struct, frozen=True):
     """A CPU or GPU that kernels can run on, as a backend found it.
 
     Attributes:
@@ -32,7 +31,7 @@ class Device(Record):
     name: DeviceName
     model: DeviceModel
     target: Target
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = msgspec.field(default_factory=dict)
     no_energy: str = NO_COUNTER
 
     @property

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ktuned.model.errors import UsageError, listed
-from ktuned.model.record import Record, record
 from ktuned.model.values import Scalar
 
 MAX_CHARS = 4_000
@@ -113,8 +114,7 @@ class Expression:
         return found
 
 
-@record
-class Term(Record):
+class Term(msgspec.Struct, frozen=True):
     """A part of an expression: the names that it reads, and a function from their values to its own."""
 
     names: tuple[str, ...]

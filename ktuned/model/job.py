@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import IntEnum, StrEnum
+
+import msgspec
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, make_key_problem
 from ktuned.model.noise import is_reference_noisy
 from ktuned.model.objective import Objective, compute_gain, needs_metric
 from ktuned.model.plan import Plan
-from ktuned.model.record import Record, record
 from ktuned.model.values import Problem
 
 
@@ -61,8 +61,7 @@ def find_notices(message: str) -> list[str]:
     return [line.removeprefix(_NOTICE) for line in message.splitlines() if line.startswith(_NOTICE)]
 
 
-@record
-class Job(Record):
+class Job(msgspec.Struct, frozen=True):
     """The tuning of one kernel and one problem on one device model, or only its compiling for one target.
 
     Times are Unix seconds.
@@ -101,10 +100,10 @@ class Job(Record):
     default_spread_us: float | None = None
     reference_us: float | None = None
     reference_spread_us: float | None = None
-    outcomes: Mapping[str, int] = field(default_factory=dict)
+    outcomes: Mapping[str, int] = msgspec.field(default_factory=dict)
     message: str = ""
-    cost: Mapping[str, float] = field(default_factory=dict)
-    key_problem: KeyProblem | None = None
+    cost: Mapping[str, float] = msgspec.field(default_factory=dict)
+    key_problem: KeyProblem | msgspec.UnsetType = msgspec.UNSET
     best_figure: float | None = None
     default_figure: float | None = None
 
@@ -116,7 +115,7 @@ class Job(Record):
     @property
     def key(self) -> WinnerKey:
         """The key of the winner that the job searches for; jobs with equal keys do the same work."""
-        problem = make_key_problem(self.problem) if self.key_problem is None else self.key_problem
+        problem = make_key_problem(self.problem) if self.key_problem is msgspec.UNSET else self.key_problem
         return WinnerKey(self.kernel, problem, self.device, self.objective)
 
     @property

@@ -22,14 +22,14 @@ inspection. They are parts of ``digest``, and of ``source_digest`` if a compiler
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from ktuned.model.batch_invariance import find_groups
-from ktuned.model.buckets import FUNCTION, apply_bucket_rules
+import msgspec
+
+from ktuned.model.buckets import apply_bucket_rules
 from ktuned.model.errors import UsageError, listed
 from ktuned.model.keys import (
     DeviceModel,
@@ -52,7 +52,6 @@ from ktuned.model.objective import (
     strip_numerics,
 )
 from ktuned.model.plan import Plan, PlanDefaults
-from ktuned.model.record import EVERY_FIELD, Record, record
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
@@ -68,13 +67,12 @@ _DIRECTORY = "dir"
 """The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
 
 
-@record
-class RootSettings(Record):
+class RootSettings(msgspec.Struct, frozen=True):
     """Settings of a root that ``config.toml`` or a request gives explicitly; they override all others."""
 
     name: str = ""
     python: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,7 @@ class Root:
     workers: str = ""
 
 
-@record
-class SpaceInfo(Record):
+class SpaceInfo(msgspec.Struct, frozen=True):
     """A declared space, as far as it can be described without code.
 
     Attributes:
@@ -125,8 +122,7 @@ class SpaceInfo(Record):
     size: int | None = None
 
 
-@record
-class PortfolioRequest(Record):
+class PortfolioRequest(msgspec.Struct, frozen=True):
     """The problems of a portfolio with their weights, and its limits. A field that is None is not specified here."""
 
     over: tuple[tuple[Problem, float], ...] | None = None
@@ -135,8 +131,7 @@ class PortfolioRequest(Record):
     tunings: int | None = None
 
 
-@record
-class KernelFacts(Record):
+class KernelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Further facts about a kernel from its inspection, each for a few readers.
 
     Attributes:
@@ -150,38 +145,31 @@ class KernelFacts(Record):
         metrics: for each of the file's own metrics, by name, whether it is computed from the energy.
         given: names of the budgets that the file sets itself.
         version: identifies the code that was inspected, independent of what was learned since.
-        weights: the weights of the problems, if one config is served for all of them.
-        batch_invariant: the problem keys on which the bits of rows must not depend, and the problems' weights.
         is_data: whether the file runs no code of the user's.
         portfolio: the declared portfolio.
         unobserved: why the inspection could not observe all that it read; empty if it could.
         declares: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
     """
 
-    _omitted: ClassVar = EVERY_FIELD
-
     knobs: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-    python: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    plan: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = msgspec.field(default_factory=dict)
+    python: Mapping[str, str] = msgspec.field(default_factory=dict)
+    arguments: Mapping[str, str] = msgspec.field(default_factory=dict)
+    plan: Mapping[str, str] = msgspec.field(default_factory=dict)
     data_digest: str = ""
     judges: bool = False
     judged: bool = True
     expects_default_outputs: bool = False
-    metrics: Mapping[str, bool] = field(default_factory=dict)
+    metrics: Mapping[str, bool] = msgspec.field(default_factory=dict)
     given: tuple[str, ...] = ()
     version: str = ""
-    weights: tuple[float, ...] = ()
-    batch_invariant: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())
     is_data: bool = False
     portfolio: PortfolioRequest | None = None
     unobserved: str = ""
     declares: bool = False
 
 
-@record
-class KernelInfo(Record):
+class KernelInfo(msgspec.Struct, frozen=True):
     """A kernel's declaration without its code.
 
     Attributes:
@@ -210,9 +198,9 @@ class KernelInfo(Record):
     specialize: tuple[str, ...] | None
     space: SpaceInfo
     plan: Plan
-    extra: KernelFacts = field(default_factory=KernelFacts)
-    learned: Mapping[str, Observation] = field(default_factory=dict)
-    bucket: Mapping[str, Any] = field(default_factory=dict)
+    extra: KernelFacts = msgspec.field(default_factory=KernelFacts)
+    learned: Mapping[str, Observation] = msgspec.field(default_factory=dict)
+    bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> KernelName:
@@ -322,7 +310,7 @@ class KernelInfo(Record):
 
     def convert_paths(self, convert: Callable[[str], str]) -> KernelInfo:
         """Return the kernel with other paths: relative to another directory, or absolute. Learned names stay."""
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             file=convert(self.file),
             sources=tuple(map(convert, self.sources)),
@@ -336,7 +324,7 @@ class KernelInfo(Record):
             return self
         fresh = [entry for entry in news if entry.name not in self.learned]
         sources = [entry for entry in news if entry.is_source and not self._find_learned(entry.name).is_source]
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             digest=extend_digest(self.digest, fresh),
             source_digest=extend_digest(self.source_digest, sources),
@@ -349,7 +337,7 @@ class KernelInfo(Record):
         if not names:
             return self
         gone = [self.learned[name] for name in names]
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             self,
             digest=reduce_digest(self.digest, gone),
             source_digest=reduce_digest(self.source_digest, [entry for entry in gone if entry.is_source]),
@@ -372,30 +360,8 @@ class KernelInfo(Record):
     def _find_learned(self, name: str) -> Observation:
         return self.learned.get(name, Observation(name, ""))
 
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """The weights of the problems, if one config is served for all of them; else empty."""
-        return self.extra.weights
-
-    @property
-    def batch_invariant(self) -> tuple[str, ...]:
-        """The problem keys on which the bits of rows must not depend; see :mod:`.batch_invariance`."""
-        return self.extra.batch_invariant[0]
-
-    def find_batch_groups(self) -> list[list[tuple[Problem, float]]]:
-        """Return the groups of declared problems whose rows must have equal bits, with weights; the largest is last."""
-        fields, weights = self.extra.batch_invariant
-        weight_of = dict(zip(map(canonical, self.problems), weights, strict=False))
-        groups = find_groups(self.problems, fields) if fields else []
-        return [[(problem, weight_of[canonical(problem)]) for problem in group] for group in groups]
-
-    @property
-    def has_bucket_function(self) -> bool:
-        """True if code of the kernel file chooses the buckets of problems."""
-        return FUNCTION in self.bucket.values()
-
     def choose_representative(self, problem: Problem) -> dict[str, Scalar]:
-        """Return the problem that stands for a problem's bucket, by the rules that are data."""
+        """Return the problem that stands for a problem's bucket."""
         return apply_bucket_rules(self.bucket, problem) if self.bucket else dict(problem)
 
     def select_key_values(self, problem: Problem) -> dict[str, Scalar]:
@@ -442,7 +408,7 @@ class KernelInfo(Record):
         As the default, the anchor is served before there is a winner, measured in full, and the base of speed-ups.
         """
         is_other = anchor is not None and is_exact(objective) and anchor != self.default
-        return dataclasses.replace(self, default=anchor) if is_other else self
+        return msgspec.structs.replace(self, default=anchor) if is_other else self
 
     def order_config(self, config: Config) -> dict[str, Scalar]:
         """Return a config with its knobs in the order of the declared space; the store sorts them by name."""
@@ -458,8 +424,8 @@ class KernelInfo(Record):
         plan = defaults.apply_to(self.plan, self.extra.given)
         if plan == self.plan:
             return self
-        digest = sha256(f"{self.plan_digest} {canonical(plan.to_wire())}")
-        return dataclasses.replace(self, plan=plan, plan_digest=digest)
+        digest = sha256(f"{self.plan_digest} {canonical(msgspec.to_builtins(plan))}")
+        return msgspec.structs.replace(self, plan=plan, plan_digest=digest)
 
 
 def _order_values(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:

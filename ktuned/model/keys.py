@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+import msgspec
+
 from ktuned.model.objective import LATENCY, Objective
-from ktuned.model.record import Record, record
 from ktuned.model.values import Problem, Scalar, canonical
 
 ProjectName = NewType("ProjectName", str)
@@ -66,7 +67,7 @@ class Phase(StrEnum):
 
 
 class WinnerKey(NamedTuple):
-    """Key of a winner. Jobs, winners, lookups and pins for the same work have equal keys.
+    """Key of a winner. Jobs, winners and lookups for the same work have equal keys.
 
     A compile-only job has its target in place of the device model. The key is a tuple, because lookups hash thousands
     of keys, and tuples are hashed in C.
@@ -78,8 +79,7 @@ class WinnerKey(NamedTuple):
     objective: Objective = LATENCY
 
 
-@record
-class CallKey(Record):
+class CallKey(msgspec.Struct, frozen=True):
     """A tuning key of an application's function.
 
     Attributes:

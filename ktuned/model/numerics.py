@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from ktuned.model.record import Record, record
+import msgspec
+
 from ktuned.model.trial import Trial, TrialDetail
 from ktuned.model.values import Config, Outcome, Scalar
 
@@ -33,8 +34,7 @@ def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
     return None if not anchor or len(bits) < len(anchor) else True
 
 
-@record
-class BitClass(Record):
+class BitClass(msgspec.Struct, frozen=True):
     """A class of configs.
 
     Attributes:
@@ -54,8 +54,7 @@ class BitClass(Record):
     is_anchor: bool = False
 
 
-@record
-class BitClasses(Record):
+class BitClasses(msgspec.Struct, frozen=True):
     """The classes of one context.
 
     Attributes:

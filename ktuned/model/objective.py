@@ -6,7 +6,7 @@ its metrics, so that each figure except the latency is found there by its name. 
 *cost*, of which less is better.
 
 *Numerics* are a part of an objective: ``exact:latency`` is the latency of configs that leave the same bits as the
-anchor, and other configs have no such figure (docs/numerics.md). So jobs, winners, lookups and pins with exact numerics
+anchor, and other configs have no such figure (docs/numerics.md). So jobs, winners and lookups with exact numerics
 are separate from those with a tolerance.
 """
 

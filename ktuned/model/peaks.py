@@ -7,10 +7,11 @@ arithmetic of another precision than float32.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from ktuned.model.keys import DeviceModel
-from ktuned.model.record import Record, record
 
 FLOAT32 = "float32"
 
@@ -30,8 +31,7 @@ BANDWIDTH_METRIC = "gbps"
 _ARITHMETIC_METRIC = "tflops"
 
 
-@record
-class Peaks(Record):
+class Peaks(msgspec.Struct, frozen=True):
     """Measured limits of a device model: GB/s of its memory, and TFLOP/s by precision.
 
     ``absent`` says why a figure could not be measured, by its name. ``measured`` is a Unix time in s.
@@ -39,8 +39,8 @@ class Peaks(Record):
 
     device: DeviceModel
     gbps: float | None = None
-    tflops: Mapping[str, float] = field(default_factory=dict)
-    absent: Mapping[str, str] = field(default_factory=dict)
+    tflops: Mapping[str, float] = msgspec.field(default_factory=dict)
+    absent: Mapping[str, str] = msgspec.field(default_factory=dict)
     measured: float = 0.0
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import field
-from typing import Any, ClassVar
+
+import msgspec
+from msgspec import structs
 
 from ktuned.model.objective import LATENCY, with_numerics
-from ktuned.model.record import Record, record
 from ktuned.model.values import Config
 
 
-@record
-class Preset(Record):
+class Preset(msgspec.Struct, frozen=True):
     """How thorough measurements are.
 
     Attributes:
@@ -59,8 +57,7 @@ UNTIL = ("budget", "converged")
 """When a job ends: at its budget, or earlier, when an improvement of more than 1 % is unlikely."""
 
 
-@record
-class Plan(Record):
+class Plan(msgspec.Struct, frozen=True):
     """The plan of a job for one space.
 
     Attributes:
@@ -68,7 +65,7 @@ class Plan(Record):
         seed: seeds the search's random numbers.
         preset: name of the preset for measurements.
         trials: most trials.
-        seconds: longest time of the job; None for no limit.
+        time_limit_s: longest time of the job; None for no limit.
         early_stop: gives up on configs that take this many times as long as the best config.
         deadlines: deadlines in s, by phase.
         compile_only: compile without measuring.
@@ -76,7 +73,6 @@ class Plan(Record):
         configs: the only configs to try; empty for the whole space.
         again: repeat measurements that are known.
         objective: a text of :mod:`ktuned.model.objective`.
-        keep_going: continue even if all configs fail in the same way.
         anchor: with exact numerics, the config whose bits all others must have; None until it is chosen.
     """
 
@@ -84,42 +80,28 @@ class Plan(Record):
     seed: int = 0
     preset: str = "default"
     trials: int = DEFAULT_TRIALS
-    seconds: float | None = None
+    time_limit_s: float | None = None
     early_stop: float = 3.0
-    deadlines: Mapping[str, float] = field(default_factory=dict)
+    deadlines: Mapping[str, float] = msgspec.field(default_factory=dict)
     compile_only: bool = False
     until: str = "budget"
     configs: tuple[Config, ...] = ()
     again: bool = False
     objective: str = LATENCY
-    keep_going: bool = False
     anchor: Config | None = None
 
-    # Fields that were added later. Kernels' digests are made from the plan, and a new field must not change them all.
-    _omitted: ClassVar = ("configs", "again", "objective", "keep_going", "anchor")
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return plain data, from which :meth:`from_wire` rebuilds the plan."""
-        return {**vars(self), **({"configs": list(self.configs)} if self.configs else {})}
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Plan:
-        """Rebuild a plan from the data of :meth:`to_wire`."""
-        return cls(**{**data, "configs": tuple(data.get("configs", ()))})
-
-
-@record
-class PlanDefaults(Record):
+class PlanDefaults(msgspec.Struct, frozen=True):
     """A project's budgets for kernel files that set none of their own; None stands for ktuned's default."""
 
     preset: str | None = None
     trials: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     numerics: str | None = None
 
     def apply_to(self, plan: Plan, given: Collection[str]) -> Plan:
         """Return a plan with these defaults, except those that the kernel file has ``given`` itself, by name."""
-        wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        wanted = {name: value for name, value in structs.asdict(self).items() if value is not None}
         wanted = {name: value for name, value in wanted.items() if name not in given}
         objective = with_numerics(plan.objective, wanted.pop("numerics", None))
-        return dataclasses.replace(plan, objective=objective, **wanted)
+        return structs.replace(plan, objective=objective, **wanted)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ktuned.model.record import Record, record
+import msgspec
+
 from ktuned.model.trace import ENVIRONMENT
 from ktuned.model.trial import Context
 
@@ -18,8 +19,7 @@ CAPTURED = "inputs:captured"
 """Part that stands for a problem's captured inputs."""
 
 
-@record
-class Change(Record):
+class Change(msgspec.Struct, frozen=True):
     """One difference between two contexts.
 
     Attributes:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
-from ktuned.model.record import Record, record
+import msgspec
+from msgspec.structs import replace
+
 from ktuned.model.values import sha256
 
 ENVIRONMENT = "env:"
@@ -31,8 +32,7 @@ UNOBSERVED = "unobserved:"
 _BITS = 256
 
 
-@record
-class Observation(Record):
+class Observation(msgspec.Struct, frozen=True):
     """One entry of a trace: a name, and a digest of what was read there.
 
     Attributes:

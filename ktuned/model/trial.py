@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
 from ktuned.model.objective import ENERGY, LATENCY, Objective, is_exact, select_figure
-from ktuned.model.record import EVERY_FIELD, Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 4
 """Raised whenever measuring changes, so that latencies that were measured in different ways are never compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(msgspec.Struct, frozen=True):
     """Everything that a measurement depends on, except the config."""
 
     kernel: KernelName
@@ -37,8 +37,7 @@ class Context:
         return WinnerKey(self.kernel, self.problem, self.device, objective)
 
 
-@record
-class TrialDetail(Record):
+class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts about a trial besides its figures, as far as it got. The end of a name is the unit of a time.
 
     To add a fact, add a field here: the store keeps it, ``results`` sends it, ``ktuned results --trial`` shows it.
@@ -77,12 +76,9 @@ class TrialDetail(Record):
         reference_us, reference_spread_us: the reference's latency and spread in these rounds.
         compared: number of launches whose outputs were compared, in all rounds.
         bits: digests of the outputs by input, if requested; only for the first input if the config was given up.
-        row_bits: digests of the rows of each smaller problem of a batch-invariant group, by problem.
         same_bits: whether the bits are the anchor's.
         nondeterministic: whether launches have left different outputs from the same inputs.
     """
-
-    _omitted: ClassVar = EVERY_FIELD
 
     phase: str | None = None
     signal: str | None = None
@@ -121,7 +117,6 @@ class TrialDetail(Record):
     reference_spread_us: float | None = None
     compared: int | None = None
     bits: tuple[str, ...] | None = None
-    row_bits: Mapping[str, tuple[str, ...]] | None = None
     same_bits: bool | None = None
     nondeterministic: bool | None = None
 
@@ -133,8 +128,7 @@ class TrialDetail(Record):
 NO_DETAIL: Final = TrialDetail()
 
 
-@record
-class TrialResult(Record):
+class TrialResult(msgspec.Struct, frozen=True):
     """The result of one config. The worker makes it, the daemon adds what only it knows, the store keeps it.
 
     Attributes:
@@ -155,7 +149,7 @@ class TrialResult(Record):
     message: str = ""
     artifact: str | None = None
     detail: TrialDetail = NO_DETAIL
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
 
     def figure(self, objective: Objective) -> float | None:
         """Return its figure by an objective, if it has one."""
@@ -177,20 +171,16 @@ class TrialResult(Record):
 
     def add_details(self, **details: Any) -> Self:
         """Return the result with further fields of its detail: ``result.add_details(cores=2)``."""
-        # This does the same as `replace`, without a look at each of the many fields.
-        detail = TrialDetail(**{**vars(self.detail), **details})
-        return type(self)(**{**vars(self), "detail": detail})
+        return replace(self, detail=replace(self.detail, **details))
 
 
-@record
-class Trial(TrialResult):
+class Trial(TrialResult, frozen=True, kw_only=True):
     """One config that was tried on one problem on one device model, as the store keeps it.
 
     ``problem`` has only the values that enter the key. ``digest`` is the kernel's digest. ``updated`` is a Unix time in
     s.
     """
 
-    _: KW_ONLY
     id: int
     job: int
     kernel: KernelName
@@ -203,36 +193,28 @@ class Trial(TrialResult):
     @property
     def result(self) -> TrialResult:
         """The result alone."""
-        return TrialResult(*(getattr(self, name) for name in TrialResult.__match_args__))
+        return TrialResult(*(getattr(self, name) for name in TrialResult.__struct_fields__))
 
     def without_detail(self) -> Self:
         """Return the trial without its detail, as lists and events show it."""
-        short = object.__new__(type(self))
-        vars(short).update({name: value for name, value in vars(self).items() if name != "detail"})
-        return short
+        return replace(self, detail=NO_DETAIL)
 
 
-@record
-class ListedTrial(Trial):
+class ListedTrial(Trial, frozen=True, kw_only=True):
     """A trial as ``results`` lists it; its ``detail`` is empty unless it was asked for.
 
     Attributes:
         winner: whether it is the winner by any objective.
         objectives: the objectives by which it is the winner.
         facts: the numbers among the backend's facts.
+        bit_class: its class of equal bits: a letter, ``nondeterministic``, or nothing.
     """
 
     winner: bool = False
     objectives: tuple[Objective, ...] = ()
-    facts: Mapping[str, float] = field(default_factory=dict)
-    # The protocol's name for this field is a keyword of Python; see `bit_class`.
-    __annotations__["class"] = "str"
-    vars()["class"] = ""
-
-    @property
-    def bit_class(self) -> str:
-        """Its class of equal bits: a letter, ``nondeterministic``, or nothing."""
-        return str(getattr(self, "class"))
+    facts: Mapping[str, float] = msgspec.field(default_factory=dict)
+    # The protocol's name is a keyword of Python.
+    bit_class: str = msgspec.field(default="", name="class")
 
     @property
     def is_winner(self) -> bool:
@@ -240,8 +222,7 @@ class ListedTrial(Trial):
         return self.winner
 
 
-@record
-class KnownConfig(Record):
+class KnownConfig(msgspec.Struct, frozen=True):
     """A config and its result, without the details, which would take ten times as long to read.
 
     ``text`` is the config as canonical text; ``figure`` is its figure by the objective that the reader asked for.
@@ -254,8 +235,7 @@ class KnownConfig(Record):
     compile_s: float = 0.0
 
 
-@record
-class Winner(Record):
+class Winner(msgspec.Struct, frozen=True):
     """The best valid trial of a (kernel, problem, device model) by an objective, with the context of its measurement.
 
     It ``is_final`` once it was decided by a final round. ``note`` says why it is worse than the config that was served
@@ -272,7 +252,7 @@ class Winner(Record):
     decided: float
     is_final: bool = False
     note: str = ""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
     objective: Objective = LATENCY
 
     @property
@@ -284,14 +264,3 @@ class Winner(Record):
     def figure(self) -> float | None:
         """The figure by which it won."""
         return select_figure(self.objective, self.latency_us, self.metrics)
-
-
-@record
-class EarlierSearch(Record):
-    """Results of a search of the same kernel for another problem, or on another device.
-
-    All costs are by the same objective; less is better.
-    """
-
-    configs: tuple[Config, ...]
-    costs: tuple[float, ...]

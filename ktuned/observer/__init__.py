@@ -1,5 +1,5 @@
 """The observer library in every worker and its children: it records the names that they open, test, list, execute and
-map, and the variables that they read.
+map, and the variables that they read; in a bench, also the tensor at which it faults.
 """
 
 from ktuned.observer.library import (

@@ -2,7 +2,8 @@
  *
  * It notes which names a process opens, tests, lists, executes and maps, whether they exist or not, and which variables
  * it reads. The notes go into a log that the worker and its descendants share (log.py has the same layout). The observer
- * decides nothing, with one exception: what another user could have written is neither executed nor mapped.
+ * decides nothing, with one exception: what another user could have written is neither executed nor mapped. In a bench
+ * it also reports at which tensor the process faulted.
  *
  * The loader loads this file twice. As LD_PRELOAD, its functions replace libc's. As LD_AUDIT, in a name space of its
  * own, it is told what the loader itself searches and maps; it binds no symbols there (la_symbind is absent), so that
@@ -19,6 +20,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -31,6 +33,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096 };
@@ -603,4 +606,49 @@ VISIBLE unsigned int la_objopen(struct link_map *map, Lmid_t space, uintptr_t *c
     (void)space, (void)cookie;
     if (map->l_name && *map->l_name) note_path(MAPPED, 1, AT_FDCWD, map->l_name);
     return 0;
+}
+
+/* Reports of memory faults (worker/fault_reporter.py has the same struct). Python's handlers would run too late or never:
+ * a fault in an OpenMP thread would wait for the interpreter's lock, which the thread that launched the kernel holds. */
+struct region { uintptr_t start, size, first, end; const char *name; };
+static const struct region *regions;
+static size_t region_count;
+static int report_file;
+static off_t report_at;
+static pid_t reporting;
+static struct sigaction following[NSIG];
+
+static void report_fault(int number, siginfo_t *info, void *context) {
+#ifdef __x86_64__
+    /* Bit 1 of a page fault's error code is a write (Intel SDM volume 3, 4.7). */
+    const char *verb = ((ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] & 2 ? "wrote" : "read";
+#else
+    const char *verb = "read or wrote";
+    (void)context;
+#endif
+    uintptr_t at = (uintptr_t)info->si_addr;
+    /* A child that user code has forked is not the worker, and its signals are its own. A positive code is a fault's. */
+    for (size_t which = 0; info->si_code > 0 && getpid() == reporting && which < region_count; ++which) {
+        const struct region *of = &regions[which];
+        if (at < of->first || at >= of->end) continue;
+        uintptr_t end = of->start + of->size;
+        const char *words = at < of->start ? "%s outside its tensors: %zu bytes before %s"
+                            : at < end     ? "%s outside its tensors: at byte %zu of %s"
+                                           : "%s outside its tensors: %zu bytes after %s";
+        char text[256] = "";
+        snprintf(text, sizeof text, words, verb, at < of->start ? of->start - at : at - (at < end ? of->start : end), of->name);
+        if (pwrite(report_file, text, sizeof text, report_at) < 0) break;
+    }
+    /* The instruction faults again when this returns, and the handler that was there before has it. */
+    sigaction(number, &following[number], NULL);
+    if (info->si_code <= 0) raise(number);
+}
+
+/* Report faults in these regions from now on: write each in words, ended by a NUL, to a place in an open file. */
+VISIBLE void ktuned_report_faults(int file, off_t place, const struct region *watched, size_t count) {
+    struct sigaction action = {.sa_sigaction = report_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    report_file = file, report_at = place, reporting = getpid();
+    regions = watched, region_count = count;
+    sigaction(SIGSEGV, &action, &following[SIGSEGV]);
+    sigaction(SIGBUS, &action, &following[SIGBUS]);
 }

@@ -19,7 +19,6 @@ class CallsParams(msgspec.Struct, frozen=True):
     keys: list[CallKey]
     waits: bool = False
     beside: int | None = None
-    pin: str | None = None
 
 
 class KeyAnswer(msgspec.Struct, frozen=True):

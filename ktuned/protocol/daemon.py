@@ -317,10 +317,9 @@ class BackendsAnswer(msgspec.Struct, frozen=True):
 
 
 class PeaksParams(msgspec.Struct, frozen=True):
-    """``peaks``: the stored limits; ``measure`` measures those that are missing, ``again`` measures all once more."""
+    """``peaks``: the stored limits; ``measure`` measures them first."""
 
     measure: bool = False
-    again: bool = False
 
 
 class PeaksAnswer(msgspec.Struct, frozen=True):

@@ -8,10 +8,10 @@ the tag of its class. Types are only ever added; :func:`read_event` returns None
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import (
     LATENCY,

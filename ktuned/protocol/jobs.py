@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
-from ktuned.model import LATENCY, Job, JobState, Objective, Scalar, record
+from ktuned.model import LATENCY, Job, JobState, Objective, Scalar
 from ktuned.protocol.kernels import FileError
 from ktuned.protocol.method import Method
 
 
-@record
-class JobInfo(Job):
+class JobInfo(Job, frozen=True):
     """A job as the daemon reports it: with its objective and its current state.
 
     Attributes:
@@ -32,12 +32,10 @@ class JobInfo(Job):
     launches: int = 0
 
     # Only the daemon needs the key.
-    _omitted: ClassVar = ("key_problem",)
-
     @classmethod
     def from_job(cls, job: Job, *, launches: int = 0, waiters: int = 0) -> JobInfo:
         """Return the report of a job that neither runs nor waits."""
-        known = {**vars(job), "key_problem": None}
+        known = structs.asdict(structs.replace(job, key_problem=msgspec.UNSET))
         return cls(**known, objective=job.objective, launches=launches, waiters=waiters)
 
 
@@ -49,19 +47,18 @@ def read_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[JobInfo]:
 class JobParams(msgspec.Struct, frozen=True):
     """Params of methods that create jobs: a kernel by name, or all kernels at or below a path.
 
-    The other fields override the plan. With ``keep_going``, a job continues even if all of its configs fail alike.
+    The other fields override the plan.
     """
 
     kernel: str | None = None
     path: str | None = None
     problem: dict[str, Scalar] | None = None
     trials: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     strategy: str | None = None
     seed: int | None = None
     python: str | None = None
     directory: str | None = None
-    keep_going: bool = False
 
 
 class TuneParams(JobParams, frozen=True):
@@ -69,8 +66,7 @@ class TuneParams(JobParams, frozen=True):
 
     With ``configs``, only these are tried; ``again`` measures configs that were measured before once more.
     ``beside`` is the process of an application that keeps using the device during the tuning. With exact ``numerics``,
-    winners must have the output bits of ``anchor``, which is a config or a part of one; ``anchor_pin`` is a pin that
-    holds the anchor.
+    winners must have the output bits of ``anchor``, which is a config or a part of one.
     """
 
     device: str | None = None
@@ -84,7 +80,6 @@ class TuneParams(JobParams, frozen=True):
     objective: str | None = None
     numerics: str | None = None
     anchor: dict[str, Scalar] | None = None
-    anchor_pin: str | None = None
 
 
 class CompileParams(JobParams, frozen=True):

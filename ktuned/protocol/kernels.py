@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
-from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Scalar, Status, record
+from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Scalar, Status
 from ktuned.protocol.method import Method
 
 
@@ -81,8 +81,7 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...] = ()
 
 
-@record
-class KernelEntry(KernelInfo):
+class KernelEntry(KernelInfo, frozen=True):
     """A kernel with its full name and, if ``why`` was set, the standing of each of its winners."""
 
     name: KernelName = KernelName("")
@@ -91,7 +90,7 @@ class KernelEntry(KernelInfo):
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:
         """Return a kernel's entry."""
-        return cls(**vars(kernel), name=kernel.name, why=why)
+        return cls(**structs.asdict(kernel), name=kernel.name, why=why)
 
 
 class KernelsAnswer(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Winners: lookups and their pins, checks, portfolios, exports, and the exchange with a team's store."""
+"""Winners: lookups, checks, portfolios, exports, and the exchange with a team's store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, select_figure
-from ktuned.protocol.method import Method, NoParams
+from ktuned.protocol.method import Method
 from ktuned_client.answers import DaemonError
 
 
@@ -24,7 +24,6 @@ class LookupParams(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: Problem
     device: str | None = None
     tune: bool = True
-    pin: str | None = None
     directory: str | None = None
     objective: str | None = None
     settle: float = 0.0
@@ -108,33 +107,6 @@ class LookupManyAnswer(msgspec.Struct, frozen=True):
             if "error" in answer:
                 raise DaemonError.from_wire(answer["error"])
         return msgspec.convert(self.answers, list[Answer])
-
-
-class PinInfo(msgspec.Struct, frozen=True):
-    """A pin, the number of questions that it answers, and the Unix time of its first question."""
-
-    pin: str
-    questions: int
-    created: float
-
-
-class PinsAnswer(msgspec.Struct, frozen=True):
-    """All pins."""
-
-    pins: tuple[PinInfo, ...]
-
-
-class UnpinAnswer(msgspec.Struct, frozen=True):
-    """The pin that was removed, and the number of questions that it answered."""
-
-    pin: str
-    questions: int
-
-
-class UnpinParams(msgspec.Struct, frozen=True):
-    """``unpin``: the pin to remove."""
-
-    pin: str
 
 
 class CheckParams(msgspec.Struct, frozen=True):
@@ -437,8 +409,6 @@ class ShareAnswer(msgspec.Struct, frozen=True):
 
 LOOKUP: Final = Method("lookup", LookupParams, Answer)
 LOOKUP_MANY: Final = Method("lookup_many", LookupManyParams, LookupManyAnswer)
-PINS: Final = Method("pins", NoParams, PinsAnswer)
-UNPIN: Final = Method("unpin", UnpinParams, UnpinAnswer)
 CHECK: Final = Method("check", CheckParams, CheckAnswer)
 PORTFOLIO: Final = Method("portfolio", PortfolioParams, PortfolioAnswer)
 EXPORT: Final = Method("export", ExportParams, ExportAnswer)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ktuned.report.pareto import compute_cost, pareto_front
-from ktuned.report.terminal_plot import plot_best
 from ktuned.report.trial_formats import FORMATS, render_trials
 from ktuned.report.winner_formats import render_c_file, render_vllm_files
 
@@ -25,10 +23,7 @@ __all__ = [
     "DocumentCache",
     "LiveServer",
     "Standing",
-    "compute_cost",
     "make_standing_key",
-    "pareto_front",
-    "plot_best",
     "render_c_file",
     "render_fragment",
     "render_page",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import assert_never
 
 import anyio
@@ -13,6 +12,7 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.fleet import Fleet, Lane, is_outside_kill
 from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError, find_first_error

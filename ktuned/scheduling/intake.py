@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio.to_thread
 import msgspec
+from msgspec import structs
 
 from ktuned.catalog import (
     MAX_DIRECTORIES,
@@ -175,7 +176,7 @@ class Intake:
         if known is not None and python in (None, known.python):
             return known
         if known is not None:
-            asked = replace(known, asked=replace(known.asked, python=python or ""))
+            asked = replace(known, asked=structs.replace(known.asked, python=python or ""))
             root = await anyio.to_thread.run_sync(remake_root, asked, None, self._inspector.trust)
             root = replace(known, python=root.python, asked=root.asked)
         else:

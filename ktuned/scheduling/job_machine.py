@@ -30,12 +30,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator
-from dataclasses import replace
 from math import inf
 from time import monotonic, time
 from typing import assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED
 from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey

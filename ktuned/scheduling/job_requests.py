@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Buckets, Catalog, check_problem
+from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.model import (
     EXACT,
@@ -43,13 +43,12 @@ class TuningRequest(msgspec.Struct, frozen=True):
     device: str | None = None
     preset: str | None = None
     trials: int | None = None
-    seconds: float | None = None
+    time_limit_s: float | None = None
     strategy: str | None = None
     until: str | None = None
     objective: Objective | None = None
     numerics: str | None = None
     anchor: Config | None = None
-    anchor_pin: str | None = None
     seed: int | None = None
     priority: int = Priority.REQUESTED
     is_fixed: bool = False
@@ -60,7 +59,6 @@ class TuningRequest(msgspec.Struct, frozen=True):
     arch: str | None = None
     configs: tuple[Config, ...] = ()
     again: bool = False
-    keep_going: bool = False
 
     def apply_to_plan(self, declared: Plan) -> Plan:
         """Return the declared plan with the options of this request.
@@ -76,16 +74,14 @@ class TuningRequest(msgspec.Struct, frozen=True):
             raise UsageError(f"until is {self.until!r}", hint=f"give {' or '.join(UNTIL)}")
         if self.trials is not None and self.trials < 1:
             raise UsageError(f"trials is {self.trials}", hint="give at least 1")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
-        names = ("preset", "trials", "seconds", "strategy", "until", "seed")
+        if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
+            raise UsageError(f"time_limit_s is {self.time_limit_s}", hint="give more than 0")
+        names = ("preset", "trials", "time_limit_s", "strategy", "until", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        given |= {"configs": self.configs, "again": self.again, "keep_going": self.keep_going}
+        given |= {"configs": self.configs, "again": self.again}
         # Compiling does not depend on the objective.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
-        if self.anchor is not None and self.anchor_pin is not None:
-            raise UsageError("anchor and anchor_pin are both given", hint="leave one of them out")
-        has_anchor = self.anchor is not None or self.anchor_pin is not None
+        has_anchor = self.anchor is not None
         if has_anchor and self.numerics not in (None, EXACT):
             raise UsageError(f"an anchor needs numerics={EXACT!r}, not {self.numerics!r}", hint="leave one of them out")
         # Choosing an anchor implies exact numerics.
@@ -116,14 +112,12 @@ class JobRequests:
         self,
         *,
         admission: Admission,
-        buckets: Buckets,
         catalog: Catalog,
         machine: Machine,
         store: Store,
         jobs: Jobs,
     ) -> None:
         self._admission = admission
-        self._buckets = buckets
         self._catalog = catalog
         self._machine = machine
         self._store = store
@@ -157,7 +151,7 @@ class JobRequests:
             await self._check_configs(kernel, problem, plan.configs)
             job = PlannedJob(kernel.make_winner_key(problem, DeviceModel(model), objective), problem, plan, fault)
             if fault is None:
-                anchor = await self._resolve_anchor(kernel, problem, request, job.key)
+                anchor = await self._resolve_anchor(kernel, problem, request)
                 job = msgspec.structs.replace(job, plan=replace(plan, anchor=anchor or plan.anchor))
                 if request.stale_only and await self._has_fresh_winner(kernel, problem, request, objective):
                     continue
@@ -205,11 +199,7 @@ class JobRequests:
         kernel.objective(plan.objective)
         if request.problem is not None:
             check_problem(kernel, request.problem)
-        problems = (
-            kernel.problems
-            if request.problem is None
-            else (await self._buckets.find_representative(kernel, request.problem),)
-        )
+        problems = kernel.problems if request.problem is None else (kernel.choose_representative(request.problem),)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.find_kernel_environment(kernel)
@@ -245,15 +235,13 @@ class JobRequests:
                 hint=f"give a config of its space{f', with {chr(44).join(knobs)}' if knobs else ''}",
             )
 
-    async def _resolve_anchor(
-        self, kernel: KernelInfo, problem: Problem, request: TuningRequest, key: WinnerKey
-    ) -> Config | None:
+    async def _resolve_anchor(self, kernel: KernelInfo, problem: Problem, request: TuningRequest) -> Config | None:
         """Return the requested anchor, if there is one, with the default's values for knobs that it leaves out.
 
         Raises:
-            UsageError: The pin holds no config for the key, or the space does not hold the anchor.
+            UsageError: The space does not hold the anchor.
         """
-        asked = request.anchor if request.anchor_pin is None else self._find_pinned_config(request.anchor_pin, key)
+        asked = request.anchor
         if asked is None:
             return None
         anchor = {**(kernel.default or {}), **asked}
@@ -263,20 +251,6 @@ class JobRequests:
             words = ", ".join(f"{name}={value}" for name, value in asked.items())
             raise UsageError(f"{words} cannot be the anchor: {error.message}", hint=error.hint) from error
         return anchor
-
-    def _find_pinned_config(self, pin: str, key: WinnerKey) -> Config:
-        """Return the config that lookups of a key get under a pin.
-
-        Raises:
-            UsageError: The pin holds no config for the key.
-        """
-        config = self._store.pinned.find_config(pin, key)
-        if config is None:
-            raise UsageError(
-                f"the pin {pin!r} holds no config of {key.kernel} for {key.problem} on {key.device}",
-                hint="`ktuned lookup KERNEL -p … --pin PIN` pins one",
-            )
-        return config
 
     async def _has_fresh_winner(
         self, kernel: KernelInfo, problem: Problem, request: TuningRequest, objective: Objective

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from time import time
 
 import anyio
+from msgspec.structs import replace
 
 from ktuned.fleet import Lane
 from ktuned.model import (

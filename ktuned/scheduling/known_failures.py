@@ -5,7 +5,7 @@ The job machine keeps them. A lookup that would otherwise request the same job a
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ktuned.model import LATENCY, Context, JobState, Objective
 from ktuned.scheduling.queue import extend_plan

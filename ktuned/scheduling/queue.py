@@ -14,10 +14,10 @@ policy refuses it. :meth:`JobQueue.explain_wait` gives the reason, which users s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
-from dataclasses import replace
 from time import monotonic
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import LATENCY, Job, JobState, Plan, WinnerKey
 from ktuned.scheduling.ranks import Standing
@@ -37,10 +37,12 @@ def extend_plan(plan: Plan, asked: Plan) -> Plan | None:
 
     The other fields, such as the strategy or the preset, decide which configs are tried and how well they are measured.
     """
-    if replace(asked, trials=plan.trials, seconds=plan.seconds) != plan:
+    if replace(asked, trials=plan.trials, time_limit_s=plan.time_limit_s) != plan:
         return None
-    seconds = None if plan.seconds is None or asked.seconds is None else max(plan.seconds, asked.seconds)
-    return replace(plan, trials=max(plan.trials, asked.trials), seconds=seconds)
+    time_limit_s = (
+        None if plan.time_limit_s is None or asked.time_limit_s is None else max(plan.time_limit_s, asked.time_limit_s)
+    )
+    return replace(plan, trials=max(plan.trials, asked.trials), time_limit_s=time_limit_s)
 
 
 class Arrival(msgspec.Struct, frozen=True):

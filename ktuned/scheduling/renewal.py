@@ -28,7 +28,7 @@ import anyio
 import structlog
 from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Buckets, Catalog, Changes, check_problem
+from ktuned.catalog import Admission, Catalog, Changes, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.model import (
@@ -37,7 +37,6 @@ from ktuned.model import (
     Job,
     KernelInfo,
     KtunedError,
-    NotFound,
     Objective,
     Priority,
     Problem,
@@ -68,7 +67,6 @@ class Renewal:
         self,
         *,
         admission: Admission,
-        buckets: Buckets,
         catalog: Catalog,
         machine: Machine,
         store: Store,
@@ -77,7 +75,6 @@ class Renewal:
         publish: PublishEvent,
     ) -> None:
         self._admission = admission
-        self._buckets = buckets
         self._catalog = catalog
         self._machine = machine
         self._store = store
@@ -220,7 +217,7 @@ class Renewal:
         for job in filter(None, map(self._store.find_job_of_winner, winners)):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
-                problem = await self._find_representative(kernel, job.problem)
+                problem = kernel.choose_representative(job.problem)
                 key = canonical(kernel.select_key_values(problem))
                 if key in tuned:
                     known.setdefault(key, problem)
@@ -243,14 +240,6 @@ class Renewal:
                 return
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)
-
-    async def _find_representative(self, kernel: KernelInfo, problem: Problem) -> Problem:
-        try:
-            return await self._buckets.find_representative(kernel, problem)
-        except (WorkerError, NotFound) as error:
-            # A lookup will ask again, and gets the error.
-            _log.warning("bucket_not_known", kernel=kernel.name, reason=error.message)
-            return problem
 
 
 def _has_other_environment(environment: Environment, brief: JobBrief) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import anyio.lowlevel
 import structlog
+from msgspec.structs import replace
 
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine

@@ -4,17 +4,12 @@ Other distributions can add strategies: they name a :class:`Strategy` under the 
 ``ktuned.strategies``. Strategies that need NumPy are not exported here, and are only imported by their entry point.
 """
 
-from ktuned.search.annealing import Annealing
 from ktuned.search.chain import Point
 from ktuned.search.choice import AUTO, Budget, StrategyFault, choose_strategy
 from ktuned.search.domain import Domain, build_domain
 from ktuned.search.exhaustive import Exhaustive
-from ktuned.search.genetic import Genetic
-from ktuned.search.local import Local
 from ktuned.search.points import PointStrategy
 from ktuned.search.random import Random
-from ktuned.search.recorded import RecordedSpace, read_recorded_space, record_space
-from ktuned.search.simulation import SearchRun, mean_relative_best, replay_search
 from ktuned.search.strategy import (
     ENTRY_POINT_GROUP,
     Count,
@@ -26,26 +21,17 @@ from ktuned.search.strategy import (
 __all__ = [
     "AUTO",
     "ENTRY_POINT_GROUP",
-    "Annealing",
     "Budget",
     "Count",
     "Domain",
     "Exhaustive",
-    "Genetic",
-    "Local",
     "Point",
     "PointStrategy",
     "Random",
-    "RecordedSpace",
-    "SearchRun",
     "Strategy",
     "StrategyFault",
     "build_domain",
     "choose_strategy",
     "installed_strategies",
     "load_strategy",
-    "mean_relative_best",
-    "read_recorded_space",
-    "record_space",
-    "replay_search",
 ]

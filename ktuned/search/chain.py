@@ -13,7 +13,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from ktuned.model import Record, Scalar, record
+import msgspec
+
+from ktuned.model import Scalar
 from ktuned.search.conjuncts import Conjunct
 
 Point = tuple[int, ...]
@@ -30,8 +32,7 @@ class CountTooLarge(Exception):
     """The count needs more than :data:`MAX_CELLS`."""
 
 
-@record
-class _Level(Record):
+class _Level(msgspec.Struct, frozen=True):
     """One axis to bind.
 
     Attributes:
@@ -45,8 +46,7 @@ class _Level(Record):
     live: tuple[int, ...]
 
 
-@record
-class _Branches(Record):
+class _Branches(msgspec.Struct, frozen=True):
     """The admissible values at one level.
 
     Attributes:

@@ -6,24 +6,15 @@ that names the strategy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 
+import msgspec
+
 from ktuned.dependencies import ACCESSES
-from ktuned.model import (
-    Config,
-    EarlierSearch,
-    KernelFileError,
-    KtunedError,
-    Outcome,
-    Record,
-    Scalar,
-    UsageError,
-    canonical,
-    record,
-)
+from ktuned.model import Config, KernelFileError, KtunedError, Outcome, Scalar, UsageError, canonical
 from ktuned.search.strategy import Count, Strategy, describe_error, load_strategy
 from ktuned.spec import BoundSpace
 
@@ -39,17 +30,15 @@ MAX_REMEMBERED = 1_000_000
 """Most configs that are remembered to notice repetitions: as many as a job may try. They take 200 MiB in the end."""
 
 
-@record
-class Budget(Record):
+class Budget(msgspec.Struct, frozen=True):
     """Limits of a job."""
 
     trials: int
-    seconds: float | None = None
+    time_limit_s: float | None = None
     until_converged: bool = False
 
 
-@record
-class ChosenStrategy(Record):
+class ChosenStrategy(msgspec.Struct, frozen=True):
     """A supervised strategy, its name, and a remark for the user, if there is one."""
 
     name: str
@@ -66,7 +55,7 @@ class StrategyFault(UsageError):
 def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> ChosenStrategy:
     """Return the strategy called ``name`` for a space, supervised.
 
-    ``auto`` is exhaustive if the budget covers the space, otherwise guided, or genetic if there is no NumPy.
+    ``auto`` is exhaustive if the budget covers the space, otherwise guided, or random if there is no NumPy.
 
     Raises:
         UsageError: There is no such strategy, or it cannot be imported.
@@ -81,13 +70,10 @@ def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> 
 
 def _choose_automatically(space: BoundSpace, budget: Budget) -> tuple[str, str]:
     whole = min(budget.trials, WHOLE) if budget.until_converged else budget.trials
-    if budget.seconds is None and _is_covered(space, whole):
+    if budget.time_limit_s is None and _is_covered(space, whole):
         return "exhaustive", ""
     if not _has_numpy():
-        return (
-            "genetic",
-            "guided search needs NumPy, which cannot be imported here: searching genetically instead",
-        )
+        return "random", "guided search needs NumPy, which cannot be imported here: searching at random instead"
     return "guided", ""
 
 
@@ -156,11 +142,6 @@ class SupervisedStrategy(Strategy):
         """Pass a latency's uncertainty on."""
         with self._blame_strategy("takes note of an outcome"):
             self._strategy.doubt(config, share)
-
-    def recall(self, earlier: Sequence[EarlierSearch]) -> None:
-        """Pass earlier searches on."""
-        with self._blame_strategy("takes note of earlier searches"):
-            self._strategy.recall(earlier)
 
     @property
     def valid(self) -> Count | None:

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
-from ktuned.model import Expression, Record, Scalar, Term, record
+import msgspec
+
+from ktuned.model import Expression, Scalar, Term
 from ktuned.spec import Conditional, Unsplittable, parse_function, split_function
 
 _PREFIX = "_knob_"
 
 
-@record
-class Conjunct(Record):
+class Conjunct(msgspec.Struct, frozen=True):
     """A necessary condition on a few knobs; ``test`` takes their values in the order of ``places`` among all knobs."""
 
     places: tuple[int, ...]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ktuned.search.chain import Point
 from ktuned.search.features import Floats
-from ktuned.search.transfer import TransferModel
+from ktuned.search.gaussian_process import GaussianProcess
 
 FASTER = 0.01
 """Relative gain that is worth a longer search."""
@@ -73,7 +73,7 @@ class UntriedConfigs(NamedTuple):
 
 
 def chance_of_improvement(
-    model: TransferModel,
+    model: GaussianProcess,
     untried: UntriedConfigs,
     goal: float,
     *,
@@ -108,7 +108,7 @@ def chance_of_improvement(
 
 
 def _chance_of_any(
-    model: TransferModel, likeliest: UntriedConfigs, goal: float, scale: float, works: Floats, seed: int
+    model: GaussianProcess, likeliest: UntriedConfigs, goal: float, scale: float, works: Floats, seed: int
 ) -> Floats:
     """Return the chance that one of some configs is faster than ``goal``, for each of :data:`SCALES`.
 

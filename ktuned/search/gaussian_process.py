@@ -39,9 +39,6 @@ MOMENTUM = 0.8
 SCALE_MEMORY = 0.9
 """Parameters of the climb (Adam): large steps, because the start is close and there are few steps."""
 
-SLOPE_STEPS = 4
-"""Number of iterations in which the slopes and the remaining variance converge."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -126,40 +123,6 @@ class GaussianProcess:
         )
         explained = self._covariance_with_known(points) @ self._whiten.T
         return np.asarray((own - explained @ explained.T) * self._variance)
-
-    def predict_mean(self, points: Floats) -> Floats:
-        """Return the mean alone, which takes a fraction of the time."""
-        return np.asarray(self._covariance_with_known(points) @ self._coefficients)
-
-    def fit_slopes(
-        self, points: Floats, values: Floats, columns: Floats, spread: float, doubts: Floats | float = 0.0
-    ) -> Floats:
-        """Return the factor with which each column explains the values; negative factors become zero.
-
-        These are generalised least squares under the present process, with a normal prior around zero (Rasmussen and
-        Williams, section 2.7). They depend on the signal's variance, which is estimated from their residuals.
-        """
-        whiten = self._invert_cholesky_factor(points, doubts)
-        white, explaining = whiten @ values, whiten @ columns
-        found: Floats = np.zeros(columns.shape[1])
-        for _ in range(SLOPE_STEPS):
-            rest = white - explaining @ found
-            variance = float(rest @ rest) / len(values) + 1e-9
-            precision = explaining.T @ explaining / variance + np.eye(len(found)) / spread**2
-            found = np.asarray(np.linalg.solve(precision, explaining.T @ white / variance), float)
-        return np.maximum(found, 0.0)
-
-    def leave_one_out_densities(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> Floats:
-        """Return the log density of each value as predicted from all the others, up to a constant.
-
-        After Rasmussen and Williams, section 5.4.2.
-        """
-        whiten = self._invert_cholesky_factor(points, doubts)
-        inverse = whiten.T @ whiten
-        coefficients = inverse @ values
-        variance = float(values @ coefficients) / len(values) + 1e-9
-        certainty = np.diag(inverse)
-        return np.asarray(0.5 * np.log(certainty / variance) - 0.5 * coefficients**2 / certainty / variance)
 
     def _invert_cholesky_factor(self, points: Floats, doubts: Floats | float) -> Floats:
         """Return the inverse of the covariance's Cholesky factor, with which predictions are matrix products."""

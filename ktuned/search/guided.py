@@ -16,10 +16,6 @@ near   neighbours of the best few   local search with steps ranked by the model:
 Improvements are measured relative to the spread of the latencies, so that in a space with small differences no large
 improvements are sought. A config under way counts with the value that the model expects, so that a batch spreads out.
 
-If a similar search was made elsewhere, its model explains a part of the measurements (:mod:`ktuned.search.transfer`).
-It may mislead. So every other choice is independent of it: it starts only from configs that such independent choices
-have found, and ignores the earlier search until its order proves to hold here.
-
 Imported only by name: it needs NumPy.
 """
 
@@ -30,7 +26,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ktuned.model import EarlierSearch
 from ktuned.search.blas import limit_blas_to_one_thread
 from ktuned.search.candidates import Candidates
 from ktuned.search.chain import Point
@@ -38,7 +33,6 @@ from ktuned.search.convergence import FASTER, Surprises, UntriedConfigs, chance_
 from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
 from ktuned.search.points import PointStrategy
-from ktuned.search.transfer import TransferModel, fit_sources
 from ktuned.spec import BoundSpace
 
 # The numbers were found on recorded tuning spaces. `benchmarks/search.py` shows what a change to one of them costs.
@@ -135,10 +129,8 @@ class Guided(PointStrategy):
         super().__init__(space, seed)
         self._features = Features(self.domain.axes)
         self._candidates = Candidates(self.domain, self._features, self.random)
-        self._model = TransferModel(self._make_process)
+        self._model = self._make_process()
         self._failure_model = self._make_process()
-        self._independent_points: set[Point] = set()
-        """The points that choices without the help of earlier searches have found."""
         self._best_log = math.inf
         self._outcomes_since_best = 0
         self._choice_count = 0
@@ -152,15 +144,6 @@ class Guided(PointStrategy):
         self._taken_at_estimate = 0
         self._chance_of_faster = 1.0
         self._surprises = Surprises()
-
-    def recall(self, earlier: Sequence[EarlierSearch]) -> None:
-        """Model similar searches."""
-        placed = [self._convert_earlier_search(one) for one in earlier]
-        with limit_blas_to_one_thread():
-            sources = (
-                fit_sources(placed, self._features, compress_slow, self._make_process) if len(self._features) else []
-            )
-        self._model.set_sources(sources)
 
     def on_outcome(self, point: Point) -> None:
         """Count the outcomes since the last improvement."""
@@ -211,38 +194,15 @@ class Guided(PointStrategy):
     def _choose_next(self) -> Point | None:
         self._choice_count += 1
         if self._progress < SPREAD_CONFIGS:
-            found = self.draw_least_tried()
-        elif len(self.logs) < 3 or len(self._features) == 0:
-            found = self.draw_untried()
-        else:
-            self._model.may_use_sources = self._model.order_holds or not self._is_independent_turn
-            found = self._choose_most_promising()
-        if found is not None and (self._progress < SPREAD_CONFIGS or self._is_independent_turn):
-            self._independent_points.add(found)
-        return found
-
-    @property
-    def _is_independent_turn(self) -> bool:
-        """True on every other choice of a search with sources: this choice starts only from configs that such choices
-        have found.
-
-        The best configs of another search lie in a valley that may not be the deepest one here, and configs that
-        improve on them mostly lie in the same valley.
-        """
-        return self._model.has_sources and self._choice_count % 2 == 1
+            return self.draw_least_tried()
+        if len(self.logs) < 3 or len(self._features) == 0:
+            return self.draw_untried()
+        return self._choose_most_promising()
 
     def _make_process(self) -> GaussianProcess:
         kinds = self._features.kinds
         plain = [place for place, kind in enumerate(kinds) if kind in ("main", "choice")]
         return GaussianProcess(np.array([LOG_WEIGHT_PRIORS[kind] for kind in kinds]), LOG_WEIGHT_SPREAD, plain)
-
-    def _convert_earlier_search(self, earlier: EarlierSearch) -> dict[Point, float]:
-        """Return an earlier search's log costs by point, for configs whose values are on this space's axes."""
-        pairs = [
-            (self.domain.point_of_config(config), cost)
-            for config, cost in zip(earlier.configs, earlier.costs, strict=True)
-        ]
-        return {point: math.log(cost) for point, cost in pairs if point is not None and cost > 0}
 
     @property
     def _progress(self) -> int:
@@ -268,10 +228,9 @@ class Guided(PointStrategy):
         features = self._features(np.array(known))
         self._fit_model(known, features, values)
         # The lowest measured value may be due to noise, so the points with the lowest expected values count as well.
-        fastest = self._fastest_places(known)
-        expected = self._model.predict(features[fastest]).mean
+        expected = self._model.predict(features[:FASTEST_CONSIDERED]).mean
         lowest = float(expected.min())
-        around = [known[fastest[0]], *(known[fastest[place]] for place in np.argsort(expected)[:NEIGHBOURHOODS])]
+        around = [known[0], *(known[place] for place in np.argsort(expected)[:NEIGHBOURHOODS])]
         candidates, candidate_features = self._pick_candidates(list(dict.fromkeys(around)))
         if not candidates:
             return self.draw_untried()
@@ -297,9 +256,7 @@ class Guided(PointStrategy):
         if len(self.logs) + len(self.failed) != self._outcomes_at_fit:
             self._outcomes_at_fit = len(self.logs) + len(self.failed)
             steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
-            self._model.fit_weights(
-                features, values, steps if self._model.steps else FIRST_LEARNING_STEPS, noise, self._log_scale
-            )
+            self._model.fit_weights(features, values, steps if self._model.steps else FIRST_LEARNING_STEPS, noise)
         self._model.condition_on(features, values, noise)
         if self.under_way:
             waiting = self._features(np.array(list(self.under_way)))
@@ -311,14 +268,6 @@ class Guided(PointStrategy):
         """Keep the model's expectation of a config that it has chosen."""
         deviation = self._log_scale * math.sqrt(variance + self._model.unexplained)
         self._surprises.expect_outcome(point, self._log_centre + mean * self._log_scale, deviation)
-
-    def _fastest_places(self, known: Sequence[Point]) -> list[int]:
-        """Return the places of the fastest points that this choice continues from."""
-        places: Sequence[int] = range(len(known))
-        if self._is_independent_turn:
-            independent = [place for place in places if known[place] in self._independent_points]
-            places = independent or places
-        return list(places[:FASTEST_CONSIDERED])
 
     def _improvement_sought(self) -> float:
         """Return the improvement that this choice seeks, in units of the model's values."""

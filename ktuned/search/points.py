@@ -146,23 +146,7 @@ class PointStrategy(Strategy):
     def draw_untried_neighbour(self, point: Point) -> Point | None:
         """Return a random neighbour of a point that was not taken yet."""
         fresh = [other for other in self.domain.valid_neighbours(point) if other not in self.taken]
-        return self.pick_at_random(fresh) if fresh else None
-
-    def cross_points(self, one: Point, other: Point, mutations: float) -> Point | None:
-        """Return a new valid cross of two points, in which ``mutations`` knobs on average are changed at random."""
-        for _ in range(DRAWS):
-            mixed = [pair[self.random.random() < 0.5] for pair in zip(one, other, strict=True)]
-            for place, axis in enumerate(self.domain.axes):
-                if self.random.random() * len(mixed) < mutations:
-                    mixed[place] = int(self.random.random() * len(axis))
-            point = tuple(mixed)
-            if point not in self.taken and self.domain.is_valid(point):
-                return point
-        return None
-
-    def pick_at_random(self, points: list[Point]) -> Point:
-        """Return a random one of some points."""
-        return points[int(self.random.random() * len(points))]
+        return fresh[int(self.random.random() * len(fresh))] if fresh else None
 
     def _score_newness(self, point: Point) -> float:
         return sum(1 / (1 + tried.get(value, 0)) for tried, value in zip(self._values_tried, point, strict=True))

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ktuned.model import Config, EarlierSearch, Outcome, Record, Scalar, UsageError, record
+import msgspec
+
+from ktuned.model import Config, Outcome, Scalar, UsageError
 from ktuned.spec import BoundSpace
 
 if TYPE_CHECKING:
@@ -19,8 +21,7 @@ ASK_S = 0.5
 """Time limit for one ``ask`` of a walk, so that a ``where`` that rejects everything never blocks a worker."""
 
 
-@record
-class Count(Record):
+class Count(msgspec.Struct, frozen=True):
     """A number of configs: exact, or an estimate."""
 
     number: int
@@ -54,12 +55,6 @@ class Strategy(ABC):
         """Record the uncertainty of the latency reported next: half of its 95 % interval, as a share of the latency.
 
         It may be large for slow configs, because they are sampled only until it is clear that they cannot win.
-        """
-
-    def recall(self, earlier: Sequence[EarlierSearch]) -> None:  # noqa: B027 - a strategy may ignore it
-        """Learn from similar searches, the most similar first; called at most once, before the first ``ask``.
-
-        The caller tries their best configs first in any case. Some of their configs may be outside this space.
         """
 
     @property

@@ -34,13 +34,11 @@ class CallMethods(msgspec.Struct, frozen=True):
         self.adoptions.prepare_library(params.tool, params.python, params.variables, params.library)
         return EmptyAnswer()
 
-    async def handle_calls(self, params: CallsParams, peer: Peer) -> CallsAnswer:
+    def handle_calls(self, params: CallsParams, peer: Peer) -> CallsAnswer:
         """Return the answer for each key, in the order of the keys."""
         if len(params.keys) > MAX_KEYS:
             raise UsageError(f"{len(params.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
         if params.beside is not None:
             self.applications.add_process(params.beside)
         waiter = peer if params.waits else None
-        return CallsAnswer(
-            [await self.adoptions.find_answer(key, waiter=waiter, pin=params.pin) for key in params.keys]
-        )
+        return CallsAnswer([self.adoptions.find_answer(key, waiter=waiter) for key in params.keys])

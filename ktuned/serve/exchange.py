@@ -7,7 +7,6 @@ reader of documents is imported only when it is needed, which saves an idle daem
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from time import time
 from typing import Any, Final
@@ -15,10 +14,10 @@ from typing import Any, Final
 import anyio.to_thread
 import msgspec
 from msgspec import UNSET, structs
+from msgspec.structs import replace
 
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine
-from ktuned.lookup import ServedWinners
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
@@ -73,7 +72,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     store: Store
     artifacts: Artifacts
-    served: ServedWinners
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -99,7 +97,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 ]
             )
         winners = await anyio.to_thread.run_sync(exchange.load_exported_winners, self.store.path, name, params.device)
-        winners = self._list_served_winners(name, params.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
@@ -108,16 +105,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             document=self.build_document(name, params.device, winners),
             artifacts={key: str(place) for key, place in places.items() if place is not None},
         )
-
-    def _list_served_winners(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
-        """Return winners as lookups serve them: one config for all problems, if the kernel file asks for that."""
-        try:
-            kernel = self.catalog.resolve_kernel(name)
-        except NotFound:
-            return winners
-        served = self.served.replace_by_common(winners, kernel, self.catalog.find_kernel_environment(kernel))
-        known = {winner.key for winner in winners}
-        return [winner for winner in served if winner.context.device == device and winner.key in known]
 
     async def handle_import(self, params: ImportParams, peer: Peer) -> ImportAnswer:
         """Import a client's document; with ``dry_run``, only report the outcome."""

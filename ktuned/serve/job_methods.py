@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
@@ -84,7 +84,6 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             objective=None if params.objective is None else read_objective(params.objective),
             numerics=params.numerics,
             anchor=params.anchor,
-            anchor_pin=params.anchor_pin,
         )
         return await self._create_jobs(params, request)
 
@@ -123,7 +122,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             for path in sorted(now_watched - watched)
         ]
         notices += [self._describe_ambiguity(kernel) for kernel in self.catalog.kernels if kernel.name not in known]
-        if params.trials is not None or params.seconds is not None:
+        if params.trials is not None or params.time_limit_s is not None:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return TuneAnswer(described, position.epoch, position.seq, tuple(errors), tuple(filter(None, notices)))
 
@@ -229,7 +228,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
 
 def _explain_joined_job(job: Job) -> str:
     """Return a notice that a request has joined an older job, whose budget may be larger."""
-    seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
+    seconds = "" if job.plan.time_limit_s is None else f" within {job.plan.time_limit_s:g} s"
     return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
 
 
@@ -250,8 +249,7 @@ def _parse_request(params: JobParams) -> TuningRequest:
     return TuningRequest(
         problem=params.problem,
         trials=params.trials,
-        seconds=params.seconds,
+        time_limit_s=params.time_limit_s,
         strategy=params.strategy,
         seed=params.seed,
-        keep_going=params.keep_going,
     )

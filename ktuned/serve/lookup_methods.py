@@ -1,4 +1,4 @@
-"""The methods of lookups and pins."""
+"""The methods of lookups."""
 
 from __future__ import annotations
 
@@ -14,23 +14,17 @@ from ktuned.model import KtunedError
 from ktuned.protocol import (
     LOOKUP,
     LOOKUP_MANY,
-    PINS,
-    UNPIN,
     Answer,
     LookupManyAnswer,
     LookupManyParams,
     LookupParams,
-    NoParams,
-    PinsAnswer,
     RefusedLookup,
-    UnpinAnswer,
-    UnpinParams,
 )
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 
 
 class LookupMethods(msgspec.Struct, frozen=True):
-    """Answers lookups from memory. Only the first lookup under a pin, or one with ``settle``, may wait."""
+    """Answers lookups from memory. Only a lookup with ``settle`` may wait."""
 
     lookups: Lookups
 
@@ -39,25 +33,10 @@ class LookupMethods(msgspec.Struct, frozen=True):
         return [
             Handler(LOOKUP, self.handle_lookup),
             Handler(LOOKUP_MANY, self.handle_lookup_many),
-            Handler(PINS, self.handle_pins),
-            Handler(UNPIN, self.handle_unpin),
         ]
 
     def handle_lookup(self, params: LookupParams, peer: Peer) -> Answer | DeferredAnswer:
-        """Answer one lookup from memory; a problem's first lookup under a pin waits for the disk."""
-        settle_until = monotonic() + min(params.settle, SETTLE_S)
-        if params.pin is not None:
-            held = self.lookups.look_up_pinned(
-                params.pin,
-                params.kernel,
-                params.problem,
-                params.device,
-                tune=params.tune,
-                directory=params.directory,
-                objective=params.objective,
-                settle_until=settle_until,
-            )
-            return held.answer if isinstance(held, Lookup) else _defer_answer(held)
+        """Answer one lookup from memory."""
         look_up = partial(
             self.lookups.look_up,
             params.kernel,
@@ -69,6 +48,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
         )
         found = look_up()
         if found.undecided and params.settle > 0:
+            settle_until = monotonic() + min(params.settle, SETTLE_S)
             return _defer_answer(partial(self.lookups.settle_answer, found, look_up, settle_until))
         return found.answer
 
@@ -90,14 +70,6 @@ class LookupMethods(msgspec.Struct, frozen=True):
             return self.handle_lookup(params, peer)
         except KtunedError as error:
             return RefusedLookup(error.to_wire())
-
-    def handle_pins(self, nothing: NoParams, peer: Peer) -> PinsAnswer:
-        """List the pins, with the number of answers that each holds, and since when."""
-        return PinsAnswer(tuple(self.lookups.pins.list_pins()))
-
-    async def handle_unpin(self, params: UnpinParams, peer: Peer) -> UnpinAnswer:
-        """Give up a pin."""
-        return UnpinAnswer(params.pin, await self.lookups.pins.remove_pin(params.pin))
 
 
 def _defer_answer(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:

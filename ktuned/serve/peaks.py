@@ -43,16 +43,11 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         return [Handler(PEAKS, self.handle_peaks)]
 
     async def handle_peaks(self, params: PeaksParams, peer: Peer) -> PeaksAnswer:
-        """Return the stored limits; ``measure`` measures the missing ones first, ``again`` measures all."""
-        if params.measure or params.again:
-            known = {} if params.again else self.store.load_peaks()
+        """Return the stored limits; ``measure`` measures them first."""
+        if params.measure:
             done: set[str] = set()
             for environment, device in await self._find_devices():
-                if (
-                    device.model not in known
-                    and device.model not in done
-                    and await self._measure_device(environment, device)
-                ):
+                if device.model not in done and await self._measure_device(environment, device):
                     done.add(device.model)
         return PeaksAnswer(tuple(self.store.load_peaks().values()))
 

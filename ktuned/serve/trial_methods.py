@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from ktuned.catalog import Buckets, Catalog, check_problem
+from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup import Lookups, ServedWinners
 from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
@@ -39,7 +40,6 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     catalog: Catalog
     machine: Machine
-    buckets: Buckets
     lookups: Lookups
     served: ServedWinners
     jobs: Jobs
@@ -62,8 +62,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         problem = None
         if params.problem is not None:
             check_problem(kernel, params.problem)
-            bucket = self.buckets.find_known_representative(kernel, params.problem)
-            problem = canonical(kernel.select_key_values(params.problem if bucket is None else bucket.problem))
+            problem = canonical(kernel.select_key_values(params.problem))
         device = None if params.device is None else self._resolve_model(kernel, params.device)
         tried = self.store.list_problems(kernel.name) if params.current else []
         digests = {self.machine.digest_kernel(kernel, found) for found in tried} if params.current else None
@@ -90,11 +89,6 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         numerics = [
             NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
             for (problem, device, _), found in classes.items()
-        ]
-        numerics += [
-            NumericsReport({}, model, (verdict.describe(),))
-            for (model, _), verdicts in self.served.find_verdicts(kernel, environment).items()
-            for verdict in verdicts
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
         if params.count:
@@ -157,11 +151,11 @@ def _list_trials(
         found, objectives = classes.get(_identify_context(trial)), tuple(won_by.get(trial.id, ()))
         facts = (trial.detail.facts or {}).items()
         known: dict[str, Any] = {
-            **vars(trial),
+            **structs.asdict(trial),
             "winner": bool(objectives),
             "objectives": objectives,
             "facts": {name: value for name, value in facts if type(value) in (int, float)},
-            "class": "" if found is None else found.name_class(trial.detail),
+            "bit_class": "" if found is None else found.name_class(trial.detail),
         }
         if kernel is not None:
             known["config"] = kernel.order_config(trial.config)

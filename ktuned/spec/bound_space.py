@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ktuned.model import Config, KernelFileError, Problem, Record, Scalar, canonical, is_among, record
+import msgspec
+
+from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among
 from ktuned.spec.user_values import Site, Values, find_mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
@@ -21,8 +23,7 @@ Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
 
 
-@record
-class Conditional(Record):
+class Conditional(msgspec.Struct, frozen=True):
     """A constraint on a knob that exists only where ``when`` holds. Elsewhere the knob keeps its first value."""
 
     knob: str

@@ -36,7 +36,7 @@ from ktuned.spec.declaration_faults import (
     find_numerics_fault,
     find_unknown_argument,
 )
-from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, Weighted, no_tensors
+from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, no_tensors
 from ktuned.spec.spaces import Space
 from ktuned.spec.user_values import Site
 from ktuned.spec.work import DeclaredWork
@@ -100,7 +100,7 @@ def kernel(
     space: Space = UNSET,
     inputs: Inputs = UNSET,
     sources: str | Sequence[str] = (),
-    problems: Problem | Sequence[Problem | Weighted] | Callable[[], Iterable[Problem | Weighted]] = (),
+    problems: Problem | Sequence[Problem] | Callable[[], Iterable[Problem]] = (),
     reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None = None,
     check: Callable[[Any, Any], object] | None = UNSET,
     rtol: float = UNSET,
@@ -114,7 +114,7 @@ def kernel(
     seed: int = 0,
     preset: str = UNSET,
     trials: int = UNSET,
-    seconds: float | None = UNSET,
+    time_limit_s: float | None = UNSET,
     early_stop: float = 3.0,
     deadlines: Mapping[str, float] | None = None,
     until: str = "budget",
@@ -127,9 +127,7 @@ def kernel(
     flops: DeclaredWork = None,
     bytes: DeclaredWork = None,  # noqa: A002 - the field's own word
     depends: str | Sequence[str] = (),
-    bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
-    best_for: str = "each",
-    batch_invariant: str | Sequence[str] = (),
+    bucket: Mapping[str, Any] | None = None,
     is_data: bool = False,
     portfolio: Mapping[str, Any] | None = None,
     **unknown: object,
@@ -145,7 +143,7 @@ def kernel(
         space: the configs, as :func:`~ktuned.spec.spaces.space` makes them.
         inputs: ``p -> dict`` of tensors by name.
         sources: source files, relative to the kernel file.
-        problems: one problem, a list, or a callable that returns one; ``(problem, weight)`` gives one a weight.
+        problems: one problem, a list, or a callable that returns one.
         reference: called with the inputs by name; returns the expected outputs by name. ``"default"``: the outputs of
             the default config are the expected ones.
         check: ``(inputs, outputs)``; raises, or returns a bool. None turns checking off.
@@ -154,14 +152,15 @@ def kernel(
             equal.
         max_mismatched_ratio: share of elements that may differ by more, from 0 to 1.
         default: the config that is served before there is a winner, and the base of speed-ups.
-        specialize: the problem keys that enter the key of winners; all by default.
+        specialize: the problem keys that enter the key of winners; all by default. All values of the others share one
+            config.
         setup: names of tensors to restore before each launch, or a callable that is given the inputs.
         name: the kernel's name, if it is not the function's.
         strategy: how the space is searched.
         seed: seeds the search's random numbers.
         preset: how thorough measurements are: ``fast``, ``default`` or ``thorough``.
         trials: ends a job after so many trials.
-        seconds: ends a job after that time. ``ktuned.toml`` has a project's defaults of these three.
+        time_limit_s: ends a job after that time. ``ktuned.toml`` has a project's defaults of these three.
         early_stop: gives up on configs that take this many times as long as the best config.
         deadlines: seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
         until: ``"converged"`` ends a job before its budget when a better config is unlikely.
@@ -178,11 +177,7 @@ def kernel(
             float32. It gives the metric ``tflops``, and the share of the device's limit.
         bytes: bytes that a launch must move, a number or ``p -> number``; they give the metric ``gbps``.
         depends: patterns of files, relative to the kernel file, whose reads cannot be observed.
-        bucket: maps a problem to the one that stands for it: ``dict(M="pow2")``, or a function ``p -> dict``.
-        best_for: ``"all"`` serves one config for all declared problems, the best for the weighted sum of their times.
-        batch_invariant: problem keys, such as ``("M",)``, on which the bits of a row must not depend. Problems that
-            differ only in these keys are served configs of the same class of equal bits: the class with the least
-            weighted sum of times.
+        bucket: rules by problem key that map a problem to the one that stands for it: ``dict(M="pow2")``.
         is_data: for kernel files that programs write. It promises that the file runs no code except ktuned's and its
             plugins', so that one worker can process many such files.
         portfolio: ``dict(over=[dict(M=16, …), …], configs=4, loss=0.02)`` chooses few configs for many problems, and a
@@ -205,7 +200,7 @@ def kernel(
             place = function.__code__.co_filename, function.__code__.co_firstlineno
         site = Site(*place, str(kernel_name))
         # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
-        all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
+        all_budgets = {"preset": preset, "trials": trials, "time_limit_s": time_limit_s}
         budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
         wrong_numerics = find_numerics_fault(numerics, default, is_data=is_data)
         declared = Kernel(
@@ -245,8 +240,6 @@ def kernel(
             given=(*budgets, *(() if numerics is UNSET else ("numerics",))),
             depends=_as_tuple(depends),
             bucket=bucket,
-            best_for=best_for,
-            batch_invariant=_as_tuple(batch_invariant),
             is_data=is_data,
             portfolio=portfolio,
         )

@@ -15,7 +15,6 @@ from ktuned.model import (
     UNTIL,
     UsageError,
     canonical,
-    find_batch_fault,
     find_rule_fault,
     is_among,
     listed,
@@ -40,8 +39,6 @@ MAX_METRICS = 16
 """Most metrics of a kernel: a table has no room for more columns."""
 
 MAX_PROBLEMS = 1000
-MAX_SET = 64
-"""Most problems that share one config: each lookup after a change reads the trials of all of them."""
 
 MAX_NAME_CHARS = 200
 """Longest name of a kernel: it is a column of every table, and names a file where winners are exported."""
@@ -105,7 +102,7 @@ def find_kernel_fault(declared: Any) -> str:
         or (
             ""
             if callable(declared.problems)
-            else find_problems_fault(declared.problems, declared.specialize, declared.bucketed_keys)
+            else find_problems_fault(declared.problems, declared.specialize, declared.bucket or ())
         )
         or _find_number_fault(declared)
         or _find_plan_fault(declared.plan)
@@ -138,10 +135,10 @@ def _find_metrics_fault(metrics: Any) -> str:
 
 
 def _find_bucket_fault(bucket: Any) -> str:
-    if bucket is None or callable(bucket):
+    if bucket is None:
         return ""
     if not isinstance(bucket, Mapping):
-        return f"bucket is of type {type(bucket).__name__}, not a dict of rules by problem key, or a function of p"
+        return f"bucket is of type {type(bucket).__name__}, not a dict of rules by problem key"
     for name, rule in bucket.items():
         if not isinstance(name, str):
             return f"bucket: {name!r} is no problem key"
@@ -197,9 +194,7 @@ def find_problems_fault(
     if len(problems) > MAX_PROBLEMS:
         return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
     seen: dict[str, int] = {}
-    for position, (problem, weight) in enumerate(map(split_weight, problems)):
-        if not _is_number(weight) or weight <= 0:
-            return f"problem {position} has the weight {weight!r}, which is not a number > 0"
+    for position, problem in enumerate(problems):
         if fault := find_mapping_fault(problem, f"problem {position}"):
             return fault
         text = canonical(problem)
@@ -214,20 +209,7 @@ def find_problems_fault(
     return ""
 
 
-def split_weight(problem: Any) -> tuple[Any, Any]:
-    """Return a declared problem with its weight, 1 if it carries none."""
-    if isinstance(problem, tuple | list) and len(problem) == 2:
-        return problem[0], problem[1]
-    return problem, 1.0
-
-
 def _find_number_fault(declared: Any) -> str:
-    if declared.best_for not in ("each", "all"):
-        return f"best_for={declared.best_for!r} is neither 'each' nor 'all'"
-    if declared.best_for == "all" and not callable(declared.problems) and not 0 < len(declared.problems) <= MAX_SET:
-        return f"best_for='all' takes 1 to {MAX_SET} problems, and there are {len(declared.problems)}"
-    if fault := _find_batch_fault(declared):
-        return fault
     if fault := _find_portfolio_fault(declared.portfolio):
         return fault
     if declared.timing not in TIMINGS:
@@ -237,23 +219,6 @@ def _find_number_fault(declared: Any) -> str:
             return f"{name}={getattr(declared, name)!r} is not a number >= 0"
     ratio = declared.max_mismatched_ratio
     return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
-
-
-def _find_batch_fault(declared: Any) -> str:
-    fields = declared.batch_invariant
-    if any(not isinstance(name, str) for name in fields):
-        return f"batch_invariant must name problem keys, not {fields!r}"
-    if not fields:
-        return ""
-    if declared.best_for == "all" or declared.portfolio is not None:
-        other = "portfolio=" if declared.best_for != "all" else "best_for='all'"
-        return f"batch_invariant and {other} each choose configs for several problems: leave one of them out"
-    for name in fields:
-        if declared.specialize is not None and name not in declared.specialize:
-            return f"batch_invariant names {name!r}, which specialize leaves out of the key"
-    if callable(declared.problems):
-        return ""
-    return find_batch_fault([split_weight(problem)[0] for problem in declared.problems], fields)
 
 
 PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}
@@ -290,8 +255,8 @@ def _find_plan_fault(plan: Any) -> str:
         return f"seed={plan.seed!r} is not an int"
     if type(plan.trials) is not int or plan.trials < 1:
         return f"trials={plan.trials!r} is not an int >= 1"
-    if plan.seconds is not None and not (_is_number(plan.seconds) and plan.seconds > 0):
-        return f"seconds={plan.seconds!r} is not a number > 0"
+    if plan.time_limit_s is not None and not (_is_number(plan.time_limit_s) and plan.time_limit_s > 0):
+        return f"time_limit_s={plan.time_limit_s!r} is not a number > 0"
     if not _is_number(plan.early_stop) or plan.early_stop <= 1:
         return f"early_stop={plan.early_stop!r} is not a number > 1"
     for phase, seconds in plan.deadlines.items():

@@ -9,17 +9,17 @@ import glob
 import os
 from pathlib import Path
 
+import msgspec
+
 from ktuned.dependencies import OBSERVER
 from ktuned.ipc import Untrusted, normalize_path, stamp
-from ktuned.model import Record, record
 from ktuned.spec.declared_kernel import Kernel
 
 MAX_FILES = 4_000
 """Most files that one kernel may declare: each survey looks at all of them."""
 
 
-@record
-class DeclaredFiles(Record):
+class DeclaredFiles(msgspec.Struct, frozen=True):
     """The part of each pattern in the kernel's digest, and the files and directories with their stamps."""
 
     parts: dict[str, str]

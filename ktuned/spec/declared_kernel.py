@@ -25,14 +25,12 @@ from ktuned.model import (
     Unsupported,
     apply_bucket_rules,
     canonical,
-    find_batch_fault,
-    find_groups,
     listed,
 )
-from ktuned.spec.declaration_faults import MAX_PROBLEMS, find_problems_fault, split_weight
+from ktuned.spec.declaration_faults import MAX_PROBLEMS, find_problems_fault
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, find_layout
-from ktuned.spec.user_values import Site, UnknownKey, Values, find_mapping_fault
+from ktuned.spec.user_values import Site, UnknownKey, Values
 from ktuned.spec.work import DeclaredWork, compute_throughput
 
 if TYPE_CHECKING:
@@ -43,8 +41,6 @@ DEFAULT_OUTPUTS: Final = "default"
 
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
-Weighted = tuple[Problem, float]
-"""A problem with its weight in a set."""
 
 Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
 """A figure of a measured config: a function of the problem, the time of a launch in s and, if it has a third parameter,
@@ -82,7 +78,7 @@ class Kernel:
     space: Space
     inputs: Inputs
     sources: tuple[str, ...]
-    problems: tuple[Problem | Weighted, ...] | Callable[[], Iterable[Problem | Weighted]]
+    problems: tuple[Problem, ...] | Callable[[], Iterable[Problem]]
     reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None
     check: Callable[[Mapping[str, Any], Mapping[str, Any]], object] | None
     rtol: float
@@ -100,9 +96,7 @@ class Kernel:
     bytes: DeclaredWork = None
     given: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
-    bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
-    best_for: str = "each"
-    batch_invariant: tuple[str, ...] = ()
+    bucket: Mapping[str, Any] | None = None
     has_exact_integers: bool = True
     is_data: bool = False
     portfolio: Mapping[str, Any] | None = None
@@ -138,42 +132,17 @@ class Kernel:
             KernelFileError: the callable raised; or a problem is malformed, repeated, or lacks a key that another
                 argument names.
         """
-        return tuple(dict(problem) for problem, _ in self._weighted_problems)
+        return tuple(map(dict, self._evaluated_problems))
 
     @cached_property
-    def _weighted_problems(self) -> tuple[tuple[Problem, float], ...]:
+    def _evaluated_problems(self) -> tuple[Problem, ...]:
         if not callable(self.problems):
-            return tuple(map(split_weight, self.problems))
+            return self.problems
         with self.site.wrap_failures("problems()"):
             found = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
-        if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
+        if fault := find_problems_fault(found, self.specialize, self.bucket_rules):
             raise self.site.make_error(fault)
-        return tuple(map(split_weight, found))
-
-    def sum_weights(self, problems: Iterable[Problem]) -> tuple[float, ...]:
-        """Return the weight of each representative: the sum of the weights of the declared problems in its bucket."""
-        total: dict[str, float] = {}
-        for problem, weight in self._weighted_problems:
-            text = canonical(self.choose_representative(problem))
-            total[text] = total.get(text, 0.0) + weight
-        return tuple(total[canonical(problem)] for problem in problems)
-
-    def find_batch_group(self, problem: Problem) -> list[Problem]:
-        """Return the declared problems whose rows must have the same bits as this one's, the smallest first.
-
-        The problem itself is among them. The list is empty if ``batch_invariant`` or the problem is not declared.
-
-        Raises:
-            KernelFileError: as :meth:`list_represented_problems`; or ``batch_invariant`` does not fit the problems.
-        """
-        if not self.batch_invariant:
-            return []
-        problems = self.list_represented_problems()
-        if fault := find_batch_fault(problems, self.batch_invariant):
-            raise self.site.make_error(fault)
-        text = canonical(problem)
-        groups = find_groups(problems, self.batch_invariant)
-        return next((group for group in groups if text in map(canonical, group)), [])
+        return found
 
     def evaluate_portfolio(self) -> PortfolioRequest | None:
         """Return the declared portfolio, if there is one, calling ``over`` if it is a callable.
@@ -187,67 +156,25 @@ class Kernel:
         over = limits.pop("over", ())
         with self.site.wrap_failures("the portfolio's over()"):
             found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
-        if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
+        if fault := find_problems_fault(found, self.specialize, self.bucket_rules):
             raise self.site.make_error(f"portfolio: {fault}")
-        return PortfolioRequest(
-            tuple((dict(problem), float(weight)) for problem, weight in map(split_weight, found)), **limits
-        )
+        return PortfolioRequest(tuple((dict(problem), 1.0) for problem in found), **limits)
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
-        """The rules of shape buckets by problem key; for a function of the whole problem, a single rule for ``*``."""
-        if callable(self.bucket):
-            return {"*": self.bucket}
+        """The rules of shape buckets by problem key."""
         rules = self.bucket or {}
         return {name: tuple(rule) if isinstance(rule, list) else rule for name, rule in rules.items()}
-
-    @property
-    def bucketed_keys(self) -> tuple[str, ...]:
-        """The problem keys that have a rule of their own."""
-        return () if self.bucket is None or callable(self.bucket) else tuple(self.bucket)
-
-    def choose_representative(self, problem: Problem) -> dict[str, Scalar]:
-        """Return the problem that stands for a problem's bucket.
-
-        Raises:
-            KernelFileError: a function raised, returned no problem, or puts its own result into another bucket.
-        """
-        once = self._apply_bucket_rules(problem)
-        again = self._apply_bucket_rules(once)
-        if once != again:
-            raise self.site.make_error(
-                f"bucket maps {canonical(problem)} to {canonical(once)}, and that to {canonical(again)}",
-                hint="a problem that stands for a bucket must stand for itself",
-            )
-        return once
-
-    def _apply_bucket_rules(self, problem: Problem) -> dict[str, Scalar]:
-        rules = self.bucket_rules
-        plain = {name: rule for name, rule in rules.items() if not callable(rule)}
-        found: dict[str, Any] = apply_bucket_rules(plain, problem)
-        for name, rule in rules.items():
-            if not callable(rule):
-                continue
-            with self.site.wrap_failures("bucket"):
-                found |= dict(rule(Values(problem, "problem key"))) if name == "*" else {name: rule(problem[name])}
-        strange = [key for key in found if key not in problem]
-        if strange or find_mapping_fault(found, "bucket"):
-            raise self.site.make_error(
-                f"bucket gives {found!r}, which is no problem with the keys {', '.join(problem)}"
-            )
-        return found
 
     def list_represented_problems(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems' representatives, each once.
 
         Raises:
-            KernelFileError: as :meth:`list_problems` and :meth:`choose_representative`.
+            KernelFileError: as :meth:`list_problems`.
         """
         problems = self.list_problems()
-        if not self.bucket_rules:
-            return problems
-        found = {canonical(chosen): chosen for chosen in map(self.choose_representative, problems)}
-        return tuple(found.values())
+        found = [apply_bucket_rules(self.bucket_rules, problem) for problem in problems]
+        return tuple({canonical(chosen): chosen for chosen in found}.values())
 
     def bind_space(self, problem: Problem) -> BoundSpace:
         """Return the space for one problem; its errors name this kernel and its file."""

@@ -21,9 +21,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
 from ktuned.ipc import Untrusted, stamp_files
-from ktuned.model import BUCKET_FUNCTION, KernelFacts, KernelInfo, ProjectName
+from ktuned.model import KernelFacts, KernelInfo, ProjectName
 from ktuned.spec.declared_files import find_declared_files
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.value_text import describe_value
@@ -68,23 +70,13 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     # The declared values, divided into those that decide measurements and those of the plan.
     arguments = {name: describe_value(getattr(kernel, name)) for name in _MEASURED}
     problems = kernel.list_represented_problems()
-    weights = kernel.sum_weights(problems)
     plan = {name: describe_value(getattr(kernel, name)) for name in _PLANNED}
     plan |= {
-        "plan": describe_value(kernel.plan.to_wire()),
+        "plan": describe_value(msgspec.to_builtins(kernel.plan)),
         "problems": describe_value(problems),
         "python": _digest_together(python),
     }
-    if kernel.best_for == "all":
-        plan["best_for"] = describe_value(weights)
     judging = {name: arguments[name] for name in _JUDGING}
-    if kernel.batch_invariant:
-        # Called for its errors: the declaration may not fit the problems.
-        for problem in problems:
-            kernel.find_batch_group(problem)
-        # All problems count, because each one's inputs are cut from the largest one's, whose outputs are digested by
-        # row.
-        judging["batch_invariant"] = describe_value([list(kernel.batch_invariant), *problems])
     # The digests.
     source_digest = _digest_together(texts or python)
     digest = _digest_together({"source": source_digest, **python, **packages, **declared.parts, **arguments, **judging})
@@ -107,7 +99,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         problems=problems,
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,
-        bucket={name: BUCKET_FUNCTION if callable(rule) else rule for name, rule in kernel.bucket_rules.items()},
+        bucket=kernel.bucket_rules,
         space=kernel.space.describe_space(),
         plan=kernel.plan,
         extra=KernelFacts(
@@ -123,8 +115,6 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             metrics={name: name in kernel.energy_metrics for name in kernel.metrics},
             given=kernel.given,
             version=digest[:16],
-            weights=weights if kernel.best_for == "all" else (),
-            batch_invariant=(kernel.batch_invariant, weights) if kernel.batch_invariant else ((), ()),
             is_data=kernel.is_data,
             portfolio=kernel.evaluate_portfolio(),
             unobserved=next(iter(ACCESSES.unobserved), ""),

@@ -21,10 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
+
 from ktuned.backends import find_extra, install_hint
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded, ImportEnd, is_ours
 from ktuned.ipc import ABSENT, Untrusted, normalize_path, stamps_agree
-from ktuned.model import KernelFileError, Record, listed, record
+from ktuned.model import KernelFileError, listed
 from ktuned.spec.declaration import DeclarationCollector, EndOfDeclarations, collect_declarations
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.user_values import fold_to_line
@@ -48,8 +50,7 @@ _LASTING_ERRORS = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFi
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
 
-@record
-class LoadedFile(Record):
+class LoadedFile(msgspec.Struct, frozen=True):
     """The kernels that one kernel file declares, and its errors.
 
     ``files`` are the files that took part and count by their content, with the digests of the bytes that were compiled.

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
+
+from msgspec.structs import replace
 
 from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
 from ktuned.spec.bound_space import (

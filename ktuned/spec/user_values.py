@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ktuned.model import KernelFileError, KtunedError, Record, Scalar, listed, record
+import msgspec
+
+from ktuned.model import KernelFileError, KtunedError, Scalar, listed
 
 MAX_MESSAGE_CHARS = 500
 """Length at which messages of user code are cut, so that an error fits on a terminal."""
@@ -68,8 +70,7 @@ class Values(Mapping[str, Scalar]):
         return ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
 
 
-@record
-class Site(Record):
+class Site(msgspec.Struct, frozen=True):
     """Place where a kernel is declared, for errors about it."""
 
     path: str = ""

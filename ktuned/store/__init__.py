@@ -7,7 +7,7 @@ from ktuned.store.exchange import IMPORTED
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Capture, Verdict, encode_pinned_question
+from ktuned.store.tables import Capture, Verdict
 
 __all__ = [
     "DISK_ERRORS",
@@ -21,7 +21,6 @@ __all__ = [
     "StoredPortfolio",
     "TrialRow",
     "Verdict",
-    "encode_pinned_question",
     "exchange",
     "explain_file_error",
 ]

@@ -9,7 +9,7 @@
 - A row that cannot be decoded is left out and counted (``damaged``); it never makes a query fail.
 
 :mod:`ktuned.store.queries` has all read queries, and :mod:`ktuned.store.writes` the writes of jobs, trials and winners.
-Tables that only one part of the daemon uses are attributes (``pinned``, ``anchors``, …).
+Tables that only one part of the daemon uses are attributes (``captures``, ``anchors``, …).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import (
     LATENCY,
@@ -57,7 +57,7 @@ from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Admissions, Anchors, CaptureTable, PinnedAnswers
+from ktuned.store.tables import Admissions, Anchors, CaptureTable
 from ktuned.store.writer import Writer
 from ktuned.store.writes import Recovered
 
@@ -81,7 +81,6 @@ class Store(Queries):
         path: The database's file.
         notice: A line for the user if opening found damage; else empty.
         recovered: Counts the trials and jobs that were under way when the last daemon died.
-        pinned: The answers that pins hold.
         captured: The captured inputs.
         anchors: The chosen anchors.
         projects: The names of projects.
@@ -100,7 +99,6 @@ class Store(Queries):
         except sqlite3.Error as error:
             connection.close()
             raise explain_database_error(error, path) from error
-        self.pinned = PinnedAnswers(self._reader, self._write_to_disk)
         self.captured = CaptureTable(self._reader, self._write_to_disk)
         self.anchors = Anchors(self._reader, self._write_to_disk)
         self.projects = Projects(self._reader, self._write_to_disk)
@@ -203,7 +201,8 @@ class Store(Queries):
 
     async def save_peaks(self, found: Peaks) -> None:
         """Store the measured limits of a device model."""
-        await self._insert("INSERT OR REPLACE INTO peaks VALUES (?, ?)", (found.device, json.dumps(asdict(found))))
+        text = msgspec.json.encode(found).decode()
+        await self._insert("INSERT OR REPLACE INTO peaks VALUES (?, ?)", (found.device, text))
 
     async def add_launches(self, counts: Mapping[WinnerKey, int], now: float) -> None:
         """Add to the counts of applications' launches; forget the least recently launched of too many keys."""

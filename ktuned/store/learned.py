@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import msgspec
 
@@ -39,7 +38,7 @@ class LearnedNames(Table):
         def learn_names(connection: sqlite3.Connection) -> None:
             connection.executemany(
                 "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
-                [(kernel.name, entry.name, json.dumps(asdict(entry))) for entry in changed],
+                [(kernel.name, entry.name, msgspec.json.encode(entry).decode()) for entry in changed],
             )
             _rename_contexts(connection, kernel, fresh)
             info = json.dumps(msgspec.to_builtins(kernel))
@@ -73,5 +72,4 @@ def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: 
 
 def _decode_name(row: Row) -> tuple[KernelName, Observation]:
     kernel, text = row
-    values = json.loads(text)
-    return KernelName(kernel), Observation(**{**values, "places": tuple(values["places"])})
+    return KernelName(kernel), msgspec.json.decode(text, type=Observation)

@@ -15,7 +15,6 @@ from ktuned.model import (
     FAILURES,
     LATENCY,
     RETRIED_BY_NEXT_JOB,
-    Candidate,
     Config,
     Context,
     DeviceModel,
@@ -175,16 +174,6 @@ class Queries:
         select = _select_best_trials(rows.build_known_trials_sql(objective), objective)
         return self._reader.fetch_values(
             rows.decode_known_trial, select, *rows.list_context_values(context), Outcome.MEASURED, limit
-        )
-
-    def find_candidates(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[Candidate]:
-        """Return the measured configs of a context whose bits are known on all inputs, best first."""
-        bits, row_bits = rows.build_detail_sql("bits"), rows.build_detail_sql("row_bits")
-        columns = f"trials.config, {rows.build_cost_sql(objective)}, {bits}, {row_bits}"
-        is_known = f"AND json_array_length({bits}) > 1 AND NOT ifnull({rows.build_detail_sql('nondeterministic')}, 0)"
-        select = _select_best_trials(f"SELECT trials.id, {columns} {rows.FROM_TRIALS}", objective, is_known)
-        return self._reader.fetch_values(
-            rows.decode_candidate, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )
 
     def find_twins(self, content: str) -> list[Trial]:

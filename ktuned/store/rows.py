@@ -6,13 +6,11 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any
 
 import msgspec
 
 from ktuned.model import (
-    Candidate,
     Context,
     Job,
     JobState,
@@ -56,7 +54,7 @@ _TRIAL_COLUMNS = {
 
 SELECT_TRIALS = f"SELECT {', '.join(_TRIAL_COLUMNS.values())} {FROM_TRIALS}"
 
-SELECT_JOBS = f"SELECT {', '.join(entry.name for entry in fields(Job))} FROM jobs"
+SELECT_JOBS = f"SELECT {', '.join(Job.__struct_fields__)} FROM jobs"
 """The columns have the names of :class:`~ktuned.model.Job`'s fields."""
 
 SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.latency_us, trials.spread_us,
@@ -136,7 +134,7 @@ _read_metrics = msgspec.json.Decoder(_KeptMetrics).decode
 
 def encode_detail(result: TrialResult) -> str:
     """Return the text of the column ``detail``: a result's detail, and its metrics."""
-    kept = vars(result.detail)
+    kept = msgspec.to_builtins(result.detail)
     return msgspec.json.encode({**kept, "metrics": result.metrics} if result.metrics else kept).decode()
 
 
@@ -166,19 +164,11 @@ def decode_known_trial(row: Row) -> KnownConfig:
     return KnownConfig(text, json.loads(text), Outcome(outcome), found, compile_s)
 
 
-def decode_candidate(row: Row) -> Candidate:
-    """Read a row ``id, config, cost, bits, row_bits``."""
-    _, text, found, bits, row_bits = row
-    json.loads(text)
-    by_problem = json.loads(row_bits or "{}").items()
-    return Candidate(text, found, tuple(json.loads(bits)), {problem: tuple(each) for problem, each in by_problem})
-
-
 def decode_job(row: Row) -> Job:
     """Read a row of :data:`SELECT_JOBS`."""
     values = _decode_named(Job, row)
     _decode_json_fields(values, "problem", "plan", "outcomes", "cost")
-    values["plan"] = Plan.from_wire(values["plan"])
+    values["plan"] = msgspec.convert(values["plan"], Plan)
     values["state"] = JobState(values["state"])
     return Job(**values)
 
@@ -250,15 +240,8 @@ def decode_record(row: Row) -> tuple[str, dict[str, Any]]:
     return name, dict(json.loads(data))
 
 
-def decode_answer(row: Row) -> str:
-    """Read a row ``pin, answer``: return the answer's text after checking that it is JSON."""
-    json.loads(row[1])
-    text: str = row[1]
-    return text
-
-
 def _decode_named(kind: type[Job], row: Row) -> dict[str, Any]:
-    return {entry.name: value for entry, value in zip(fields(kind), row, strict=True)}
+    return dict(zip(kind.__struct_fields__, row, strict=True))
 
 
 def _decode_json_fields(values: dict[str, Any], *names: str) -> None:

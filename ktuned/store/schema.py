@@ -8,7 +8,7 @@
 
     pauses                              (devices on which nothing runs until they are resumed)
 
-    pins   captures                     (answers that hold for good; real inputs that applications handed over)
+    captures                            (real inputs that applications handed over)
 
     anchors                             (configs whose bits exact numerics require, if not the default's)
 
@@ -98,10 +98,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("CREATE TABLE pauses (device TEXT PRIMARY KEY) WITHOUT ROWID",),
     (
-        """CREATE TABLE pins (
-            pin TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, created REAL NOT NULL,
-            PRIMARY KEY (pin, question)
-        ) WITHOUT ROWID""",
         """CREATE TABLE captures (
             kernel TEXT NOT NULL, problem TEXT NOT NULL, digest TEXT NOT NULL, bytes INTEGER NOT NULL,
             created REAL NOT NULL, PRIMARY KEY (kernel, problem)

@@ -1,7 +1,6 @@
 """Tables that only one part of the daemon uses, each with its reads and its writes.
 
 ================  =========================================================================================
-pins              the permanent answer to each question that was asked under a pin
 captures          for each kernel and problem the digest of a file of captured inputs
 anchors           configs chosen in place of the default, whose bits exact numerics require
 admissions        a worker's verdicts whether a config is in a kernel's space for a problem, so that a daemon
@@ -16,8 +15,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from ktuned.model import Config, Problem, UsageError, WinnerKey, canonical, parse_key_problem, strip_numerics
-from ktuned.store import rows
+from ktuned.model import Config, WinnerKey, canonical
 from ktuned.store.reader import Reader
 
 T = TypeVar("T")
@@ -40,81 +38,6 @@ class Table:
     def __init__(self, reader: Reader, write: Write) -> None:
         self._reader = reader
         self._write = write
-
-
-class PinnedAnswers(Table):
-    """The store's pins. Questions and answers are texts; several questions may have the same answer."""
-
-    def find_answer(self, pin: str, question: str) -> str | None:
-        """Return the answer that a pin holds for a question."""
-        return self._reader.fetch_value(
-            rows.decode_answer, "SELECT pin, answer FROM pins WHERE pin = ? AND question = ?", pin, question
-        )
-
-    def find_config(self, pin: str, key: WinnerKey) -> Config | None:
-        """Return the config that a pin holds for a key, looked up by the key's objective or without any."""
-        for objective in (None, key.objective, strip_numerics(key.objective)):
-            question = encode_pinned_question(key.kernel, parse_key_problem(key.problem), key.device, objective)
-            if (held := self.find_answer(pin, question)) is not None:
-                config: Config | None = json.loads(held).get("config")
-                return config
-        return None
-
-    def list_pins(self) -> list[tuple[str, int, float]]:
-        """Return each pin with the number of its questions and the time of the first (Unix seconds), by name."""
-        return [
-            (pin, count, created)
-            for pin, count, created in self._reader.fetch_rows(
-                "SELECT pin, count(*), min(created) FROM pins GROUP BY pin ORDER BY pin"
-            )
-        ]
-
-    async def keep_answer(self, pin: str, questions: Sequence[str], answer: str, *, now: float, limit: int) -> str:
-        """Store an answer for several wordings of a question, unless one of them already has an answer.
-
-        Returns:
-            The answer that is pinned, which may be an earlier one.
-
-        Raises:
-            UsageError: the pins would hold more than ``limit`` answers.
-        """
-
-        def keep_answer(connection: sqlite3.Connection) -> str:
-            holds = answer
-            for question in questions:
-                row = connection.execute(
-                    "SELECT answer FROM pins WHERE pin = ? AND question = ? AND json_valid(answer)", (pin, question)
-                ).fetchone()
-                if row is not None:
-                    (holds,) = row
-                    break
-            (count,) = connection.execute("SELECT count(*) FROM pins").fetchone()
-            if count + len(questions) > limit:
-                raise UsageError(
-                    f"the pins hold {count} answers, and may hold {limit}",
-                    hint="release some: `ktuned lookup --release`",
-                )
-            connection.executemany(
-                """INSERT INTO pins (pin, question, answer, created) VALUES (?, ?, ?, ?)
-                ON CONFLICT DO UPDATE SET answer = excluded.answer WHERE NOT json_valid(answer)""",
-                [(pin, question, holds, now) for question in questions],
-            )
-            return holds
-
-        return await self._write(keep_answer)
-
-    async def remove_pin(self, pin: str) -> int:
-        """Delete a pin, and return how many questions it had answers to."""
-        return await self._write(
-            lambda connection: connection.execute("DELETE FROM pins WHERE pin = ?", (pin,)).rowcount
-        )
-
-
-def encode_pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
-    """Return the text under which a pin stores an answer: the question as it was asked."""
-    asked = {"kernel": kernel, "problem": dict(problem), "device": device}
-    # Without an objective, the text is the same as before there were objectives.
-    return canonical(asked if objective is None else asked | {"objective": objective})
 
 
 class Capture(NamedTuple):

@@ -53,14 +53,14 @@ def recover_interrupted(connection: sqlite3.Connection) -> Recovered:
 
 def create_job(connection: sqlite3.Connection, job: Job) -> int:
     """Insert a job, and return its id."""
-    plan = canonical(job.plan.to_wire())
+    plan = canonical(msgspec.to_builtins(job.plan))
     number = connection.execute(
         """INSERT INTO jobs (kernel, problem, key_problem, device, state, priority, reason, plan, created)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
         (
             job.kernel,
             canonical(job.problem),
-            job.key_problem,
+            job.key.problem,
             job.device,
             job.state,
             job.priority,
@@ -87,7 +87,7 @@ def update_job(connection: sqlite3.Connection, job: Job) -> None:
             job.state,
             job.priority,
             job.reason,
-            canonical(job.plan.to_wire()),
+            canonical(msgspec.to_builtins(job.plan)),
             job.started,
             job.finished,
             job.done,

@@ -11,15 +11,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import getsourcefile
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.backends import API_VERSION, Absent, Backend, Build, Compiled, Unit
-from ktuned.ipc import from_plain, manifest, to_plain
+from ktuned.ipc import manifest
 from ktuned.model import Device, DeviceModel, DeviceName, Outcome, Target
 from ktuned.testing.load_process import FunctionPlace, LoadRequest
 from ktuned.testing.rules import require_rule
@@ -134,7 +136,7 @@ def check_devices(backend: Backend) -> tuple[Device, ...]:
     for device in devices:
         require_rule(device.name.rpartition(":")[2].isdigit(), f"a device's name is kind:index, not {device.name!r}")
         require_rule(bool(device.model and device.target), f"{device.name} has no model or no target")
-        travelled = from_plain(Device, msgpack.unpackb(msgpack.packb(to_plain(device))))
+        travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(device), type=Device)
         require_rule(travelled == device, f"{device.name} does not survive MessagePack: {travelled}")
     return devices
 
@@ -259,7 +261,7 @@ def _load_in_new_process(
     )
     done = subprocess.run(
         [sys.executable, "-m", "ktuned.testing.load_process"],
-        input=msgpack.packb(to_plain(request)),
+        input=msgspec.msgpack.encode(request),
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgspec
 
 from ktuned.backends import Backend, Unit
-from ktuned.ipc import from_plain
 from ktuned.model import BackendError, Device
 
 
@@ -38,8 +37,7 @@ class FunctionPlace:
         return getattr(module, self.name)
 
 
-@dataclass(frozen=True)
-class LoadRequest:
+class LoadRequest(msgspec.Struct, frozen=True):
     """What the process is to load.
 
     Attributes:
@@ -71,7 +69,7 @@ class LoadRequest:
 
 def main() -> None:
     """Carry out the request on stdin."""
-    request = from_plain(LoadRequest, msgpack.unpackb(sys.stdin.buffer.read()))
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LoadRequest)
     backend: Backend = getattr(importlib.import_module(request.module), request.backend)()
     build, sources = backend.build.from_plain(request.build), tuple(map(Path, request.sources))
     device = request.device

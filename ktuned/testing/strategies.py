@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
-from ktuned.model import EarlierSearch, Outcome, Scalar, canonical
+from ktuned.model import Outcome, Scalar, canonical
 from ktuned.search import Strategy
 from ktuned.spec import BoundSpace, space
 from ktuned.testing.rules import require_rule
@@ -34,7 +34,6 @@ def check_strategy(kind: type[Strategy]) -> None:
     check_seeds(kind, bound)
     check_silence(kind, bound)
     check_foreign_outcomes(kind, bound)
-    check_earlier_searches(kind, bound)
 
 
 def check_proposals(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
@@ -106,17 +105,6 @@ def check_foreign_outcomes(kind: type[Strategy], bound: BoundSpace) -> None:
         strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
     strategy.tell({"elsewhere": 1}, Outcome.MEASURED, 1.0)
     require_rule(bool(_ask_strategy(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
-
-
-def check_earlier_searches(kind: type[Strategy], bound: BoundSpace) -> None:
-    """Check that a strategy takes similar searches, even of configs outside the space, and still proposes its own."""
-    configs = [*bound, {"elsewhere": 1}]
-    strategy = kind(bound, 5)
-    strategy.recall([EarlierSearch(tuple(configs), tuple(map(_compute_latency, configs))), EarlierSearch((), ())])
-    valid = {canonical(config) for config in bound}
-    asked = _ask_strategy(strategy, 2)
-    require_rule(bool(asked), "proposes nothing after it was given similar searches")
-    require_rule(all(canonical(config) in valid for config in asked), "proposes what only a similar search has tried")
 
 
 def _declare_spaces() -> dict[str, BoundSpace]:

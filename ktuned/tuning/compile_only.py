@@ -48,7 +48,7 @@ class CompileOnly:
     ) -> None:
         self.brief = brief
         brief.traces.add_follower(brief)
-        self.progress = Progress(budget_s=brief.job.plan.seconds)
+        self.progress = Progress(time_limit_s=brief.job.plan.time_limit_s)
         self._fleet = fleet
         self._artifacts = artifacts
         self._publish = publish
@@ -58,7 +58,7 @@ class CompileOnly:
         )
         self._first_failure = ""
         self._given_up = anyio.Event()
-        self._hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going, on_given_up=self._given_up.set)
+        self._hopelessness = Hopelessness(on_given_up=self._given_up.set)
 
     def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full the channel is."""
@@ -93,7 +93,7 @@ class CompileOnly:
             ExceptionGroup: Several of these.
         """
         began = monotonic()
-        ends_at = inf if self.progress.budget_s is None else began + self.progress.budget_s
+        ends_at = inf if self.progress.time_limit_s is None else began + self.progress.time_limit_s
         try:
             async with anyio.create_task_group() as ending:
                 with anyio.CancelScope() as compiling:

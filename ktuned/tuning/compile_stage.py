@@ -27,7 +27,6 @@ import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -35,6 +34,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from msgspec.structs import replace
 
 from ktuned.fleet import (
     LIBRARY,

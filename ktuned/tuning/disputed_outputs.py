@@ -6,7 +6,7 @@ from the default, or the default from itself, its outputs prove nothing, and no 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ktuned.model import Config, Outcome, Trial, TrialResult, canonical
 

@@ -25,11 +25,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.fleet import ALL_CORES, CannotOpen, Fleet, Lane, LaneSick
 from ktuned.ipc import requests

@@ -50,7 +50,6 @@ class Hopelessness:
     """Decides from the outcomes of a job's configs whether to give the job up.
 
     Args:
-        keeps_going: Never give up because of outcomes.
         on_given_up: Called when the job is given up.
 
     Attributes:
@@ -59,12 +58,12 @@ class Hopelessness:
             from all over the space failed, or it was exhausted.
     """
 
-    def __init__(self, *, keeps_going: bool = False, on_given_up: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, *, on_given_up: Callable[[], object] = lambda: None) -> None:
         self.reason = ""
         self._on_given_up = on_given_up
         self.is_proven = False
         self._covers_space = False
-        self._is_open = not keeps_going
+        self._is_open = True
         self._has_probed = False
         self._suspect: tuple[Outcome, str] | None = None
         self._proposed: _Values = {}
@@ -120,9 +119,7 @@ class Hopelessness:
             if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
                 self.is_proven = self._covers_space
                 self.give_job_up(
-                    f"stopped: {count} configs failed alike and none could be measured "
-                    f"(`--keep-going` tries the others, too); "
-                    f"{outcome}: {said or symptom}"
+                    f"stopped: {count} configs failed alike and none could be measured; {outcome}: {said or symptom}"
                 )
                 return
 

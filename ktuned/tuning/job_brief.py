@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Traces
 from ktuned.fleet import Environment
@@ -24,7 +24,6 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
-    EarlierSearch,
     Job,
     KernelInfo,
     Objective,
@@ -208,18 +207,12 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     @property
     def wanted_bits(self) -> requests.SameBits | None:
         """The request to workers to find out configs' bits; ``None`` where bits do not count."""
-        if self.anchor is not None:
-            return self.anchor.request
-        return requests.SameBits(self.preset.inputs, on_all_inputs=True) if self.kernel.batch_invariant else None
+        return None if self.anchor is None else self.anchor.request
 
     def lacks_figure(self, trial: Trial) -> bool:
         """Return whether a trial was measured, but without the energy or the bits that decide in this job."""
         lacks_energy = self.needs_energy and ENERGY not in trial.metrics
-        lacks_bits = False
-        if self.anchor is not None:
-            lacks_bits = self.anchor.lacks_bits(trial)
-        elif self.kernel.batch_invariant and not trial.detail.nondeterministic:
-            lacks_bits = len(trial.detail.bits or ()) < self.preset.inputs
+        lacks_bits = self.anchor is not None and self.anchor.lacks_bits(trial)
         return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
     def compute_cost(self, trial: TrialResult) -> float | None:
@@ -250,7 +243,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         self,
         first: Iterable[Config] = (),
         last: Iterable[Config] = (),
-        earlier: Iterable[EarlierSearch] = (),
         *,
         served: Iterable[Config] = (),
     ) -> requests.Explore:
@@ -259,7 +251,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         Args:
             first: Configs to try before the strategy's own.
             last: Configs to try only after all others.
-            earlier: Similar searches, the most similar first.
             served: Configs that lookups are answered with. A job for certain configs tries these as well, so that
                 nothing worse replaces them.
         """
@@ -268,7 +259,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         if plan.configs:
             wanted = {canonical(config): config for config in (*served, *plan.configs)}
             plan = replace(plan, configs=tuple(wanted.values()))
-        return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device, tuple(earlier))
+        return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device)
 
     def make_unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
         """Return a Build with its artifact's key: a digest of everything that decides the artifact's bytes.

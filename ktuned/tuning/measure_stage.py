@@ -23,13 +23,13 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
 import anyio
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.fleet import (
     DATA_CODE,

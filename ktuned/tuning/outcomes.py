@@ -20,11 +20,12 @@ bounded in time, because a broken store may be the reason for the stop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import time
 
 import anyio
 import structlog
+from msgspec import structs
+from msgspec.structs import replace
 
 from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
@@ -81,7 +82,7 @@ class Outcomes:
     """
 
     def __init__(self, brief: JobBrief, *, store: Store, publish: PublishEvent, pace: Pace) -> None:
-        self.progress = Progress(budget_s=brief.job.plan.seconds, objective=brief.objective)
+        self.progress = Progress(time_limit_s=brief.job.plan.time_limit_s, objective=brief.objective)
         self.summary = SearchSummary(brief.objective)
         self.under_way: dict[int, Attempt] = {}
         self.served_configs = ServedConfigs()
@@ -90,7 +91,7 @@ class Outcomes:
         self._publish = publish
         self._pace = pace
         self.given_up = anyio.Event()
-        self.hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going, on_given_up=self.given_up.set)
+        self.hopelessness = Hopelessness(on_given_up=self.given_up.set)
         self._findings = Findings()
         self._disputed_outputs = DisputedOutputs(brief.kernel.default)
         self.final_fault = ""
@@ -109,7 +110,7 @@ class Outcomes:
 
     def _describe_failure(self) -> str:
         """Return why the job has no winner; empty if it has one."""
-        awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.seconds
+        awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.time_limit_s
         if self.progress.best_cost is not None:
             if awaited is None:
                 return ""
@@ -155,9 +156,8 @@ class Outcomes:
     async def take_shared_winner(self) -> bool:
         """Wait for the team's winners; return whether one of this very context leaves the job nothing to do."""
         brief, plan = self._brief, self._brief.job.plan
-        # A job for certain configs, or for measuring again, was asked for more. A winner for all sizes of a batch is
-        # chosen from bits that only a measurement here shows.
-        if brief.await_shared is None or plan.configs or plan.again or brief.kernel.batch_invariant:
+        # A job for certain configs, or for measuring again, was asked for more.
+        if brief.await_shared is None or plan.configs or plan.again:
             return False
         winner = self._store.get_winner(brief.key) if await brief.await_shared(brief.present_key) else None
         trial = None if winner is None or winner.context != brief.context else self._store.get_trial(winner.trial)
@@ -311,7 +311,7 @@ class Outcomes:
         """Return a trial as it was just recorded."""
         brief = self._brief
         return Trial(
-            **vars(result),
+            **structs.asdict(result),
             id=attempt.trial,
             job=brief.job.id,
             kernel=brief.job.kernel,

@@ -273,7 +273,7 @@ class Pipeline:
     @property
     def _remaining_s(self) -> float:
         """The seconds that remain until the job's time limit."""
-        seconds = self.brief.job.plan.seconds
+        seconds = self.brief.job.plan.time_limit_s
         return inf if seconds is None else seconds - self._access.held_s
 
     @property
@@ -291,7 +291,7 @@ class Pipeline:
     def _waits_for_lanes(self) -> bool:
         """True while nothing is measured yet, if it is certain that all configs compiled meanwhile will be measured."""
         plan = self.brief.job.plan
-        is_bounded = plan.until == "budget" and plan.seconds is None
+        is_bounded = plan.until == "budget" and plan.time_limit_s is None
         return is_bounded and not self._learns and not self.progress.has_measured
 
     @property
@@ -351,7 +351,7 @@ class Pipeline:
             is_early = self._follows_same_kernel and not self._access.is_granted
             served = outcomes.served_configs.configs
             order = self._prior.plan_order(served, slots=self._compiling.slots)
-            request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
+            request = self.brief.make_explore_request(order.first, order.last, served=served)
             async with self._fleet.gate.hold_for_computing(COURTESY_S):
                 found = await open_space(worker, request, self.brief.kernel, self.brief.deadlines)
             await self.brief.learn_names(found.observed)

@@ -5,25 +5,22 @@ Results of three kinds help, the most similar most:
 * of exactly this context: a trial with an outcome is not repeated, and the best one may become the winner at once;
 * of earlier states of the kernel: they predict which configs are fast, which fail, and how long their compiles take.
   The outcome of a *twin*, a trial with an equal artifact and equal data, is even taken over;
-* of other problems and devices: their best configs are tried early, and a strategy may learn from them.
+* of other problems and devices: their best configs are tried early.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
-from itertools import islice
 
-import msgspec
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    EarlierSearch,
     KnownConfig,
     Objective,
     Outcome,
@@ -48,12 +45,6 @@ MAX_PREDICTED = 4_000
 BEST_OF_NEAREST = 6
 """Number of fastest configs of the nearest key that are tried early. Its winner is rarely the best here, but one of the
 fastest six often is."""
-
-MAX_EARLIER = 4
-"""Searches of other problems and devices that a strategy may learn from; it uses the nearest with enough trials."""
-
-MAX_EARLIER_TRIALS = 200
-"""Number of fastest measurements of each such search. Slow configs there are slow here; how slow does not matter."""
 
 MANY_TRIALS = 64
 """Trials in the first query for the fastest ones whose configs the present space still holds."""
@@ -98,7 +89,7 @@ def complete_result(known: Trial, result: TrialResult) -> TrialResult:
     ).add_details(**added)
 
 
-_ADDED = ("energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondeterministic")
+_ADDED = ("energy_low", "energy_high", "bits", "same_bits", "nondeterministic")
 
 
 async def load_admitted_trials(
@@ -153,16 +144,6 @@ async def restore_winner(
     return await store.decide_winner(best.id, objective=key.objective, is_final=is_final)
 
 
-def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Objective) -> tuple[EarlierSearch, ...]:
-    """Return the searches of the nearest winners' contexts, with costs by the job's objective."""
-    searches = []
-    for context in islice(dict.fromkeys(winner.context for winner in winners), MAX_EARLIER):
-        found = store.list_measured_configs(context, MAX_EARLIER_TRIALS, objective=objective)
-        known = [(one.config, cost) for one in found if (cost := convert_to_cost(objective, one.figure)) is not None]
-        searches.append(EarlierSearch(tuple(config for config, _ in known), tuple(cost for _, cost in known)))
-    return tuple(searches)
-
-
 class PriorResults:
     """The store's results that concern one job."""
 
@@ -187,7 +168,7 @@ class PriorResults:
                 self._compile_s.setdefault(known.text, known.compile_s)
         past = list(newest.values())
         plan = self._brief.job.plan
-        if len(past) <= plan.trials and plan.seconds is None:
+        if len(past) <= plan.trials and plan.time_limit_s is None:
             # All of them will be tried, so order them such that the last compiles end together.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
@@ -196,7 +177,7 @@ class PriorResults:
         best = self._store.list_measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = choose_near_configs(winners, [known.config for known in best])
         failed_here = self._store.list_failed_configs(context, MAX_PREDICTED)
-        found = order_configs(
+        return order_configs(
             None if incumbent is None else incumbent.config,
             self._brief.kernel.default,
             past,
@@ -204,7 +185,6 @@ class PriorResults:
             failed_here,
             served,
         )
-        return msgspec.structs.replace(found, earlier=load_earlier_searches(self._store, winners, objective))
 
     def find_twin(self, content: str) -> Trial | None:
         """Return a trial of equal bytes, called alike on equal data, if it has all figures that the job needs.

@@ -6,11 +6,11 @@ An event is published only after its facts are committed.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import (
     LATENCY,
@@ -32,7 +32,7 @@ COMPILED: Final = "compiled"
 
 
 def estimate_time_left_s(
-    *, tried: int, remaining: int | None, elapsed_s: float, budget_s: float | None
+    *, tried: int, remaining: int | None, elapsed_s: float, time_limit_s: float | None
 ) -> float | None:
     """Estimate the seconds until a job's last trial, from the pace so far; ``None`` if they cannot be estimated.
 
@@ -40,9 +40,9 @@ def estimate_time_left_s(
         tried: The number of configs that took time.
         remaining: The number of configs still to come, if it is known.
         elapsed_s: The time that the ``tried`` configs took.
-        budget_s: The job's time limit, if it has one.
+        time_limit_s: The job's time limit, if it has one.
     """
-    of_budget = None if budget_s is None else max(0.0, budget_s - elapsed_s)
+    of_budget = None if time_limit_s is None else max(0.0, time_limit_s - elapsed_s)
     if remaining is None or tried <= 0:
         return of_budget
     by_pace = max(0, remaining) * elapsed_s / tried
@@ -62,7 +62,7 @@ class Progress(msgspec.Struct):
         reference_us, reference_spread_us: The reference's latency and its spread.
         reused: Number of configs whose outcome was known before.
         cost: The job's costs by name (see :meth:`add_cost`).
-        budget_s: The plan's time limit.
+        time_limit_s: The plan's time limit.
         lost: Why a measured config failed later; the first such reason.
         began: When the job's time began to count, by ``monotonic``.
     """
@@ -80,7 +80,7 @@ class Progress(msgspec.Struct):
     reference_spread_us: float | None = None
     reused: int = 0
     cost: dict[str, float] = msgspec.field(default_factory=dict)
-    budget_s: float | None = None
+    time_limit_s: float | None = None
     lost: str = ""
     began: float = msgspec.field(default_factory=monotonic)
 
@@ -96,13 +96,13 @@ class Progress(msgspec.Struct):
             tried=self.done - self.reused,
             remaining=None if self.total is None else self.total - self.done,
             elapsed_s=monotonic() - self.began,
-            budget_s=self.budget_s,
+            time_limit_s=self.time_limit_s,
         )
 
     @property
     def is_out_of_time(self) -> bool:
         """True if the job's limit of time has passed."""
-        return self.budget_s is not None and monotonic() - self.began >= self.budget_s
+        return self.time_limit_s is not None and monotonic() - self.began >= self.time_limit_s
 
     @property
     def has_measured(self) -> bool:

@@ -16,11 +16,11 @@ story.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED, Output
 from ktuned.ipc import requests

@@ -68,11 +68,11 @@ would make the evidence plain, but costs more than everything else that the daem
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.fleet import (
     DeadlineExpired,

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from ktuned.model import Config, EarlierSearch, KnownConfig, Outcome, Winner, canonical
+from ktuned.model import Config, KnownConfig, Outcome, Winner, canonical
 
 MAX_NEAR = 8
 """Most configs of other problems and devices that are tried first: a small part of any budget."""
@@ -25,12 +25,10 @@ class TrialOrder(msgspec.Struct, frozen=True):
     Attributes:
         first: Configs to try before those that the strategy proposes.
         last: Configs to try after those.
-        earlier: Searches of similar keys from which the strategy may learn, the most similar first.
     """
 
     first: tuple[Config, ...]
     last: tuple[Config, ...]
-    earlier: tuple[EarlierSearch, ...] = ()
 
 
 def order_configs(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.fleet import (
     CannotOpen,

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ktuned.backends import Backend, Kernel, Registry
 from ktuned.checking import (
@@ -131,7 +132,7 @@ class Bench:
             costs,
             make_observers(request.device, backend, timer, costs),
             load,
-            FaultReporter(reply.descriptor),
+            FaultReporter(reply.journal_descriptor),
             self._state,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))

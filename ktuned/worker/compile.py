@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ktuned.backends import Backend, Compiled, Registry, Unit
 from ktuned.dependencies import ACCESSES, OBSERVER

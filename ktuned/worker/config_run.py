@@ -19,9 +19,10 @@ launch.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
+
+from msgspec.structs import replace
 
 from ktuned.backends import Launch
 from ktuned.checking import BitsComparison, JudgedOutputs

@@ -15,16 +15,16 @@ the kernel file's code makes here in the worker. If that fails, the proposal car
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from ktuned import search
 from ktuned.ipc import Places, replies, requests
 from ktuned.model import (
     Config,
     Device,
-    EarlierSearch,
     KernelFileError,
     Outcome,
     Phase,
@@ -71,7 +71,6 @@ class Explorer:
             request.first,
             request.last,
             request.device,
-            request.earlier,
             on_phase=reply.begin_phase,
         )
         self._exploration = opened
@@ -148,7 +147,6 @@ class Exploration:
         first: configs to propose before all others.
         last: configs to put off, in the order in which they are proposed in the end.
         device: the device, for the prior; for a job that only compiles, only its target is known.
-        earlier: similar searches, the most similar first, for a strategy that learns.
         on_phase: called with each phase of opening the space.
     """
 
@@ -160,7 +158,6 @@ class Exploration:
         first: Sequence[Config],
         last: Sequence[Config] = (),
         device: Device = requests.NO_DEVICE,
-        earlier: Sequence[EarlierSearch] = (),
         *,
         on_phase: OnPhase = lambda phase: None,
     ) -> None:
@@ -189,12 +186,10 @@ class Exploration:
         self._last_places = {canonical(config): place for place, config in enumerate(last)}
         self._waiting: list[dict[str, Any]] = []
         chosen = search.choose_strategy(
-            plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
+            plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.time_limit_s, plan.until == "converged")
         )
         self._strategy = chosen.strategy
         self._ends_converged = plan.until == "converged"
-        if earlier:
-            self._strategy.recall(earlier)
         valid = chosen.strategy.valid
         self.size_is_estimate = valid is not None and not valid.is_exact
         if valid is not None:

@@ -11,9 +11,10 @@ file again, and refuses if any of them differs: a result must never be recorded 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from ktuned.backends import Registry
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
@@ -149,10 +150,6 @@ class Inspector:
         except BackendError:
             # A job that needs the backend reports why it cannot be loaded.
             return kernel.backend
-
-    def represent_problem(self, request: requests.Represent, reply: Reply) -> replies.Represented:
-        """Return the problem that represents the request's problem, as the kernel file's ``represent`` says."""
-        return replies.Represented(load_kernel(request.kernel, self._places).choose_representative(request.problem))
 
     def find_admitted_configs(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
         """Return for each of the request's configs whether the kernel's space admits it."""

@@ -41,7 +41,7 @@ Operation = Callable[[Any, Reply], Any]
 """Carries out one kind of request. Takes the request, and where to send phases and items; returns the reply."""
 
 
-def _read_messages(read_fd: int) -> Iterator[dict[str, Any]]:
+def _read_messages(read_fd: int) -> Iterator[bytes]:
     decoder = frames.Decoder()
     while data := os.read(read_fd, _READ_BYTES):
         yield from decoder.feed(data)
@@ -114,7 +114,6 @@ def _load_inspection_operations(registry: Registry, places: Places) -> _Operatio
     return {
         requests.Inspect: inspector.inspect_files,
         requests.Admits: inspector.find_admitted_configs,
-        requests.Represent: inspector.represent_problem,
     }
 
 
@@ -178,7 +177,7 @@ def _load_bench_operations(registry: Registry, places: Places) -> _OperationTabl
 
 _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _OperationTable]] = {
     **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing_operations),
-    **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection_operations),
+    **dict.fromkeys((requests.Inspect, requests.Admits), _load_inspection_operations),
     requests.FitPortfolio: _load_fitting_operations,
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration_operations),
     requests.Compile: _load_compilation_operations,

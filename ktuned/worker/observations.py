@@ -11,8 +11,9 @@ import hashlib
 import os
 import sys
 from collections.abc import Container, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_distribution
 from ktuned.ipc import (

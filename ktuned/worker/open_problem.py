@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ktuned.backends import Backend, Kernel, Launch, energy_counter
 from ktuned.checking import ProblemData

@@ -19,7 +19,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from random import Random
 
-from ktuned.model import Config, Device, Record, canonical, listed, record
+import msgspec
+
+from ktuned.model import Config, Device, canonical, listed
 from ktuned.search import build_domain
 from ktuned.spec import BoundSpace, Kernel, find_mapping_fault
 
@@ -37,8 +39,7 @@ DEVICE = "device"
 """Name of the parameter for the :class:`~ktuned.model.Device`, at any position."""
 
 
-@record
-class PriorChoice(Record):
+class PriorChoice(msgspec.Struct, frozen=True):
     """The configs that a prior prefers, the best first; ``fault`` says why it is ignored, if it is."""
 
     configs: tuple[Config, ...] = ()

@@ -18,8 +18,9 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ktuned.backends import (
     Absent,

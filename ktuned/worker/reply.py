@@ -76,9 +76,9 @@ class Reply:
         self._held_since = 0.0
 
     @property
-    def descriptor(self) -> int:
-        """The file descriptor that answers are written to."""
-        return self._write_fd
+    def journal_descriptor(self) -> int:
+        """The file descriptor of the journal."""
+        return self._journal.descriptor
 
     def begin_request(self, phase: Phase) -> None:
         """Start answering a request, which the daemon has already begun in the journal."""

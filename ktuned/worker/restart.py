@@ -14,12 +14,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import msgspec
+
 from ktuned.ipc import frames, requests
-from ktuned.model import Record, record
 
 
-@record
-class ProcessStart(Record):
+class ProcessStart(msgspec.Struct, frozen=True):
     """The arguments, environment and directory that a process was started with."""
 
     arguments: tuple[str, ...]

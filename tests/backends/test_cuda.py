@@ -44,11 +44,11 @@ int nvmlShutdown(void) { return 0; }
 
 ASK = """
 import sys
-from ktuned.ipc import to_message
 from ktuned.backends import Absent
 from ktuned.backends.cuda import FUNCTION as ask
 found = ask()
-print([found.reason, found.message] if isinstance(found, Absent) else [to_message(device) for device in found])
+is_absent = isinstance(found, Absent)
+print([found.reason, found.message] if is_absent else [(it.name, it.model, it.target, it.fingerprint) for it in found])
 assert "torch" not in sys.modules
 """
 
@@ -83,8 +83,8 @@ def _compile(source: str, library: Path, *flags: str) -> None:
 def test_each_gpu_has_its_seat_model_target_and_driver(ask: Driver) -> None:
     """The driver's own order and names; the fingerprint is the driver's version alone: equal devices do not differ."""
     assert ast.literal_eval(ask(0)) == [
-        {"name": "cuda:0", "model": "NVIDIA H200", "target": "sm_90a", "fingerprint": {"driver": "580.159.04"}},
-        {"name": "cuda:1", "model": "NVIDIA A100", "target": "sm_80", "fingerprint": {"driver": "580.159.04"}},
+        ("cuda:0", "NVIDIA H200", "sm_90a", {"driver": "580.159.04"}),
+        ("cuda:1", "NVIDIA A100", "sm_80", {"driver": "580.159.04"}),
     ]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration, digest_space
 from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo

@@ -130,10 +130,10 @@ async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: 
 async def test_defaults_stand_in_for_budgets_that_files_do_not_set(parts: Parts) -> None:
     """A value that the kernel file sets stays, even ktuned's own; a saved change plans again and keeps figures."""
     kernel = await parts.inspect(kernel_text(preset="", trials="1000"))
-    assert (kernel.plan.preset, kernel.plan.trials, kernel.plan.seconds) == ("default", 1000, None)
-    await saved(parts, "[defaults]\npreset = 'thorough'\ntrials = 7\nseconds = 30\n")
+    assert (kernel.plan.preset, kernel.plan.trials, kernel.plan.time_limit_s) == ("default", 1000, None)
+    await saved(parts, "[defaults]\npreset = 'thorough'\ntrials = 7\ntime_limit_s = 30\n")
     followed = parts.catalog.resolve_kernel("it")
-    assert (followed.plan.preset, followed.plan.trials, followed.plan.seconds) == ("thorough", 1000, 30)
+    assert (followed.plan.preset, followed.plan.trials, followed.plan.time_limit_s) == ("thorough", 1000, 30)
     assert followed.digest == kernel.digest
     assert followed.plan_digest != kernel.plan_digest
     (told,) = parts.told.of("reloaded")

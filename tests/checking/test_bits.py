@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy
 import pytest
+from msgspec.structs import replace
 
 from ktuned import tensor
 from ktuned.checking import torch_tensors

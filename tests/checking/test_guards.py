@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,8 +16,8 @@ from ktuned.checking.guard_pages import GUARD_BYTES, GuardPages
 from ktuned.checking.guards import Guards
 from ktuned.checking.placement import make_single_span
 from ktuned.checking.torch_tensors import count_bytes
-from ktuned.ipc import MemoryFault, describe_fault, frames, replies
-from ktuned.ipc.memory_fault import MAX_FAULT_BYTES, Region, prepare_fault
+from ktuned.ipc import Journal
+from ktuned.observer import build_library
 from ktuned.worker.fault_reporter import FaultReporter
 
 MEMORIES = (GuardPages, GuardBands)
@@ -37,24 +38,22 @@ def place_in(memory: GuardPages | GuardBands, value: torch.Tensor) -> torch.Tens
 
 def fault_of(launch: Callable[[Guards, torch.Tensor, torch.Tensor], object]) -> tuple[int, str]:
     """Return the signal that ended a child in which a launch ran, and what the child reported."""
-    read, write = os.pipe()
+    journal, library = Journal.create(), build_library()
     guards = Guards()
     kept, y = guards.keep_copy("ktuned's copy of x", torch.arange(10.0)), place(guards, torch.zeros(1000))
     guards.seal_copies()
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        reporter = FaultReporter(write)
+        # A worker has it preloaded.
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+        reporter = FaultReporter(journal.descriptor)
         reporter.watch_regions(guards.list_guarded_regions())
         launch(guards, kept, y)
         os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        data = stream.read()
     _, status = os.waitpid(pid, 0)
-    answers = [replies.decode(found, replies.Empty, None) for found in frames.Decoder().feed(data)]
-    words = [describe_fault(answer) for answer in answers if isinstance(answer, MemoryFault)]
-    return os.waitstatus_to_exitcode(status), words[0] if words else ""
+    with contextlib.closing(journal):
+        return os.waitstatus_to_exitcode(status), journal.read_fault()
 
 
 @pytest.mark.parametrize(
@@ -74,12 +73,25 @@ def fault_of(launch: Callable[[Guards, torch.Tensor, torch.Tensor], object]) -> 
         ),
         (lambda guards, kept, y: kept.fill_(1), "wrote outside its tensors: at byte 0 of ktuned's copy of x"),
         (lambda guards, kept, y: ctypes.string_at(8, 4), ""),
+        (lambda guards, kept, y: os.kill(os.getpid(), signal.SIGSEGV), ""),
     ],
-    ids=["after", "before", "read", "own-copy", "elsewhere"],
+    ids=["after", "before", "read", "own-copy", "elsewhere", "sent"],
 )
 def test_a_fault_names_the_tensor(launch: Callable[..., object], message: str) -> None:
     """The process dies of its signal, and the daemon gets the tensor's name and the distance."""
     assert fault_of(launch) == (-signal.SIGSEGV, message)
+
+
+def test_a_fault_in_a_forked_child_is_not_the_workers() -> None:
+    """The child dies of it, and the worker that ends later has reported nothing."""
+
+    def launch(guards: Guards, kept: torch.Tensor, y: torch.Tensor) -> None:
+        pid = os.fork()
+        if pid == 0:
+            ctypes.memset(y.data_ptr() + 4000 + 8192, 1, 4)
+        os._exit(-os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    assert fault_of(launch) == (signal.SIGSEGV, "")
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -219,9 +231,3 @@ def test_guards_cost_addresses_and_no_memory() -> None:
 def _resident() -> int:
     with open("/proc/self/statm", encoding="ascii") as stream:
         return int(stream.read().split()[1]) * 4096
-
-
-def test_a_fault_frame_holds_as_many_tensors_as_fit() -> None:
-    """However many there are, the dying worker writes no more than a pipe takes."""
-    regions = [Region(f"a tensor with a long name {number}", number, 1, 0, 2) for number in range(10_000)]
-    assert MAX_FAULT_BYTES // 3 < len(prepare_fault(regions).data) <= MAX_FAULT_BYTES

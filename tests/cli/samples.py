@@ -24,7 +24,7 @@ def job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
         "state": "running",
         "priority": 400,
         "reason": "asked",
-        "plan": {"trials": 1000, "seconds": None, "deadlines": {}},
+        "plan": {"trials": 1000, "time_limit_s": None, "deadlines": {}},
         "created": 1000.0,
         "started": 1000.0,
         "finished": None,

@@ -193,7 +193,7 @@ def test_a_job_without_a_device_has_one_row() -> None:
 
 def test_a_compiling_alone_has_no_row() -> None:
     """What is only compiled has no row of its own that stays stale for good, and the kernel's row is not its."""
-    job = job_map(9, state="running", device="sm_90a", plan={"seconds": None, "compile_only": True})
+    job = job_map(9, state="running", device="sm_90a", plan={"time_limit_s": None, "compile_only": True})
     assert after(state_event("job_started", job), board=Board()).rows == {}
     assert catch_up(Board(), read_jobs([job])).rows == {}
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import pytest
 
+from ktuned.cli.commands import jobs
 from ktuned.cli.program import COMMANDS, cli
 from ktuned_client.answers import LEFT_OUT
 from tests.cli.conftest import Ran, Run, Serve
@@ -35,18 +36,9 @@ ASKING = [
     ("check", "gemm"),
     ("forget", "gemm"),
     ("export",),
-    ("simulate", "gemm"),
     ("remove", "."),
     ("prune",),
-    ("lookup", "--pins"),
-    ("lookup", "--release", "run-7"),
     ("stop",),
-    ("tune", "gemm", "--no-spawn"),
-    ("tune", "gemm", "--compile-only", "--no-spawn"),
-    ("add", ".", "--no-spawn"),
-    ("watch", "--no-spawn"),
-    ("share", "pull", "--no-spawn"),
-    ("share", "push", "--no-spawn"),
 ]
 
 BROKEN = {"path": "/src/tune_bad.py", "line": 3, "message": "NameError: name 'x' is not defined", "hint": ""}
@@ -71,13 +63,11 @@ def test_without_a_daemon_each_command_exits_3(run: Run, arguments: tuple[str, .
 
 
 def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(run: Run) -> None:
-    """Those that may not start one have ``--no-spawn``; the rest is above, and exits with 3."""
+    """The reference names those that start a daemon and those that need none; all others exit with 3."""
     reference = (Path(__file__).parents[2] / "docs/cli.md").read_text()
     starting, _, rest = re.split(r"\n\n", reference)[2].partition(" start a daemon")
     none_needed = rest.partition(".")[2].partition(" need none")[0]
     words = {name: set(re.findall(r"`([a-z]+)", text)) for name, text in (("start", starting), ("none", none_needed))}
-    may_not = {arguments[0] for arguments in ASKING if "--no-spawn" in arguments}
-    assert words["start"] - {"run"} == may_not
     # A report is no JSON, and an import reads its files first.
     others = {arguments[0] for arguments in ASKING} | {"report", "import"}
     assert words["start"] | words["none"] | others == set(COMMANDS)
@@ -91,14 +81,12 @@ def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(ru
         ("nonsense",),
         ("watch", "--tolerance", "3%"),
         ("export", "--by", "K"),
-        ("doctor", "--remeasure"),
         ("lookup",),
         ("lookup", "gemm", "-p", "M"),
         ("lookup", "gemm", "-p", "=4"),
         ("lookup", "gemm", "-p", "M=1", "-p", "M=2"),
         ("lookup", "gemm", "-p", f"M={2**63}"),
         ("lookup", "gemm", "-p", "x=1e999"),
-        ("jobs", "--state", "lost"),
         ("results",),
         ("results", "gemm", "--outcome", "odd"),
         ("results", "gemm", "--limit", "0"),
@@ -109,8 +97,6 @@ def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(ru
         ("tune", "gemm", "--compile-only", "--preset", "fast"),
         ("jobs", "--cancel"),
         ("jobs", "gemm", "--device", "cpu:0"),
-        ("jobs", "gemm", "--pause", "--limit", "3"),
-        ("lookup", "gemm", "--pins"),
         ("status", "--openmetrics", "--json"),
         ("watch", "--against", "."),
         ("tune", "no/such/file.py"),
@@ -151,7 +137,6 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
         ("lookup", "gemm"),
         ("results", "gemm"),
         ("report", "gemm"),
-        ("simulate", "gemm"),
         ("kernels", "gemm"),
         ("check", "gemm"),
         ("forget", "gemm"),
@@ -167,7 +152,7 @@ def test_a_short_name_travels_with_the_directory_that_it_was_typed_in(
 ) -> None:
     """Of several projects that have the kernel, the daemon takes the one that the user works in."""
     monkeypatch.chdir(tmp_path)
-    method = {"simulate": "results", "report": "kernels"}.get(arguments[0], arguments[0])
+    method = {"report": "kernels"}.get(arguments[0], arguments[0])
     if arguments[-1] in ("--cancel", "--pause", "--resume"):
         method = arguments[-1].removeprefix("--")
     if arguments[-1] == "--compile-only":
@@ -190,17 +175,17 @@ def test_a_syntax_error_is_shown_with_its_caret(run: Run, serve: Serve) -> None:
     )
     shown = "    return )\n           ^\n"
     assert run("kernels").out.endswith(shown)
-    assert run("tune", "gemm", "--no-spawn", "--detach").err.endswith(shown)
+    assert run("tune", "gemm", "--detach").err.endswith(shown)
 
 
-def test_a_list_of_jobs_that_is_cut_says_so(run: Run, serve: Serve) -> None:
+def test_a_list_of_jobs_that_is_cut_says_so(run: Run, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has as many as were wanted, and the daemon is asked for one more."""
     daemon = serve(jobs={"jobs": [job_map(number) for number in (1, 2, 3)]})
-    cut = run("jobs", "--limit", "2", "--json")
+    monkeypatch.setattr(jobs, "LISTED", 2)
+    cut = run("jobs", "--json")
     assert [job["id"] for job in json.loads(cut.out)] == [1, 2]
-    assert cut.err == "there are more jobs than these 2; --limit shows up to 1999\n"
+    assert cut.err == "there are more jobs than these 2; name a kernel to see its own\n"
     assert daemon.params_of("jobs") == {"limit": 3}
-    assert run("jobs").err == ""
 
 
 def test_a_path_without_kernels_is_one_line(run: Run, serve: Serve) -> None:
@@ -268,7 +253,7 @@ def test_roots_are_added_and_removed(run: Run, serve: Serve, tmp_path: Path) -> 
         add={"root": root, "kernels": [kernel], "errors": [BROKEN]},
         unwatch={"path": "/gone/src", "name": "project", "kernels": [KERNEL]},
     )
-    ran = run("add", str(tmp_path), "--no-spawn")
+    ran = run("add", str(tmp_path))
     assert (ran.code, KERNEL in ran.out, "tune_bad.py:3" in ran.out, "watching /src" in ran.err) == (
         1,
         True,
@@ -383,11 +368,11 @@ def test_json_is_the_data_alone(
     assert (ran.code, ran.values, ran.err) == (0, [expected], "")
 
 
-def test_jobs_passes_its_filters(run: Run, serve: Serve) -> None:
+def test_jobs_passes_its_filter(run: Run, serve: Serve) -> None:
     """Only what was given travels."""
     daemon = serve(jobs={"jobs": [job_map(done=3, best_us=12.5, left_s=5.0, waiters=1)]})
-    ran = run("jobs", "gemm", "--state", "running", "--limit", "5")
-    assert daemon.params_of("jobs") == {"kernel": "gemm", "state": "running", "limit": 6}
+    ran = run("jobs", "gemm")
+    assert daemon.params_of("jobs") == {"kernel": "gemm", "limit": 201}
     assert re.search(rf"^ *1 +{KERNEL} .* running +asked; 1 waits +3/4 +5\.0 s +12\.50 µs", ran.out, re.MULTILINE)
 
 
@@ -585,7 +570,7 @@ def test_advanced_options_stand_apart(run: Run) -> None:
     assert "--trials N" in plain
     assert "--time-limit SECONDS" in plain
     assert "--priority" not in plain
-    for option in ("--priority", "--remeasure", "--cancel-on-interrupt", "--keep-going", "--no-spawn"):
+    for option in ("--priority", "--remeasure", "--anchor"):
         assert option in advanced
 
 
@@ -641,22 +626,7 @@ def test_status_marks_a_directory_that_is_gone(run: Run, serve: Serve) -> None:
     assert "/src (gone)" in run("status").out
 
 
-def test_pins_are_a_table(run: Run, serve: Serve) -> None:
-    """Each pin has how many questions it decided, and its age."""
-    serve(pins={"pins": [{"pin": "run-7", "questions": 12, "created": time.time() - 75}]})
-    ran = run("lookup", "--pins")
-    assert ran.out == "pin    questions         age\nrun-7         12  1 min 15 s\n"
-
-
-def test_no_pins_is_said_and_not_printed(run: Run, serve: Serve) -> None:
-    """Anyone who reads stdout finds no pin there."""
-    serve(pins={"pins": []})
-    ran = run("lookup", "--pins")
-    assert (ran.code, ran.out, ran.err) == (0, "", "there are no pins\n")
-
-
 def test_one_of_a_thing_is_not_many(run: Run, serve: Serve) -> None:
     """What was forgotten is counted in words."""
-    serve(forget={"kernel": KERNEL, "trials": 1}, unpin={"pin": "run-7", "questions": 2})
+    serve(forget={"kernel": KERNEL, "trials": 1})
     assert run("forget", "gemm").out == f"{KERNEL}: 1 trial forgotten\n"
-    assert run("lookup", "--release", "run-7").out == "run-7: 2 questions forgotten\n"

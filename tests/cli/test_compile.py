@@ -53,7 +53,7 @@ STORY = [
 def test_every_config_has_its_line(run: Run, serve: Serve) -> None:
     """What compiled reports its seconds and figures, what did not the compiler's first line; the sum is on stderr."""
     daemon = serve(compile=ACCEPTED, events=STORY)
-    ran = run("tune", "gemm", "--compile-only", "-p", "M=64", "--arch", "sm_90a", "--trials", "3", "--no-spawn")
+    ran = run("tune", "gemm", "--compile-only", "-p", "M=64", "--arch", "sm_90a", "--trials", "3")
     assert ran.code == 0
     assert daemon.params_of("compile") == {"kernel": "gemm", "problem": {"M": 64}, "arch": "sm_90a", "trials": 3}
     assert [line.split() for line in ran.out.splitlines()] == [
@@ -74,7 +74,7 @@ def test_one_reason_for_all_configs_is_one_line(run: Run, serve: Serve) -> None:
     ]
     over = job_map(state="done", done=3, outcomes={"unsupported": 3}, message="no config could be compiled")
     serve(compile=ACCEPTED, events=[*wrong, state_event("job_done", over)])
-    ran = run("tune", "gemm", "--compile-only", "--no-spawn")
+    ran = run("tune", "gemm", "--compile-only")
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
     assert "no config could be compiled: the target is sm_90a (3 unsupported; " in ran.err
     shown = Lines()
@@ -88,7 +88,7 @@ def test_one_reason_for_all_configs_is_one_line(run: Run, serve: Serve) -> None:
 def test_json_is_the_events_and_last_the_jobs(run: Run, serve: Serve) -> None:
     """One object a line."""
     serve(compile=ACCEPTED, events=STORY)
-    *told, jobs = run("tune", "gemm", "--compile-only", "--json", "--no-spawn").values
+    *told, jobs = run("tune", "gemm", "--compile-only", "--json").values
     assert [entry["config"]["BM"] for entry in told] == [1, 2, 3]
     assert jobs == [OVER]
 
@@ -99,7 +99,7 @@ def test_nothing_compiled_is_a_result_not_reached(run: Run, serve: Serve) -> Non
     accepted = {**ACCEPTED, "jobs": [job_map(state="queued"), job_map(2, state="failed", message="no such backend")]}
     ends = [event(1, outcome="compile_error", message="no"), state_event("job_done", failed)]
     serve(compile=accepted, events=ends)
-    ran = run("tune", "gemm", "--compile-only", "--no-spawn")
+    ran = run("tune", "gemm", "--compile-only")
     assert ran.code == 1
     assert f"{KERNEL} [M=64 dtype=float32] BM=1  no" in ran.out
     assert "8 configs are not listed: their events came faster than they were read" in ran.err

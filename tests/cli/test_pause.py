@@ -86,13 +86,13 @@ def test_target_and_device_are_wrong_usage(run: Run) -> None:
 def test_priority_of_a_tune(run: Run, serve: Serve, word: str, priority: int) -> None:
     """Levels have names; a number is meant as it is."""
     daemon = serve(tune={"jobs": [], "errors": [], "epoch": 7, "seq": 0})
-    run("tune", "gemm", "--priority", word, "--no-spawn")
+    run("tune", "gemm", "--priority", word)
     assert daemon.params_of("tune") == {"kernel": "gemm", "priority": priority}
 
 
 @pytest.mark.parametrize("word", ["1000", "-1", "urgent", "1.5"])
 def test_no_such_priority(run: Run, word: str) -> None:
     """What is none is wrong usage, and the line names those that are."""
-    ran = run("tune", "gemm", "--no-spawn", f"--priority={word}")
+    ran = run("tune", "gemm", f"--priority={word}")
     assert ran.code == 2
     assert "waited-for" in ran.err

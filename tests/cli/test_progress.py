@@ -59,7 +59,7 @@ def winner(config: dict[str, Any], latency_us: float, job: int | None = 1) -> di
     return known | {"job": job, "config": config, "latency_us": latency_us}
 
 
-@pytest.mark.parametrize("kind", ["pin", "", None, "lookup"])
+@pytest.mark.parametrize("kind", ["mood", "", None, "lookup"])
 def test_unknown_types_change_nothing(kind: str | None) -> None:
     """An event of a type from a newer daemon leaves the view as it was; so does the mark of a gap."""
     view = begin_view([job_info()])

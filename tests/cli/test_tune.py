@@ -51,11 +51,11 @@ def test_configs_to_measure_again(run: Run, serve: Serve) -> None:
     """Each --config is one config, with values read as those of a problem; --again goes with or without them."""
     daemon = tuning(serve)
     given = ["--config", "BM=64,fast=true", "--config", "BM=32,fast=false"]
-    assert run("tune", "gemm", "--remeasure", *given, "--no-spawn").code == 0
+    assert run("tune", "gemm", "--remeasure", *given).code == 0
     configs = [{"BM": 64, "fast": True}, {"BM": 32, "fast": False}]
     assert daemon.params_of("tune") == {"kernel": "gemm", "configs": configs, "again": True}
     for wrong in ("BM", "BM=1,BM=2", "=3"):
-        ran = run("tune", "gemm", "--config", wrong, "--no-spawn")
+        ran = run("tune", "gemm", "--config", wrong)
         assert (ran.code, len(ran.err.splitlines())) == (2, 1)
         assert "--config" in ran.err
 
@@ -63,7 +63,7 @@ def test_configs_to_measure_again(run: Run, serve: Serve) -> None:
 def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
     """In a pipe: one line per new best, one per failure kind, then the table of winners and the failures."""
     daemon = tuning(serve)
-    ran = run("tune", "gemm", "-p", "M=64", "--trials", "4", "--preset", "fast", "--no-spawn")
+    ran = run("tune", "gemm", "-p", "M=64", "--trials", "4", "--preset", "fast")
     assert (ran.code, ran.err) == (0, "")
     assert daemon.params_of("tune") == {"kernel": "gemm", "problem": {"M": 64}, "trials": 4, "preset": "fast"}
     assert daemon.params_of("subscribe") == {"since": [7, 0], "jobs": [1]}
@@ -90,7 +90,7 @@ def test_a_job_s_end_has_the_compiler_s_message(run: Run, serve: Serve) -> None:
     failed = job_map(state="failed", done=1, outcomes={"compile_error": 1}, message=message)
     trial = trial_event(trial_map(1, "compile_error", message=why), 1)
     tuning(serve, events=[trial, state_event("job_done", failed)])
-    ran = run("tune", "gemm", "--no-spawn")
+    ran = run("tune", "gemm")
     assert (ran.code, ran.out.count(why), ran.out.count("no config ran")) == (1, 2, 1)
     assert f"job 1 failed: {message} (1 compile_error)" in ran.out
 
@@ -99,14 +99,14 @@ def test_a_job_s_message_is_printed_once(run: Run, serve: Serve) -> None:
     """As a line when it ends; in the table where it had ended before."""
     failed = job_map(state="failed", message="inputs(p) returned an empty dict")
     tuning(serve, events=[state_event("job_done", failed)])
-    assert run("tune", "gemm", "--no-spawn").out.count("empty dict") == 1
+    assert run("tune", "gemm").out.count("empty dict") == 1
 
 
 def test_a_speed_up_that_is_hardly_known_is_a_warning(run: Run, serve: Serve) -> None:
     """Where the default's or the reference's rounds differ much, the table is followed by the range of both."""
     wide = {**DONE, "default_spread_us": 40.0, "reference_spread_us": 30.0}
     tuning(serve, events=[state_event("job_done", wide)])
-    out = run("tune", "gemm", "--no-spawn").out
+    out = run("tune", "gemm").out
     assert "the speed-up over the default varied from 1.49× to 2.51×" in out
     assert "the reference took from 45.00 µs to 75.00 µs" in out
     assert out.count("unlocked clocks") == 1
@@ -117,7 +117,7 @@ def test_a_reference_that_took_thousands_of_times_as_long_is_noisy(run: Run, ser
     """Though its rounds agree: the table has the badge, and a line says why."""
     far = {**DONE, "reference_us": 155_000.0, "reference_spread_us": 19_000.0}
     tuning(serve, events=[state_event("job_done", far)])
-    out = run("tune", "gemm", "--no-spawn").out
+    out = run("tune", "gemm").out
     assert "155.0 ms ±6.1 % noisy" in out
     assert "noisy: the reference took 3,875 times the winner's time: was the machine busy" in out
 
@@ -135,7 +135,7 @@ def test_a_budget_that_is_no_number_is_one_line(run: Run, option: str, words: st
 def test_tune_json_is_the_events_and_last_the_jobs(run: Run, serve: Serve) -> None:
     """With ``--json`` stdout holds one event a line and, last, the jobs as they ended."""
     tuning(serve)
-    ran = run("tune", "gemm", "--json", "--no-spawn")
+    ran = run("tune", "gemm", "--json")
     assert (ran.code, ran.err) == (0, "")
     assert [event["type"] for event in ran.values[:-1]] == [event["type"] for event in STORY]
     assert ran.values[-1] == {"jobs": [DONE], "errors": []}
@@ -146,7 +146,7 @@ def test_a_job_that_does_not_succeed_exits_1(run: Run, serve: Serve, state: str)
     """A failed or cancelled job is a result not reached, and its message is reported."""
     ended = job_map(state=state, best_us=40.0, message="no lane is open")
     tuning(serve, events=[state_event("job_done", ended)])
-    ran = run("tune", "gemm", "--no-spawn")
+    ran = run("tune", "gemm")
     assert ran.code == 1
     assert f"job 1 {state}: no lane is open" in ran.out
 
@@ -155,13 +155,13 @@ def test_a_cancelled_job_keeps_its_counts(run: Run, serve: Serve) -> None:
     """Its line has the number of configs of each outcome, and does not say twice that it was cancelled."""
     ended = job_map(state="cancelled", message="cancelled", outcomes={"measured": 2, "hung": 1})
     tuning(serve, events=[state_event("job_done", ended)])
-    assert f"{DEVICE}: job 1 cancelled (2 measured, 1 hung)\n" in run("tune", "gemm", "--no-spawn").out
+    assert f"{DEVICE}: job 1 cancelled (2 measured, 1 hung)\n" in run("tune", "gemm").out
 
 
 def test_a_job_without_a_valid_config_exits_1(run: Run, serve: Serve) -> None:
     """A job that is done and has no winner is a result not reached."""
     tuning(serve, events=[state_event("job_done", job_map(state="done", outcomes={"mismatch": 4}))])
-    ran = run("tune", "gemm", "--no-spawn")
+    ran = run("tune", "gemm")
     assert ran.code == 1
     assert "found no valid config (4 mismatch)" in ran.out
 
@@ -169,7 +169,7 @@ def test_a_job_without_a_valid_config_exits_1(run: Run, serve: Serve) -> None:
 def test_errors_in_kernel_files_are_told_and_exit_1(run: Run, serve: Serve, tmp_path: os.PathLike[str]) -> None:
     """A broken kernel file does not keep the others from being tuned, and does not go unseen."""
     daemon = tuning(serve, tune={**ACCEPTED, "errors": [BROKEN]})
-    ran = run("tune", str(tmp_path), "--no-spawn")
+    ran = run("tune", str(tmp_path))
     assert ran.code == 1
     assert ran.err == "ktuned: /src/tune_bad.py:3: NameError: name 'x' is not defined\n"
     assert "tuned, 40.00 µs" in ran.out
@@ -179,7 +179,7 @@ def test_errors_in_kernel_files_are_told_and_exit_1(run: Run, serve: Serve, tmp_
 def test_nothing_to_tune_exits_1(run: Run, serve: Serve) -> None:
     """No jobs and no errors: the kernel declares no problem, and the line says so."""
     tuning(serve, tune={**ACCEPTED, "jobs": []})
-    ran = run("tune", "gemm", "--no-spawn")
+    ran = run("tune", "gemm")
     assert (ran.code, ran.out) == (1, "")
     assert "nothing to tune" in ran.err
 
@@ -187,7 +187,7 @@ def test_nothing_to_tune_exits_1(run: Run, serve: Serve) -> None:
 def test_jobs_that_had_ended_already_need_no_events(run: Run, serve: Serve) -> None:
     """A tuning that finds everything known ends at once, with its table."""
     daemon = tuning(serve, tune={**ACCEPTED, "jobs": [DONE]})
-    ran = run("tune", "gemm", "--no-spawn")
+    ran = run("tune", "gemm")
     assert ran.code == 0
     assert "2.00×" in ran.out
     assert "subscribe" not in [method for method, _ in daemon.calls]
@@ -196,7 +196,7 @@ def test_jobs_that_had_ended_already_need_no_events(run: Run, serve: Serve) -> N
 def test_detach_returns_at_once(run: Run, serve: Serve) -> None:
     """``--detach`` prints the jobs and waits for nothing."""
     daemon = tuning(serve)
-    ran = run("tune", "gemm", "--detach", "--json", "--no-spawn")
+    ran = run("tune", "gemm", "--detach", "--json")
     assert (ran.code, ran.values) == (0, [{"jobs": ACCEPTED["jobs"], "errors": []}])
     assert [method for method, _ in daemon.calls] == ["hello", "tune"]
 
@@ -205,38 +205,24 @@ def test_a_daemon_that_goes_away_exits_3(run: Run, serve: Serve) -> None:
     """A stream that breaks is no daemon, said in one line."""
     daemon = tuning(serve, events=STORY[:2])
     daemon.hangs_up = True
-    ran = run("tune", "gemm", "--no-spawn")
+    ran = run("tune", "gemm")
     assert ran.code == 3
     assert len(ran.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("cancels", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)])
-def test_ctrl_c_detaches_or_cancels(serve: Serve, cancels: bool, number: signal.Signals) -> None:
-    """Ctrl-C leaves the job running, and says how to see and cancel it; with the option it cancels, as SIGTERM does."""
-    daemon = tuning(serve, events=STORY[:2], cancel={"jobs": []})
-    command = [
-        sys.executable,
-        "-m",
-        "ktuned",
-        "tune",
-        "gemm",
-        "--no-spawn",
-        *(["--cancel-on-interrupt"] if cancels else []),
-    ]
+def test_ctrl_c_detaches(serve: Serve) -> None:
+    """Ctrl-C leaves the job running, and says how to see and cancel it."""
+    daemon = tuning(serve, events=STORY[:2])
+    command = [sys.executable, "-m", "ktuned", "tune", "gemm"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert daemon.told.wait(30)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in err
-    cancelled = [params for method, params in daemon.calls if method == "cancel"]
-    if cancels:
-        assert cancelled == [{"job": 1}]
-        assert err.strip() == "cancelled job 1"
-    else:
-        assert cancelled == []
-        assert "`ktuned jobs`" in err
-        assert "`ktuned jobs 1 --cancel`" in err
+    assert "cancel" not in {method for method, _ in daemon.calls}
+    assert "`ktuned jobs`" in err
+    assert "`ktuned jobs 1 --cancel`" in err
 
 
 def test_a_terminal_gets_a_live_view(serve: Serve) -> None:
@@ -244,7 +230,7 @@ def test_a_terminal_gets_a_live_view(serve: Serve) -> None:
     tuning(serve)
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
-    command = [sys.executable, "-m", "ktuned", "tune", "gemm", "--no-spawn"]
+    command = [sys.executable, "-m", "ktuned", "tune", "gemm"]
     with subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
         os.close(slave)
         shown = b""
@@ -286,7 +272,7 @@ def test_watch_tells_a_save_and_its_retuning(run: Run, serve: Serve, tmp_path: o
         events=watching(),
     )
     daemon.hangs_up = True
-    ran = run("watch", root, "--no-spawn")
+    ran = run("watch", root)
     assert ran.code == 3
     name = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: "
     assert ran.out.splitlines() == [
@@ -303,7 +289,7 @@ def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
     """Without a path nothing is added, and every project's events come."""
     daemon = serve(kernels=WATCHED, jobs={"jobs": []}, events=watching())
     daemon.hangs_up = True
-    ran = run("watch", "--json", "--no-spawn")
+    ran = run("watch", "--json")
     assert [event["type"] for event in ran.values] == [event["type"] for event in watching()]
     assert [method for method, _ in daemon.calls] == ["hello", "kernels", "subscribe", "jobs", "peaks"]
     assert ran.err.startswith("watching /src; Ctrl-C")
@@ -314,14 +300,14 @@ def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
     states = iter([[job_map()], [DONE]])
     daemon = serve(kernels=WATCHED, jobs=lambda params: {"jobs": next(states)}, events=[{"type": "gap"}])
     daemon.hangs_up = True
-    ran = run("watch", "--no-spawn")
+    ran = run("watch")
     assert "tuned, 40.00 µs" in ran.out
 
 
 def test_ctrl_c_ends_a_watch_in_peace(serve: Serve) -> None:
     """The view ends, the daemon goes on, and nothing failed."""
     daemon = serve(kernels=WATCHED, jobs={"jobs": []}, events=watching())
-    command = [sys.executable, "-m", "ktuned", "watch", "--no-spawn"]
+    command = [sys.executable, "-m", "ktuned", "watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert daemon.told.wait(30)
         process.send_signal(signal.SIGINT)
@@ -340,7 +326,7 @@ def test_ctrl_c_before_the_jobs_are_known_says_that_they_follow(run: Run, serve:
         return {"jobs": [], "errors": [], "notices": [], "epoch": 7, "seq": 0}
 
     serve(tune=interrupt)
-    ran = run("tune", "gemm", "--no-spawn")
+    ran = run("tune", "gemm")
     is_over.set()
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.splitlines()[0] == (

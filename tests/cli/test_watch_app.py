@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 

@@ -43,7 +43,7 @@ def test_sick_lanes_have_their_reason() -> None:
 
 
 RUNNING = job_info(1, done=20, total=40, left_s=10.0)
-PLAN = {"trials": 1000, "seconds": None}
+PLAN = {"trials": 1000, "time_limit_s": None}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,11 @@ PLAN = {"trials": 1000, "seconds": None}
         # Half a second a config, for as many as the space has.
         ([RUNNING, job_info(2, state="queued", total=None, plan=PLAN)], {"project:gemm": 60}, TimeLeft(40.0)),
         ([RUNNING, job_info(2, state="queued", total=None, plan=PLAN)], {}, TimeLeft(510.0)),
-        ([RUNNING, job_info(2, state="queued", total=None, plan={"trials": 1000, "seconds": 5.0})], {}, TimeLeft(15.0)),
+        (
+            [RUNNING, job_info(2, state="queued", total=None, plan=PLAN | {"time_limit_s": 5.0})],
+            {},
+            TimeLeft(15.0),
+        ),
         # On a device of which nothing is known, at the pace of the others.
         ([RUNNING, job_info(2, state="queued", device="H200", total=4)], {}, TimeLeft(10.0)),
         ([job_info(2, state="queued", total=4)], {}, TimeLeft(None, 1)),

@@ -1,6 +1,5 @@
 """The client's types of messages have the fields of the daemon's: nothing else would notice that they part."""
 
-import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -23,7 +22,6 @@ import pytest
 
 from ktuned import protocol
 from ktuned.model import Plan, Scalar, Trial, TrialDetail
-from ktuned.model.record import Record
 from ktuned_client import messages
 
 SENT = {
@@ -44,22 +42,17 @@ EVENTS = {name: hint for hint in get_args(messages.Event) for name in get_args(g
 TYPES = {name: kind for name, kind in vars(messages).items() if is_typeddict(kind) and not name.startswith("_")}
 
 
-def _list_fields(kind: type[Record | msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
-    """Return the client's type of each field that the daemon sends of a struct or record, and whether it always is."""
+def _list_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Return the client's type of each field that the daemon sends of a struct, and whether it always is."""
     hints = get_type_hints(kind)
-    if issubclass(kind, Record):
-        # Lists and events have trials without their detail.
-        omitted = {*kind._omitted, *(["detail"] if kind is Trial else [])}
-        fields = [(field.name, field.name, field.name not in omitted) for field in dataclasses.fields(kind)]
-        fields = [field for field in fields if field[0] != "key_problem"]
-    else:
-        leaves_out = kind.__struct_config__.omit_defaults
-        fields = [
-            (field.name, field.encode_name, field.required or not leaves_out) for field in msgspec.structs.fields(kind)
-        ]
+    leaves_out = kind.__struct_config__.omit_defaults
     return {
-        sent: (_to_client_type(hints[name]), is_sent and msgspec.UnsetType not in get_args(hints[name]))
-        for name, sent, is_sent in fields
+        field.encode_name: (
+            _to_client_type(hints[field.name]),
+            (field.required or not leaves_out) and msgspec.UnsetType not in get_args(hints[field.name]),
+        )
+        for field in msgspec.structs.fields(kind)
+        if field.name != "key_problem"
     }
 
 

@@ -74,7 +74,7 @@ async def test_the_async_client_reads_it_too(path: str, publish: Publish) -> Non
 
 
 def test_a_question_that_the_table_lacks_goes_to_the_daemon(path: str, publish: Publish) -> None:
-    """Other problems and types, devices, objectives and kernels, and what a pin has not decided, are the daemon's."""
+    """Other problems and types, devices, objectives and kernels are the daemon's."""
     publish({"M": 1})
     questions: list[dict[str, Any]] = [
         {"problem": {"M": 2}},
@@ -89,9 +89,6 @@ def test_a_question_that_the_table_lacks_goes_to_the_daemon(path: str, publish: 
         for count, question in enumerate(questions, start=1):
             client.lookup(**{"kernel": "p:gemm", **question})
             assert asked(client) == count
-    with Client(path, deadline_s=PATIENT_S, pin="run") as client:
-        client.lookup("p:gemm", {"M": 1})
-        assert asked(client) == len(questions) + 1
 
 
 def test_a_problem_is_answered_by_its_bucket(path: str, publish: Publish) -> None:

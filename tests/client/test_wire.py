@@ -219,7 +219,7 @@ def test_a_short_name_travels_with_the_directory_of_its_application(
         return params
 
     monkeypatch.chdir(tmp_path)
-    knowledge = Knowledge("k.sock", None, None)
+    knowledge = Knowledge("k.sock", None)
     monkeypatch.chdir("/")
     assert sent(knowledge, "gemm") == {"kernel": "gemm", "directory": str(tmp_path), "problem": {"M": 1}}
     assert sent(knowledge, "p:gemm") == {"kernel": "p:gemm", "problem": {"M": 1}}
@@ -227,4 +227,4 @@ def test_a_short_name_travels_with_the_directory_of_its_application(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert sent(Knowledge("k.sock", None, None), "gemm") == {"kernel": "gemm", "problem": {"M": 1}}
+    assert sent(Knowledge("k.sock", None), "gemm") == {"kernel": "gemm", "problem": {"M": 1}}

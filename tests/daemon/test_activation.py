@@ -48,12 +48,13 @@ def is_listened_at(path: Path) -> bool:
 
 
 @contextmanager
-def activated(directory: Path, manager: socket.socket, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def activated(directory: Path, manager: socket.socket, config: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """Run systemd-socket-activate, which becomes the daemon when someone connects."""
     assert ACTIVATE is not None
     place = directory / "run"
     place.mkdir(mode=0o700)
     (directory / "home").mkdir()
+    (directory / "home" / "config.toml").write_text(config)
     given = {
         "KTUNED_HOME": str(directory / "home"),
         "NOTIFY_SOCKET": manager.getsockname(),
@@ -74,7 +75,6 @@ def activated(directory: Path, manager: socket.socket, *arguments: str) -> Itera
                 "ktuned",
                 "start",
                 "--foreground",
-                *arguments,
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -120,7 +120,7 @@ def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, 
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is not installed")
 def test_an_activated_daemon_ends_when_idle(tmp_path: Path, manager: socket.socket) -> None:
     """Once its client has gone and nothing is left to do it ends, with success."""
-    with activated(tmp_path, manager, "--idle-exit", "0.2") as process:
+    with activated(tmp_path, manager, "idle_exit_s = 0.2\n") as process:
         with Client(str(tmp_path / "run" / "k.sock")) as client:
             client.call("hello", deadline_s=PATIENCE_S)
         assert process.wait(PATIENCE_S) == 0

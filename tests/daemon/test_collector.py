@@ -22,7 +22,7 @@ async def run_workers(self):
 
 LocalExecutor.run_workers = run_workers
 try:
-    run(load_settings(sys.argv[1], sys.argv[1] + "/run/s"))
+    run(load_settings({"KTUNED_HOME": sys.argv[1], "KTUNED_SOCKET": sys.argv[1] + "/run/s"}))
 except KtunedError as error:
     print(error.message)
 """

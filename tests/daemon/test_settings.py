@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ def written(home: Path, text: str | bytes) -> Path:
 
 def test_without_a_file_all_settings_are_defaults(home: Path) -> None:
     """Nothing need be configured."""
-    settings = load_settings(home, environment={})
+    settings = load_settings({"KTUNED_HOME": str(home)})
     assert (settings.state, settings.cache, settings.roots) == (home, home / "cache", ())
     assert settings.deadlines == DEFAULT_DEADLINES
     assert settings.compile_slots == choose_compile_slots(len(os.sched_getaffinity(0)))
@@ -54,7 +53,7 @@ def test_each_field_of_the_file_is_followed(home: Path, tmp_path: Path) -> None:
         env = {{ A = "1" }}
         """,
     )
-    settings = load_settings(home, environment={})
+    settings = load_settings({"KTUNED_HOME": str(home)})
     assert (settings.compile_slots, settings.artifacts_bytes, settings.file.contention) == (3, 2**29, False)
     assert settings.deadlines == {**DEFAULT_DEADLINES, "compile": 7}
     (root,) = settings.roots
@@ -102,48 +101,18 @@ def test_a_wrong_field_is_one_line_of_error(home: Path, text: str | bytes, words
     """The error names the file and the field, and says how to mend it."""
     path = written(home, text)
     with pytest.raises(SettingsError) as refused:
-        load_settings(home, environment={})
+        load_settings({"KTUNED_HOME": str(home)})
     assert refused.value.message.startswith(f"{path}: ")
     assert words in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.hint
 
 
-def test_named_file_must_exist(home: Path, tmp_path: Path) -> None:
-    """A file that was asked for is not silently left out; one that cannot be read neither."""
-    with pytest.raises(SettingsError, match="does not exist"):
-        load_settings(home, config=tmp_path / "other.toml", environment={})
-    with pytest.raises(SettingsError, match="cannot be read"):
-        load_settings(home, config=tmp_path, environment={})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "home", "socket"),
-    [
-        (
-            {"home": "/arg", "socket": "/arg.sock"},
-            {"KTUNED_HOME": "/env", "KTUNED_SOCKET": "/env.sock"},
-            "/arg",
-            "/arg.sock",
-        ),
-        ({}, {"KTUNED_HOME": "/env", "KTUNED_SOCKET": "/env.sock"}, "/env", "/env.sock"),
-        ({"home": "/arg"}, {"KTUNED_SOCKET": "/env.sock"}, "/arg", "/env.sock"),
-        ({"socket": "/arg.sock"}, {"KTUNED_HOME": "/env"}, "/env", "/arg.sock"),
-    ],
-)
-def test_arguments_come_before_the_environment(
-    arguments: dict[str, Any], environment: dict[str, str], home: str, socket: str
-) -> None:
-    """What the command line says holds, then what the environment says."""
-    settings = load_settings(**arguments, environment=environment)
-    assert (str(settings.state), settings.socket) == (home, socket)
-
-
 def test_without_a_home_the_system_s_directories_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """State, cache and settings each have their place."""
     for name in ("STATE", "CACHE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
-    settings = load_settings(socket="/s", environment={})
+    settings = load_settings({"KTUNED_SOCKET": "/s"})
     assert settings.state == tmp_path / "STATE" / "ktuned"
     assert settings.cache == tmp_path / "CACHE" / "ktuned"
     assert settings.config_path == tmp_path / "CONFIG" / "ktuned" / "config.toml"
@@ -170,7 +139,9 @@ def test_compile_slots_are_the_cores_without_the_lanes_and_at_least_one(cores: i
 
 def test_a_directory_or_pipe_as_config_is_refused_at_once(tmp_path: Path) -> None:
     """A directory or a pipe in the place of config.toml is reported; a pipe would be waited at, by the whole daemon."""
-    os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path, tmp_path / "pipe"):
+    (tmp_path / "directory" / "config.toml").mkdir(parents=True)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "config.toml")
+    for home in (tmp_path / "directory", tmp_path / "pipe"):
         with pytest.raises(SettingsError, match="it is not a regular file"):
-            load_settings(home=tmp_path / "home", config=place)
+            load_settings({"KTUNED_HOME": str(home)})

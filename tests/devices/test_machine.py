@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.devices.environment_report import fingerprint_digest
 from ktuned.devices.environments import Environments

@@ -50,10 +50,10 @@ def _soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def link_to(*answers: dict[str, Any] | None) -> tuple[DaemonLink, FakeClient]:
     """Return a link, and its daemon."""
     client = FakeClient(*answers)
-    return DaemonLink(client, "a pin"), client  # type: ignore[arg-type]
+    return DaemonLink(client), client  # type: ignore[arg-type]
 
 
-def test_a_question_has_the_key_and_the_pin() -> None:
+def test_a_question_has_the_key() -> None:
     """And the process that asks, which uses the device."""
     link, client = link_to(FRESH)
     assert link.ask_about(KEY) == Answer('{"BLOCK":64}', True, False, "/a", 2.0)
@@ -62,7 +62,6 @@ def test_a_question_has_the_key_and_the_pin() -> None:
         "keys": [{"identity": KEY.identity, "problem": {"size": 1}, "device": "a GPU"}],
         "waits": False,
         "beside": os.getpid(),
-        "pin": "a pin",
     }
 
 
@@ -139,7 +138,7 @@ def test_a_key_whose_winner_cannot_be_loaded_does_not_disturb_others() -> None:
 def test_a_forked_child_follows_its_parents_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a thread of its own, though its parent's thread held the lock when it was forked."""
     link, client = link_to(OPEN)
-    monkeypatch.setattr(LINKS, "_links", {None: link})
+    monkeypatch.setattr(LINKS, "_link", link)
     assert daemon_link() is link
     over = threading.Event()
 

@@ -9,18 +9,16 @@ from ktuned_client import Client, LoadError
 from tests.e2e.harness import Daemon, kernel_text
 
 SPACE = 'space(us=[60.0, 300.0], tag=["a"])'
-FUNCTION = "lambda p: dict(n=-(-p.n // 100) * 100)"
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon with two tuned kernels: one with a rule, one with a function."""
+    """Run a daemon with a tuned kernel that has a rule."""
     with Daemon(tmp_path_factory.mktemp("buckets")) as running:
-        for name, bucket in (("ruled", 'dict(n="pow2")'), ("chosen", FUNCTION)):
-            text = kernel_text(SPACE, problems="[dict(n=90)]", bucket=bucket, default='dict(us=300.0, tag="a")')
-            path = running.kernel_file(text.replace("def it(", f"def {name}("), f"tune_{name}.py")
-            _, (job,) = running.tune(path=str(path))
-            assert job["state"] == "done"
+        text = kernel_text(SPACE, problems="[dict(n=90)]", bucket='dict(n="pow2")', default='dict(us=300.0, tag="a")')
+        path = running.kernel_file(text.replace("def it(", "def ruled("), "tune_ruled.py")
+        _, (job,) = running.tune(path=str(path))
+        assert job["state"] == "done"
         running.client.lookup("none", {})
         yield running
 
@@ -49,16 +47,6 @@ def test_a_request_for_any_size_tunes_its_bucket(daemon: Daemon) -> None:
     assert daemon.compiles.read_text() == compiles
 
 
-def test_a_function_is_asked_by_a_worker(daemon: Daemon) -> None:
-    """The first lookup of a size says that its bucket is not known yet, and asks for it."""
-    first = daemon.client.lookup("chosen", {"n": 33})
-    assert (first.status, first.message.partition(":")[0]) == ("near", "its bucket is not known yet")
-    daemon.until(lambda: daemon.client.lookup("chosen", {"n": 33}).status == "fresh", "the function's answer")
-    assert daemon.client.lookup("chosen", {"n": 33}).measured == {"n": 100}
-    (job,) = daemon.client.call("jobs", kernel="chosen")["jobs"]
-    assert job["problem"] == {"n": 100}
-
-
 def test_exported_winners_have_their_rules(daemon: Daemon, tmp_path: Path) -> None:
     """Without a daemon a file answers for all sizes of a bucket."""
     done = daemon.ktuned("export", str(tmp_path / "winners"), "--kernel", "ruled")
@@ -81,24 +69,12 @@ def test_a_change_of_the_rule_is_seen(daemon: Daemon) -> None:
 
 
 def test_wrong_rules_are_errors_of_the_file(daemon: Daemon) -> None:
-    """A rule that is none, a function that moves its own results, or makes no problem."""
+    """A rule must be one of the three kinds, and belong to a problem key."""
     for bucket, words in (
         ('dict(n="pow3")', "bucket: n is 'pow3', not 'pow2'"),
-        ("lambda p: dict(n=p.n + 1)", "bucket maps"),
-        ("lambda p: dict(m=1)", "bucket gives"),
-        ("lambda p: 1 // 0", "ZeroDivisionError"),
+        ("dict(n=lambda n: n)", "not 'pow2', a positive int or a list of ints"),
+        ("lambda p: dict(n=p.n + 1)", "not a dict of rules by problem key"),
     ):
         path = daemon.kernel_file(kernel_text(SPACE, bucket=bucket).replace("def it(", "def bad("), "tune_bad.py")
         (error,) = daemon.client.tune(path=str(path)).errors
         assert words in error["message"]
-
-
-@pytest.mark.allow_leaks(reason="the module's daemon is another process from here on")
-def test_the_next_daemon_knows_what_a_function_said(daemon: Daemon) -> None:
-    """Representatives are stored: no lookup waits for a worker again."""
-    daemon.stop()
-    daemon.start()
-    daemon.until(lambda: daemon.client.lookup("chosen", {"n": 33}).status == "fresh", "the start")
-    assert "kernel_file_not_asked" not in daemon.log.read_text()
-    # A daemon that a test has started is its own to stop.
-    daemon.stop()

@@ -24,20 +24,6 @@ SPACE = "space([dict(us=300.0), dict(us=900.0)])"
 DEADLINE_S = 10.0
 """Far above what a lookup takes, because the machine is busy; what may not happen is to wait for longer."""
 
-PINNED = """
-import sys
-from ktuned_client import Client
-with Client(sys.argv[1], pin="run-7") as client:
-    print("ready", flush=True)
-    seen = set()
-    for line in sys.stdin:
-        client._memo.close()
-        hit = client.lookup("it", {"n": 64})
-        seen.add((hit.status, str(hit.config), hit.latency_us))
-        print("asked", flush=True)
-    print(sorted(seen))
-"""
-
 
 @pytest.fixture(scope="module")
 def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -116,7 +102,7 @@ def test_an_application_survives_a_daemon_of_another_protocol(tuned: Daemon) -> 
 
 
 def test_an_application_survives_a_full_disk(tuned: Daemon, tmp_path: Path) -> None:
-    """Where the daemon can write no file any more lookups are answered as before, and a pin says that it cannot be."""
+    """Where the daemon can write no file any more lookups are answered as before."""
     assert tuned.process is not None
     # A near winner is served once a worker has said that its config suits this size.
     tuned.until(lambda: tuned.client.lookup("it", {"n": 128}).config == {"us": 300.0}, "the near winner")
@@ -126,10 +112,6 @@ def test_an_application_survives_a_full_disk(tuned: Daemon, tmp_path: Path) -> N
     with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
         _is_as_before(_look_up(client))
         assert _look_up(client, 128).config == {"us": 300.0}
-        with Client(tuned.socket, deadline_s=DEADLINE_S, pin="run-7") as pinned:
-            hit = _look_up(pinned)
-            assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-            assert hit.message
         _is_as_before(_look_up(client))
 
 
@@ -149,61 +131,6 @@ def test_an_application_survives_a_stepped_clock(tuned: Daemon, monkeypatch: pyt
             assert first.age_s is not None
             assert first.age_s >= 0
             assert _look_up(client, 128).config == {"us": 300.0}
-
-
-def test_a_pin_sees_one_winner_while_a_tuning_finds_better_ones(daemon: Daemon) -> None:
-    """Eight processes under one pin get the same config from first to last, over a restart too; others get the best."""
-    # Far less than a scheduler's time slice: a median of such times is right on a busy machine too.
-    speeds = [500.0 - 20.0 * number for number in range(21)]
-    space = f"space([dict(us=us) for us in {speeds}])"
-    text = kernel_text(space, strategy="'exhaustive'", default=f"dict(us={speeds[0]})", early_stop="1e9")
-    with daemon.client.tune(path=str(daemon.kernel_file(text)), trials=1) as tuning:
-        list(tuning)
-    before = daemon.client.lookup("it", PROBLEM)
-    command = [sys.executable, "-c", PINNED, str(daemon.socket)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    changes = 0
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        with daemon.client.tune("it") as tuning:
-            _all_ask(processes)
-            for event in tuning:
-                if event["type"] == "winner":
-                    changes += 1
-                    _all_ask(processes)
-        best = daemon.client.lookup("it", PROBLEM)
-        daemon.kill()
-        daemon.start()
-        _all_ask(processes)
-        told = {process.communicate()[0].splitlines()[-1] for process in processes}
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
-    # Configs that take no time come in batches of eight, of which the best alone is announced.
-    assert changes >= 2
-    assert best.config != before.config
-    assert told == {str([("fresh", str(before.config), before.latency_us)])}
-    (pin,) = daemon.client.call("pins")["pins"]
-    assert pin["pin"] == "run-7"
-    assert daemon.ktuned("lookup", "--release", "run-7").returncode == 0
-    with Client(daemon.socket, deadline_s=DEADLINE_S, pin="run-7") as client:
-        assert client.lookup("it", PROBLEM).config == best.config
-
-
-def _all_ask(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("ask\n")
-        process.stdin.flush()
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "asked\n"
 
 
 def test_a_new_winner_is_seen_as_soon_as_it_is_told(tuned: Daemon) -> None:

@@ -106,20 +106,6 @@ def test_another_anchor_may_be_chosen_and_stays_chosen(daemon: Daemon) -> None:
     assert _config(daemon)["config"] == known.FAST
 
 
-def test_a_pin_may_name_the_anchor(daemon: Daemon) -> None:
-    """The config that its lookups get, whatever is tuned meanwhile."""
-    space = [known.ANCHOR, known.ORDERED, known.SLOWLY_ORDERED]
-    daemon.tune(path=known.family(daemon, numerics="tolerance", space=space, default=known.SLOWLY_ORDERED))
-    pinned = _config(daemon, pin="run 7")["config"]
-    assert pinned == known.ORDERED
-    daemon.tune(path=known.family(daemon, space=space))
-    assert _config(daemon)["config"] == known.ANCHOR
-    daemon.tune(kernel="rows", anchor_pin="run 7")
-    assert _config(daemon)["config"] == known.ORDERED
-    with pytest.raises(DaemonError, match="the pin 'run 8' holds no config of project:rows"):
-        daemon.tune(kernel="rows", anchor_pin="run 8")
-
-
 def test_an_untuned_problem_is_answered_with_the_anchor(daemon: Daemon) -> None:
     """Not with a near problem's winner, whose bits nobody has compared there."""
     daemon.tune(path=known.family(daemon, space=[known.ANCHOR, known.FAST]))

@@ -1,4 +1,4 @@
-"""A state directory of an earlier version opens as before: winners, pins, jobs, exports and settings."""
+"""A state directory of an earlier version opens as before: winners, jobs, exports and settings."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def lookup(daemon: Daemon, kernel: str, problem: dict[str, int], pin: str | None = None) -> dict[str, Any]:
+def lookup(daemon: Daemon, kernel: str, problem: dict[str, int]) -> dict[str, Any]:
     """Look a kernel up, and ask for no tuning."""
-    answer: dict[str, Any] = daemon.client.call("lookup", kernel=kernel, problem=problem, pin=pin, tune=False)
+    answer: dict[str, Any] = daemon.client.call("lookup", kernel=kernel, problem=problem, tune=False)
     return answer
 
 
@@ -66,14 +66,6 @@ def test_winners_are_served(daemon: Daemon) -> None:
         assert answer["latency_us"] == latency_us
         (entry, *_) = daemon.client.call("kernels", kernel=kernel, why=True)["kernels"][0]["why"]
         assert "measuring" in {change["kind"] for change in entry["changes"]}
-
-
-def test_pins_of_an_old_store_answer_as_before(daemon: Daemon) -> None:
-    """They answer what they answered before, and no question besides."""
-    (pin,) = daemon.client.call("pins")["pins"]
-    assert (pin["pin"], pin["questions"]) == ("run-1", 4)
-    assert lookup(daemon, "scale", {"n": 128, "k": 7}, "run-1")["latency_us"] == 51.466
-    assert daemon.client.call("pins")["pins"] == [pin]
 
 
 def test_trials_and_jobs_are_known(daemon: Daemon) -> None:
@@ -127,6 +119,6 @@ def test_a_project_that_gets_a_name_is_another_project(daemon: Daemon) -> None:
     for _ in range(2):
         daemon.until(lambda: lookup(daemon, "added:copy", {"n": 64})["status"] == "stale", "the old name")
         assert lookup(daemon, "fixture:scale", {"n": 64, "k": 1})["status"] == "stale"
-        assert lookup(daemon, "added:copy", {"n": 64}, "run-1")["latency_us"] == 51.841499999999996
+        assert lookup(daemon, "added:copy", {"n": 64})["latency_us"] == 51.841499999999996
         daemon.kill()
         daemon.start()

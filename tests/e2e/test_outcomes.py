@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pytest
-
+from ktuned.observer import OFF_VARIABLE
 from ktuned_client import Event
 from tests.e2e.harness import Daemon, kernel_text
 from tests.fake_tensors import REFERENCE
@@ -78,38 +77,45 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("tensors", ["numpy", "torch"])
-def test_each_wrong_config_is_caught_and_no_other_is_blamed(tmp_path: Path, tensors: Literal["numpy", "torch"]) -> None:
+def test_each_wrong_config_is_caught_and_no_other_is_blamed(tmp_path: Path) -> None:
     """Each kind between some that are right, which alone are measured, however fast the others are."""
-    with Daemon(tmp_path, tensors=tensors) as daemon:
-        _catch_each(daemon)
-
-
-def _catch_each(daemon: Daemon) -> None:
-    bad = [(does, does) for does in WRONG] + [("first_seed 2", "first_seed")]
-    good = [(f"work {number}", "work") for number in range(3)]
-    mixed = [*bad[:1], good[0], *bad[1:2], good[1], *bad[2:], *good[2:]]
-    configs = ", ".join(f"dict(us={200 if does in WRONG else 300}, does={does!r}, tag={tag!r})" for tag, does in mixed)
-    path = daemon.kernel_file(
-        kernel_text(
-            f"space([{configs}])",
-            early_stop="30.0",
-            strategy="'exhaustive'",
-            reference=REFERENCE,
-            # Threads of torch may count as a config's, which is then measured again, from its second launch on.
-            cores="lambda p, c: 1",
+    with Daemon(tmp_path, tensors="torch") as daemon:
+        bad = [(does, does) for does in WRONG] + [("first_seed 2", "first_seed")]
+        good = [(f"work {number}", "work") for number in range(3)]
+        mixed = [*bad[:1], good[0], *bad[1:2], good[1], *bad[2:], *good[2:]]
+        configs = ", ".join(
+            f"dict(us={200 if does in WRONG else 300}, does={does!r}, tag={tag!r})" for tag, does in mixed
         )
-    )
-    _, (job,) = daemon.tune(path=str(path))
+        path = daemon.kernel_file(
+            kernel_text(
+                f"space([{configs}])",
+                early_stop="30.0",
+                strategy="'exhaustive'",
+                reference=REFERENCE,
+                # Threads of torch may count as a config's, which is then measured again, from its second launch on.
+                cores="lambda p, c: 1",
+            )
+        )
+        _, (job,) = daemon.tune(path=str(path))
 
-    trials = daemon.trials()
-    assert {tag for tag, trial in trials.items() if trial["outcome"] == "measured"} == {tag for tag, _ in good}
-    for tag, does in bad:
-        assert trials[tag]["message"].startswith(WRONG[does]), tag
-    assert job["outcomes"] == {"measured": 3, "crashed": 1, "mismatch": 5}
-    hit = daemon.client.lookup("it", dict(n=64))
-    assert hit.config is not None
-    assert hit.config["does"] == "work"
+        trials = daemon.trials()
+        assert {tag for tag, trial in trials.items() if trial["outcome"] == "measured"} == {tag for tag, _ in good}
+        for tag, does in bad:
+            assert trials[tag]["message"].startswith(WRONG[does]), tag
+        assert job["outcomes"] == {"measured": 3, "crashed": 1, "mismatch": 5}
+        hit = daemon.client.lookup("it", dict(n=64))
+        assert hit.config is not None
+        assert hit.config["does"] == "work"
+
+
+def test_without_the_observers_library_a_crash_does_not_name_the_tensor(tmp_path: Path) -> None:
+    """There is none without a C compiler: the outcome is the same, and the message is that of any other crash."""
+    configs = "dict(us=300, does='beyond', tag='beyond'), dict(us=300, does='work', tag='best')"
+    with Daemon(tmp_path, env={OFF_VARIABLE: "1"}) as daemon:
+        daemon.tune(path=str(daemon.kernel_file(kernel_text(f"space([{configs}])", reference=REFERENCE))))
+        crashed = daemon.trials()["beyond"]
+    assert crashed["outcome"] == "crashed"
+    assert crashed["message"].startswith("the worker was killed by SIGSEGV during first_launch")
 
 
 def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:

@@ -23,7 +23,7 @@ def job(daemon: Daemon, number: int) -> dict[str, Any]:
 def test_attached_tune_goes_first_until_it_is_gone(daemon: Daemon) -> None:
     """While `ktuned tune` follows a job it has the device; when that process dies another job has it instead."""
     path = daemon.kernel_file(kernel_text(GATED, deadlines=UNHURRIED))
-    command = [sys.executable, "-m", "ktuned", "tune", str(path), "--no-spawn", "--json"]
+    command = [sys.executable, "-m", "ktuned", "tune", str(path), "--json"]
     with subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         daemon.gate("door").wait_reached()
         daemon.until(lambda: job(daemon, 1)["waiters"] == 1, "somebody to wait")

@@ -42,7 +42,6 @@ def _project(daemon: Daemon, name: str, text: str) -> Path:
         ("--device", "cuda:99"),
         ("--objective", "bogus"),
         ("--objective", "max:bogus"),
-        ("--numerics", "exact", "--anchor-pin", "nope"),
     ],
     ids=" ".join,
 )
@@ -123,16 +122,6 @@ def test_export_is_of_the_current_project(shared: Daemon, monkeypatch: pytest.Mo
     refused = shared.ktuned("export")
     assert refused.returncode == USAGE
     assert "--all" in refused.stderr
-
-
-def test_simulate_takes_a_kernel_before_a_directory_of_its_name(
-    shared: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A project's directory is often called as its kernel."""
-    (shared.directory / "project" / "it").mkdir()
-    monkeypatch.chdir(shared.directory / "project")
-    ran = shared.ktuned("simulate", "it", "--trials", "2", "--seeds", "1", "--json")
-    assert (ran.returncode, ran.stderr) == (DONE, "")
 
 
 def test_slow_rot_is_seen_beside_committed_winners(shared: Daemon, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def open_tmux(tmp_path: Path, daemon: Daemon) -> Iterator[Callable[..., Tmux]]:
     opened: list[Tmux] = []
 
     def start(*words: str) -> Tmux:
-        opened.append(Tmux(tmp_path, daemon, [sys.executable, "-m", "ktuned", "watch", *words, "--no-spawn"]))
+        opened.append(Tmux(tmp_path, daemon, [sys.executable, "-m", "ktuned", "watch", *words]))
         return opened[-1]
 
     yield start

@@ -182,8 +182,6 @@ class FakeKernel(Kernel):
                     forever()
                 case "segfault":
                     os.kill(os.getpid(), signal.SIGSEGV)
-                case "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
                 case "abort":
                     os.abort()
                 case "exit":

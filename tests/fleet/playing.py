@@ -5,7 +5,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 import anyio
 import psutil
@@ -87,10 +86,10 @@ class Playground:
         return requests.Compile(self.kernel("it"), "fake", "into", units)
 
     def kernel(
-        self, name: str, file: str = "tune_it.py", digests: Mapping[str, str] = MappingProxyType({})
+        self, name: str, file: str = "tune_it.py", digests: Mapping[str, str] | None = None
     ) -> requests.KernelRef:
         """Return a kernel of the fake backend by its name, its file and the digests that are checked."""
-        return requests.KernelRef(PROJECT, file, name, "fake", (), digests)
+        return requests.KernelRef(PROJECT, file, name, "fake", (), digests or {})
 
     async def read(self, name: str) -> str:
         """Return a file's text as soon as a worker has put it there."""

@@ -146,7 +146,7 @@ async def test_data_that_an_import_reads_is_part_of_the_kernel(project: Project)
 async def test_files_that_the_code_does_not_read_are_no_input(project: Project) -> None:
     """Files of the system, of packages and what the code has written itself are no data."""
     doing = "open('/proc/version').close(); open(HERE / 'new.txt', 'w').close(); open(HERE / 'new.txt').close()\n"
-    doing += "import email.mime.text, msgpack; open(os.devnull).close()"
+    doing += "import email.mime.text, msgspec; open(os.devnull).close()"
     kernel = await project.inspect(doing)
     assert project.news(kernel.learned.values()) == {}
     assert kernel.unobserved == ""

@@ -123,11 +123,11 @@ async def test_a_service_says_why_it_cannot(run_bridge: RunBridge) -> None:
 async def test_an_unknown_service_names_the_remedy(run_bridge: RunBridge) -> None:
     """A service that is not installed under the bridge's interpreter, or cannot be imported, is said so."""
 
-    class Elsewhere(Say):
+    class Elsewhere(Say, frozen=True):
         operation = "elsewhere.join"
         __orig_bases__ = Say.__orig_bases__  # type: ignore[attr-defined]
 
-    class Broken(Say):
+    class Broken(Say, frozen=True):
         operation = "broken.do"
         __orig_bases__ = Say.__orig_bases__  # type: ignore[attr-defined]
 

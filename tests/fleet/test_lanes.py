@@ -3,12 +3,12 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, KernelCode
 from ktuned.fleet.failures import CannotOpen, DeadlineExpired, RequestFailed, WorkerDied

@@ -13,7 +13,7 @@ from ktuned_client import wire
 QUESTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("hello", {}),
     ("lookup", {"kernel": "gemm", "problem": {"M": 4096, "dtype": "float16", "x": 1.5, "t": True}, "tune": False}),
-    ("lookup", {"kernel": "a:b", "problem": {}, "device": "cuda:0", "pin": "run-7"}),
+    ("lookup", {"kernel": "a:b", "problem": {}, "device": "cuda:0"}),
     ("lookup_many", {"lookups": [{"kernel": "gemm", "problem": {"M": 1}}] * 3}),
     ("jobs", {"limit": 3, "state": "done"}),
     ("kernels", {"kernel": "gemm"}),

@@ -1,5 +1,6 @@
 """Frames: whatever way the bytes arrive, the messages are the same; what is no frame is refused and said."""
 
+import contextlib
 import itertools
 import struct
 from collections.abc import Iterable
@@ -27,15 +28,10 @@ VALUES = st.recursive(
 MESSAGES = st.dictionaries(st.text(max_size=8), VALUES, max_size=4)
 
 
-def framed(body: bytes) -> bytes:
-    """Return a body behind its length, whatever it is."""
-    return struct.pack(">I", len(body)) + body
-
-
 def decode(pieces: Iterable[bytes]) -> list[dict[str, Any]]:
     """Feed pieces to a new decoder and return the messages."""
     decoder = Decoder()
-    return [message for piece in pieces for message in decoder.feed(piece)]
+    return [msgpack.unpackb(message) for piece in pieces for message in decoder.feed(piece)]
 
 
 def test_every_split_in_two_gives_the_same_messages() -> None:
@@ -58,54 +54,11 @@ def test_messages_survive_any_split(messages: list[dict[str, Any]], cuts: list[i
 
 @given(st.binary(max_size=300), st.integers(1, 7))
 def test_garbage_raises_a_frame_error_alone(garbage: bytes, step: int) -> None:
-    """Any bytes at all give maps, or a FrameError; never another exception."""
+    """Any bytes at all give messages, or a FrameError; never another exception."""
     decoder = Decoder()
-    try:
+    with contextlib.suppress(FrameError):
         for start in range(0, len(garbage), step):
-            for message in decoder.feed(garbage[start : start + step]):
-                assert isinstance(message, dict)
-    except FrameError:
-        pass
-
-
-@given(st.binary(max_size=60))
-def test_a_garbage_body_is_refused(body: bytes) -> None:
-    """A well-measured frame with any body gives one map, or a FrameError; never another exception."""
-    try:
-        (message,) = decode([framed(body)])
-    except FrameError:
-        return
-    assert isinstance(message, dict)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"", "not MessagePack"),
-        (b"\xc1", "not MessagePack"),
-        (b"\x81\xa1a", "not MessagePack"),
-        (b"\x80\x80", "not MessagePack"),
-        (b"\x81\xa1\xff\x01", "not MessagePack"),
-        (b"\x81\x91\x01\x02", "not MessagePack"),
-        (b"\x91" * 5000, "not MessagePack"),
-        (b"\x93\x01\x02\x03", "holds a list, not a map"),
-        (b"\x2a", "holds a int, not a map"),
-    ],
-    ids=["empty", "never-used", "cut-short", "two", "not-utf8", "list-as-key", "deep", "list", "int"],
-)
-def test_a_body_that_is_no_message_is_named(body: bytes, message: str) -> None:
-    """A body that is not one map of MessagePack is refused with what it is."""
-    with pytest.raises(FrameError, match=message):
-        decode([framed(body)])
-
-
-def test_messages_before_garbage_arrive() -> None:
-    """A worker that goes mad does not take its last good words with it."""
-    decoder = Decoder()
-    messages = decoder.feed(encode({"phase": "load"}) + framed(b"\xc1"))
-    assert next(messages) == {"phase": "load"}
-    with pytest.raises(FrameError):
-        next(messages)
+            list(decoder.feed(garbage[start : start + step]))
 
 
 def test_a_hostile_length_is_refused_before_its_body_comes() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog import Changes, FileInspector
 from ktuned.catalog.inspection import Inspected

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
@@ -84,7 +84,7 @@ def test_what_is_not_fully_observed_is_stale_and_tuned_only_after_a_change() -> 
 
 
 @pytest.mark.parametrize(
-    "field", [entry.name for entry in fields(Context) if entry.name not in ("kernel", "problem", "device")]
+    "field", [name for name in Context.__struct_fields__ if name not in ("kernel", "problem", "device")]
 )
 def test_any_other_ground_is_stale(field: str) -> None:
     """Each part of the context (digest, toolchain, driver, way of measuring) alone makes a winner stale."""

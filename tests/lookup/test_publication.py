@@ -24,7 +24,7 @@ MANY = "us=[10.0, 20.0]"
 
 def read(parts: Parts, problem: dict[str, Any] | None = None, name: str = "project:it", **options: Any) -> Hit | None:
     """Return what a new client finds in the table."""
-    client = TableAnswers(str(parts.project.parent), place=options.pop("directory", None), pin=options.pop("pin", None))
+    client = TableAnswers(str(parts.project.parent), place=options.pop("directory", None))
     try:
         problem = {"n": 64} if problem is None else problem
         question = Question(name, name, problem, None, options.pop("device", None), None)
@@ -123,12 +123,11 @@ async def test_near_and_default_answers_are_the_daemons(parts: Parts) -> None:
         ({"configs": MANY, "specialize": "('n',)"}, True),
         ({"configs": MANY + ", where=lambda p, c: c.us <= p.k", "specialize": "('n',)"}, False),
         ({"configs": MANY, "bucket": "dict(k=128)"}, True),
-        ({"configs": MANY, "bucket": "dict(k=lambda k: 128)"}, False),
         ({"configs": MANY + ", where=lambda p, c: c.us <= p.k"}, False),
     ],
 )
 async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[str, str], is_there: bool) -> None:
-    """It answers for all of them where neither its space nor its buckets are code; else each is the daemon's."""
+    """It answers for all of them where its space is no code; else each is the daemon's."""
     kernel = await parts.inspect(kernel_text(problems="[dict(n=64, k=128)]", **options))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 128}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)
@@ -164,26 +163,6 @@ async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
     assert parts.daemon.publication.list_used_kernels() == []
     assert read(parts) is not None
     assert parts.daemon.publication.list_used_kernels() == ["project:it"]
-
-
-async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:
-    """Once it is decided, those who ask under the pin find it there, and no others; until it is given up."""
-    kernel = await tuned(parts)
-    pinning = parts.lookups.look_up_pinned("run", "project:it", {"n": 64}, None, tune=True)
-    assert callable(pinning)
-    await pinning()
-    await parts.measured(kernel, {10.0: 1.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers("project:it")
-    assert read(parts, pin="run") is None
-    held = parts.lookups.look_up_pinned("run", "project:it", {"n": 64}, None, tune=True)
-    assert not callable(held)
-    found = read(parts, pin="run")
-    assert found is not None
-    assert found._replace(problem={"n": 64}) == make_hit(msgspec.to_builtins(held.answer))._replace(file=found.file)
-    assert (read(parts), read(parts, pin="other")) == (None, None)
-    assert ask(parts).config == {"us": 10.0} != found.config == {"us": 20.0}
-    await parts.lookups.pins.remove_pin("run")
-    assert read(parts, pin="run") is None
 
 
 async def test_a_machine_of_many_devices_is_described(tmp_path: Path) -> None:

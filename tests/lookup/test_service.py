@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -9,6 +8,7 @@ from typing import Any, cast
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.lookup import Lookup
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
@@ -182,7 +182,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
 
 
 async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) -> None:
-    """A daemon that starts compares them when a kernel is looked up: stale, not pinned, and ``--why`` agrees."""
+    """A daemon that starts compares them when a kernel is looked up: stale, and ``--why`` agrees."""
     async with assembled(tmp_path) as parts:
         await tuned(parts)
         other = kernel_text("other", configs="us=[10.0, 20.0]")
@@ -200,12 +200,8 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         ).explain_winners
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
-        held = parts.lookups.look_up_pinned("run", "it", {"n": 64}, None, tune=True)
-        assert isinstance(held, Lookup)
-        assert parts.store.pinned.list_pins() == []
         untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
         assert (untouched.status, untouched.message) == ("fresh", "")
-        assert callable(parts.lookups.look_up_pinned("run", "other", {"n": 64}, None, tune=True))
         assert parts.daemon.follow_ups.describe_queue().used == 0
         assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
@@ -393,16 +389,6 @@ async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: 
         assert parts.store.refused
 
 
-async def test_a_config_for_all_problems_is_served_once_all_are_tuned(parts: Parts) -> None:
-    """A slow one that was the first to be measured on all of them takes no better answer's place."""
-    text = kernel_text(configs="us=[50.0, 2000.0]", problems="[(dict(n=64), 1.0), dict(n=128)]", best_for="'all'")
-    kernel = await parts.inspect(text)
-    await parts.measured(kernel, {50.0: 50.0, 2000.0: 2000.0}, {"n": 64})
-    await parts.measured(kernel, {2000.0: 2000.0}, {"n": 128})
-    parts.lookups.caches.forget_answers(kernel.name)
-    assert ask(parts)["config"] == {"us": 50.0}
-
-
 async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> None:
     """A tuning has found that it is wrong for this problem, and that nothing else works."""
     text = kernel_text(configs="us=[50.0]", problems="[dict(n=64), dict(n=128)]", reference=REFERENCE)
@@ -460,19 +446,6 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     # Not one second after the other.
     assert monotonic() - began < 4.0
     parts.kill_workers()
-
-
-async def test_a_pin_holds_the_answer_that_a_worker_vouches_for(parts: Parts) -> None:
-    """The first answer under a pin holds for good, so it waits as any other may."""
-    await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    pinning = parts.lookups.look_up_pinned(
-        "run", "it", {"n": 40}, None, tune=False, settle_until=monotonic() + PATIENCE_S
-    )
-    assert callable(pinning)
-    assert (await pinning()).answer.status == "near"
-    held = parts.lookups.look_up_pinned("run", "it", {"n": 40}, None, tune=False)
-    assert isinstance(held, Lookup)
-    assert held.answer.config == {"us": 20.0}
 
 
 async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S) -> list[Lookup]:

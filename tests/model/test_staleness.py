@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.staleness import CAPTURED, compare_contexts, describe_change

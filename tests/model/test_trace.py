@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import permutations
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName

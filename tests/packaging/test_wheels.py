@@ -100,11 +100,8 @@ def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[st
         "console_scripts": {"ktuned": "ktuned.cli:main"},
         "ktuned.loaders": {"winner": "ktuned.backends:load_winner"},
         "ktuned.strategies": {
-            "annealing": "ktuned.search:Annealing",
             "exhaustive": "ktuned.search:Exhaustive",
-            "genetic": "ktuned.search:Genetic",
             "guided": "ktuned.search.guided:Guided",
-            "local": "ktuned.search:Local",
             "random": "ktuned.search:Random",
         },
     }

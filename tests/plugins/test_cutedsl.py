@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 
 from ktuned.backends import cubin
@@ -276,7 +277,7 @@ def test_another_architectures_artifact_is_unsupported(tmp_path: Path) -> None:
     """Architecture-specific code runs on its own alone."""
     unit = EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")
     with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
-        CuteDsl().load(tmp_path, unit, replace(H200, target=Target("sm_100a")))
+        CuteDsl().load(tmp_path, unit, msgspec.structs.replace(H200, target=Target("sm_100a")))
 
 
 def test_a_missing_runtime_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 import triton
 import triton.language as tl
@@ -208,7 +209,9 @@ class TestLowering:
         """The process imports the function after all."""
         lowered = Triton().lower(EXAMPLE.unit("it", EXAMPLE.good, "sm_90a"))
         assert isinstance(lowered, bytes)
-        unit = replace(EXAMPLE.unit("it", EXAMPLE.good, "sm_90a"), lowered=lowered.replace(b"tt.func", b"tt.what"))
+        unit = msgspec.structs.replace(
+            EXAMPLE.unit("it", EXAMPLE.good, "sm_90a"), lowered=lowered.replace(b"tt.func", b"tt.what")
+        )
         (tmp_path / "it").mkdir()
         (result,) = Triton().compile([unit], tmp_path)
         assert result.outcome is None, result.message
@@ -328,7 +331,7 @@ class TestArtifact:
         """Architecture-specific code runs on its own alone."""
         _, artifact = compile_one(build())
         with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
-            load(artifact, replace(H100, target=Target("sm_100a")))
+            load(artifact, msgspec.structs.replace(H100, target=Target("sm_100a")))
 
     def test_without_a_driver_loading_says_so(self, compile_one: CompileOne) -> None:
         """As a failure of the machine, not of the config."""

@@ -24,8 +24,8 @@ SIZE = 1 << 12
 def link(monkeypatch: pytest.MonkeyPatch, spool: Path) -> FakeDaemonLink:
     """Return the daemon's stand-in."""
     fake = FakeDaemonLink()
-    monkeypatch.setattr(autotuner, "daemon_link", lambda pin: fake)
-    monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: fake)
+    monkeypatch.setattr(autotuner, "daemon_link", lambda: fake)
+    monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda: fake)
     return fake
 
 

@@ -275,7 +275,7 @@ def test_a_notebooks_kernel_is_written_to_a_file(daemon: Daemon, tmp_path: Path)
 
 
 def test_the_example_tunes_calls_and_looks_up(daemon: Daemon) -> None:
-    """A program with shape buckets and one config for all problems: each line that its page shows is printed."""
+    """A program with shape buckets: each line that its page shows is printed."""
     copy = daemon.directory / "from_python"
     shutil.copytree(ROOT / "examples/from_python", copy, ignore=shutil.ignore_patterns("__pycache__"))
     program = copy / "tune_dot.py"

@@ -8,21 +8,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
+import msgspec
 import pytest
 
 from ktuned.backends import cpu
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import Output
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.ipc import read_sight_text, replies, requests, to_message
-from ktuned.model import Phase, Record, Role
+from ktuned.ipc import read_sight_text, replies, requests
+from ktuned.model import Phase, Role
 from ktuned_ray import node_calls
 from ktuned_ray.keeper import Keeper
 from tests.fleet.playing import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
-CLOSE = requests.to_map(requests.Close())
+CLOSE = msgspec.msgpack.encode(requests.Close())
 
 
 class Scripted:
@@ -69,10 +70,10 @@ async def test_every_item_is_sent_before_the_reply(early: int, late: int, tmp_pa
         return worker
 
     keeper = Keeper(cast(LocalExecutor, SimpleNamespace(start_worker=start_worker)), tmp_path)
-    sent: list[Record] = []
+    sent: list[msgspec.Struct] = []
     started = anyio.Event()
 
-    async def send(item: Record) -> None:
+    async def send(item: msgspec.Struct) -> None:
         sent.append(item)
         started.set()
         if len(sent) == 1 + early:
@@ -86,7 +87,7 @@ async def test_every_item_is_sent_before_the_reply(early: int, late: int, tmp_pa
             worker.kill()
     assert isinstance(ended, node_calls.Exchanged)
     expected = [
-        to_message(replies.Failure(f"{when} {number}", ""))
+        replies.Failure(f"{when} {number}", "")
         for when, count in (("early", early), ("late", late))
         for number in range(count)
     ]
@@ -101,9 +102,9 @@ async def test_a_toolchain_is_watched_until_it_is_another(change: str, tmp_path:
     compiler.write_text("1")
     limits = cpu.limits() | ({"quota": "0.5 cores"} if change == "cores" else {})
     keeper = Keeper(cast(LocalExecutor, SimpleNamespace()), tmp_path, watch_s=0.001)
-    answers: list[Record] = []
+    answers: list[msgspec.Struct] = []
 
-    async def send(item: Record) -> None:
+    async def send(item: msgspec.Struct) -> None:
         raise AssertionError(item)
 
     async def watch() -> None:

@@ -247,7 +247,7 @@ class SampleStore:
                 device,
                 JobState.DONE,
                 "requested" if save == 0 else "saved",
-                json.dumps(Plan().to_wire()),
+                msgspec.json.encode(Plan()).decode(),
                 began,
                 began + 0.1,
                 clock,

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.recorded_spaces import read_recorded_space
 from ktuned.model import ListedTrial, Outcome
 from ktuned.report import FORMATS, render_trials
-from ktuned.search import read_recorded_space
 from tests.cli.samples import listed_trial, trial_map
 
 MAPS = [

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector, Inspected
@@ -19,14 +20,16 @@ from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 from tests.fleet.playing import until
 
-DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
+DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, time_limit_s=9.0)
 
 
 def test_a_request_overrides_only_what_it_names() -> None:
     """What is not given stays as the kernel file has it; 0 is given."""
     assert TuningRequest().apply_to_plan(DECLARED) == DECLARED
-    changed = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).apply_to_plan(DECLARED)
-    assert changed == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
+    changed = TuningRequest(preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0).apply_to_plan(
+        DECLARED
+    )
+    assert changed == replace(DECLARED, preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +37,9 @@ def test_a_request_overrides_only_what_it_names() -> None:
     [
         (TuningRequest(preset="quick"), "'quick'"),
         (TuningRequest(trials=0), "trials is 0"),
-        (TuningRequest(seconds=0.0), "seconds is 0"),
-        (TuningRequest(seconds=-1.0), "seconds is -1"),
-        (TuningRequest(seconds=float("nan")), "seconds is nan"),
+        (TuningRequest(time_limit_s=0.0), "time_limit_s is 0"),
+        (TuningRequest(time_limit_s=-1.0), "time_limit_s is -1"),
+        (TuningRequest(time_limit_s=float("nan")), "time_limit_s is nan"),
     ],
 )
 def test_a_request_that_cannot_be_followed_names_its_field(asked: TuningRequest, words: str) -> None:
@@ -143,13 +146,13 @@ class TestTunePath:
     async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts, tmp_path: Path) -> None:
         """A root that is polled still is when it is tuned with another interpreter."""
         parts.write(kernel_text())
-        parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
+        parts.catalog.add_root(dataclasses.replace(parts.root, polling=True, env={"A": "1"}))
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         (root,) = parts.catalog.roots
-        assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
+        assert root == dataclasses.replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
         parts.kill_workers()
 
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.job import JobState
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
@@ -33,7 +33,7 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     assert failures.find_message(CONTEXT, "plan") == "no"
     assert failures.find_message(CONTEXT, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
-        assert failures.find_message(replace(CONTEXT, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
+        assert failures.find_message(replace(CONTEXT, **{part: "another"}), "plan") == ""
     failures.record_job_end(brief(), JobState.CANCELLED, "superseded")
     assert failures.find_message(CONTEXT, "plan") == "no"
     failures.record_job_end(brief(), JobState.DONE, "")
@@ -44,7 +44,7 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     ("job", "counts"),
     [
         (brief(plan=Plan(trials=3)), False),
-        (brief(plan=Plan(trials=10, seconds=1.0)), False),
+        (brief(plan=Plan(trials=10, time_limit_s=1.0)), False),
         (brief(plan=Plan(trials=20)), True),
         (brief(plan=Plan(trials=10, strategy="exhaustive")), False),
         (brief(plan=Plan(trials=10, compile_only=True)), False),
@@ -61,7 +61,7 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
 @pytest.mark.parametrize(
     ("job", "counts"),
     [
-        (brief(plan=Plan(trials=3, preset="fast", seconds=1.0, seed=7)), True),
+        (brief(plan=Plan(trials=3, preset="fast", time_limit_s=1.0, seed=7)), True),
         (brief(plan=Plan(trials=10, configs=({"tile": 1},))), False),
         (brief(devices=False), False),
     ],

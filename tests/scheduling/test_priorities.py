@@ -219,7 +219,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tried", "left", "elapsed_s", "budget_s", "expected"),
+    ("tried", "left", "elapsed_s", "time_limit_s", "expected"),
     [
         (0, 10, 5.0, None, None),
         (5, 10, 5.0, None, 10.0),
@@ -232,7 +232,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
     ],
 )
 def test_time_left_follows_the_pace_within_the_budget(
-    tried: int, left: int | None, elapsed_s: float, budget_s: float | None, expected: float | None
+    tried: int, left: int | None, elapsed_s: float, time_limit_s: float | None, expected: float | None
 ) -> None:
     """By the pace of what took time, at most the budget's rest; unknown while nothing can be said."""
-    assert estimate_time_left_s(tried=tried, remaining=left, elapsed_s=elapsed_s, budget_s=budget_s) == expected
+    assert estimate_time_left_s(tried=tried, remaining=left, elapsed_s=elapsed_s, time_limit_s=time_limit_s) == expected

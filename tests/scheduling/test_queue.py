@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from ktuned.model.job import Job, JobState
 from ktuned.model.keys import DeviceModel, KernelName, make_key_problem
@@ -127,10 +127,10 @@ def test_held_job_waits_until_its_kernel_is_released() -> None:
         (Plan(), Plan(), Plan()),
         (Plan(trials=10), Plan(trials=20), Plan(trials=20)),
         (Plan(trials=20), Plan(trials=10), Plan(trials=20)),
-        (Plan(seconds=5.0), Plan(seconds=9.0), Plan(seconds=9.0)),
-        (Plan(seconds=5.0), Plan(), Plan()),
-        (Plan(), Plan(seconds=5.0), Plan()),
-        (Plan(trials=10, seconds=5.0), Plan(trials=5, seconds=9.0), Plan(trials=10, seconds=9.0)),
+        (Plan(time_limit_s=5.0), Plan(time_limit_s=9.0), Plan(time_limit_s=9.0)),
+        (Plan(time_limit_s=5.0), Plan(), Plan()),
+        (Plan(), Plan(time_limit_s=5.0), Plan()),
+        (Plan(trials=10, time_limit_s=5.0), Plan(trials=5, time_limit_s=9.0), Plan(trials=10, time_limit_s=9.0)),
         (Plan(), Plan(seed=1), None),
         (Plan(), Plan(preset="thorough"), None),
         (Plan(), Plan(strategy="exhaustive"), None),

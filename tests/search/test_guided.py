@@ -11,7 +11,6 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-import pytest
 
 from ktuned import space
 from ktuned.model import PRESETS, Outcome, Scalar, canonical
@@ -39,19 +38,6 @@ def bowl(config: dict[str, Any]) -> float:
 
 
 BOWL_OPTIMUM = 20 * math.exp(sum(2.5 * (round(c * 9) / 9 - c) ** 2 for c in (0.3, 0.7, 0.5, 0.4, 0.6, 0.2)))
-
-
-def found(name: str, seed: int, trials: int) -> float:
-    """Return the true latency of the best config, as noisy measurements see it, relative to the optimum."""
-    strategy = load_strategy(name)(BOWL.bind({}), seed)
-    noise = Random(seed)
-    measured: list[tuple[float, dict[str, Scalar]]] = []
-    while len(measured) < trials:
-        for config in strategy.ask(1):
-            measured.append((bowl(config) * noise.lognormvariate(0, 0.05), config))
-            strategy.tell(config, Outcome.MEASURED, measured[-1][0])
-    finalists = sorted(measured, key=lambda pair: pair[0])[:5]
-    return min(bowl(config) for _, config in finalists) / BOWL_OPTIMUM
 
 
 def named(name: str, seed: int, trials: int) -> float:
@@ -119,17 +105,10 @@ def test_small_differences_are_searched_for_small_ones() -> None:
     assert asked[0] == asked[1]
 
 
-@pytest.mark.parametrize("name", ["genetic", "annealing", "local"])
-def test_plain_strategies_beat_chance(name: str) -> None:
-    """Each strategy that learns is better than random draws of the same number."""
-    assert mean(found(name, seed, 150) for seed in range(4)) < mean(found("random", seed, 150) for seed in range(4))
-
-
-@pytest.mark.parametrize("name", ["guided", "genetic", "annealing", "local"])
-def test_proposals_are_quick(name: str) -> None:
+def test_proposals_are_quick() -> None:
     """With thousands of known trials a proposal still costs milliseconds of processor time."""
     bound = BOWL.bind({})
-    strategy = load_strategy(name)(bound, 0)
+    strategy = load_strategy("guided")(bound, 0)
     draw = Random(1)
     for _ in range(10_000):
         config = {knob: values[int(draw.random() * 10)] for knob, values in BOWL_KNOBS.items()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.foreign_names import ForeignNames
 from ktuned.ipc.places import make_relative
@@ -54,7 +54,6 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        served=parts.daemon.served,
         publish=parts.daemon.router.publish_event,
     )
 

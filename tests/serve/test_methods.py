@@ -33,7 +33,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tune", {}, "neither a kernel nor a path"),
     ("tune", {"kernel": "it", "trials": "many"}, "trials"),
     ("tune", {"kernel": "it", "trials": 0}, "trials is 0"),
-    ("tune", {"kernel": "it", "seconds": float("inf")}, "seconds is inf"),
+    ("tune", {"kernel": "it", "time_limit_s": float("inf")}, "time_limit_s is inf"),
     ("tune", {"kernel": "it", "preset": "quick"}, "quick"),
     ("tune", {"kernel": "it", "until": "never"}, "until is 'never'"),
     ("tune", {"kernel": "it", "problem": {"m": 1}}, "names m"),
@@ -277,7 +277,7 @@ async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
 
     trials = (await desk.call("results", kernel="it", problem={"n": 64}))["trials"]
     assert [trial["latency_us"] for trial in trials] == [3.0, 7.0, None]
-    assert all("detail" not in trial for trial in trials)
+    assert all(trial["detail"] == {} for trial in trials)
     assert len((await desk.call("results", kernel="it", limit=2))["trials"]) == 2
     newest = (await desk.call("results", kernel="it", order="newest"))["trials"]
     assert [trial["id"] for trial in newest] == [3, 2, 1]

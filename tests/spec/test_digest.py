@@ -8,10 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgpack
+import msgspec
 import pytest
 
-from ktuned.ipc import from_plain, to_plain
 from ktuned.model.errors import KernelFileError
 from ktuned.model.kernel import KernelInfo
 from ktuned.spec.digest import describe_kernel
@@ -257,7 +256,7 @@ def test_a_missing_source_is_an_error(sample: Project) -> None:
 def test_a_description_survives_the_wire(sample: Project) -> None:
     """A description survives MessagePack, and says knobs, problems, space and digests of each part."""
     info = sample.describe()["one"]
-    assert from_plain(KernelInfo, msgpack.unpackb(msgpack.packb(to_plain(info)))) == info
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(info), type=KernelInfo) == info
     assert (info.name, info.backend, info.problems) == ("project:one", "fake", ({"M": 4},))
     assert info.extra.knobs == ("BM",)
     assert info.space.axes == {"BM": (1, 2)}

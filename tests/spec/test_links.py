@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.ipc import Places, make_absolute, replies, requests
 from ktuned.ipc.stamps import follow_links, stamp_files

@@ -46,8 +46,6 @@ READS: dict[str, Callable[[Store], object]] = {
     "winner": lambda store: store.get_winner(CONTEXT.key),
     "winners": Store.list_winners,
     "shared": lambda store: exchange.load_exported_winners(store.path, CONTEXT.kernel, CONTEXT.device),
-    "pinned": lambda store: store.pinned.find_answer("run", "q"),
-    "pins": lambda store: store.pinned.list_pins(),
     "captures": lambda store: store.captured.list_captures(),
     "counts": Store.measure_store,
     "pauses": Store.load_pauses,
@@ -62,7 +60,6 @@ async def filled(database: Path) -> None:
         await store.save_probe("here", {"backends": {}})
         await store.save_versions({"f": {"gcc": "12"}})
         await store.save_pauses({"cpu-y"})
-        await store.pinned.keep_answer("run", ["q"], '{"config": {}}', now=1.0, limit=9)
         await store.captured.save_capture(Capture("proj:gemm", "{}", "d", 9, 1.0))
         job = await new_job(store)
         for config in (8, 16, 32):
@@ -86,7 +83,6 @@ def sql(database: Path, statement: str, *values: object) -> None:
         ("fingerprints", "versions", {"versions"}),
         ("jobs", "plan", {"jobs", "job"}),
         ("jobs", "outcomes", {"jobs", "job"}),
-        ("pins", "answer", {"pinned"}),
         ("trials", "detail", {"trials", "fastest", "trial", "known", "best"}),
     ],
 )
@@ -124,16 +120,6 @@ async def test_a_damaged_winner_is_not_served(database: Path) -> None:
         winner = store.get_winner(CONTEXT.key)
         assert winner is not None
         assert winner.config == {"BM": 16}
-
-
-async def test_a_damaged_answer_of_a_pin_gives_way(database: Path) -> None:
-    """The next answer that is held takes its place."""
-    await filled(database)
-    sql(database, "UPDATE pins SET answer = '{'")
-    async with Store.open(database) as store:
-        assert store.pinned.find_answer("run", "q") is None
-        assert await store.pinned.keep_answer("run", ["q"], "{}", now=2.0, limit=9) == "{}"
-        assert store.pinned.find_answer("run", "q") == "{}"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -4,11 +4,11 @@ import itertools
 import math
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.errors import NotFound, StoreError, UsageError
 from ktuned.model.job import JobState

@@ -1,9 +1,9 @@
 """Which of two winners stays: the rule by itself, and what it does to the store."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.job import JobState
 from ktuned.model.trial import Winner
@@ -72,20 +72,3 @@ async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
         assert exchange.list_exports(store.path) == [(CONTEXT.kernel, CONTEXT.device, 1)]
         assert exchange.load_exported_winners(store.path, CONTEXT.kernel, CONTEXT.device) == [seated]
         assert exchange.load_exported_winners(store.path, CONTEXT.kernel, "another") == []
-
-
-@pytest.mark.anyio
-async def test_a_pin_holds_its_first_answer(tmp_path: Path) -> None:
-    """Anyone who comes later gets the first one's answer, by whichever wording; another store opening keeps it."""
-    async with Store.open(tmp_path / "k.sqlite") as store:
-        held = await store.pinned.keep_answer("run", ["short", "full"], '"first"', now=1.0, limit=10)
-        again = await store.pinned.keep_answer("run", ["other", "full"], '"second"', now=2.0, limit=10)
-        assert (held, again) == ('"first"', '"first"')
-    async with Store.open(tmp_path / "k.sqlite") as store:
-        assert [store.pinned.find_answer("run", wording) for wording in ("short", "full", "other")] == ['"first"'] * 3
-        assert store.pinned.find_answer("another", "full") is None
-        assert store.pinned.list_pins() == [("run", 3, 1.0)]
-        with pytest.raises(Exception, match="may hold 3"):
-            await store.pinned.keep_answer("more", ["q"], "a", now=3.0, limit=3)
-        assert await store.pinned.remove_pin("run") == 3
-        assert store.pinned.list_pins() == []

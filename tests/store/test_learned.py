@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.kernel import KernelFacts, KernelInfo
 from ktuned.model.trace import Observation, add_captured, extend_digest

@@ -66,8 +66,8 @@ def test_a_winner_of_one_is_fresh_at_the_other(home: Home, store: Path) -> None:
     job = tune(second)
     assert (job["state"], job["done"]) == ("done", 1)
     assert "nothing was searched" in job["message"]
-    _, (job,) = second.tune(kernel="it", again=True)
-    assert job["done"] == 5
+    _, (again,) = second.tune(kernel="it", again=True)
+    assert again["done"] == 5
     assert notices(first) + notices(second) == []
 
 

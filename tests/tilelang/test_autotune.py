@@ -94,7 +94,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def link(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLink:
     """Return the daemon's stand-in; nothing is compiled in this process."""
     fake = FakeLink(spool_directory(home))
-    monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: fake)
+    monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda: fake)
 
     def compile_nothing(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(kwargs)
@@ -132,7 +132,7 @@ class TestSignatures:
 
     def test_the_decorator_has_tilelangs_parameters(self) -> None:
         """The type of supply is TileLang's own default if it is not given."""
-        own = settings(autotune, "mode", "upgrade", "without_daemon", "pin", "numerics", "supply_type")
+        own = settings(autotune, "mode", "upgrade", "without_daemon", "numerics", "supply_type")
         assert own == settings(theirs.autotune, "supply_type")
 
     def test_the_tuner_keeps_tilelangs_methods_and_parameters(self) -> None:
@@ -421,7 +421,7 @@ class TestKernelFiles:
             class Link:
                 def ask_about(self, key): return Answer()
                 def await_tuning(self, key): return Answer()
-            keyed_call.daemon_link = lambda pin: Link()
+            keyed_call.daemon_link = lambda: Link()
             from ktuned_tilelang import autotuner
             from tilelang.autotuner import tuner
             try:
@@ -453,7 +453,7 @@ class TestApplication:
         monkeypatch.setattr(type(app.scale), "__call__", lambda *args, **kwargs: pytest.fail("compiled here"))
         with Client(daemon.client.socket) as client:
             made = DaemonLink(client)
-            monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: made)
+            monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda: made)
             kernel = app.tuned()(app.SIZE)
             assert kernel.config == {"block": 512}
             assert kernel.execution_backend == "tvm_ffi"

@@ -122,7 +122,7 @@ def test_an_autotuned_function_gets_its_winner(tmp_path: Path, monkeypatch: pyte
     with Daemon(tmp_path, spares=True, tensors="torch") as daemon, Client(daemon.client.socket) as client:
         monkeypatch.setenv("KTUNED_HOME", str(daemon.home))
         link = DaemonLink(client)
-        monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: link)
+        monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda: link)
 
         def tuner(factor: float) -> Any:
             return AutoTuner.from_kernel(app.closure(factor), app.CONFIGS).set_compile_args(out_idx=[-1])

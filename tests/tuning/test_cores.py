@@ -64,17 +64,6 @@ async def test_a_timing_on_all_cores_waits_for_a_running_compile(parts: Parts) -
     assert figures(parts) == {"gate_compile": 1, "two_threads": 2}
 
 
-async def test_a_timing_on_one_core_runs_beside_a_compile(parts: Parts) -> None:
-    """Compiles keep off its core anyway."""
-    await submit(parts, COMPILING, NARROW)
-    async with parts.working():
-        await parts.reached("door")
-        await parts.told.until(lambda: len(parts.told.of("trial_done")) == 1)
-        assert figures(parts) == {"work": 1}
-        parts.open_gate("door")
-        await parts.told.ended()
-
-
 async def test_declared_cores_are_reserved(parts: Parts) -> None:
     """A kernel file may say that a config uses more than its first launch shows: by problem and config."""
     await submit(parts, COMPILING, NARROW, cores="lambda p, c: 2 if c.does == 'work' and p.n == 64 else 1")

@@ -43,7 +43,7 @@ def test_the_summary_shows_how_the_best_figure_improved() -> None:
             SearchSummary(strategy="guided", size=10_400, size_is_estimate=True),
             "guided tried 8 of about 10,400 configs (0.077 %)",
         ),
-        (SearchSummary(strategy="genetic", size=9, notice="no NumPy"), "genetic tried 8 of 9 configs (89 %); no NumPy"),
+        (SearchSummary(strategy="random", size=9, notice="no NumPy"), "random tried 8 of 9 configs (89 %); no NumPy"),
     ],
 )
 def test_the_summary_has_only_what_is_known(summary: SearchSummary, expected: str) -> None:

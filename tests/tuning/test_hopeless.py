@@ -19,8 +19,8 @@ def _configs(count: int) -> list[Config]:
     return [{"tile": 2**number, "unroll": 1 + number % 2} for number in range(count)]
 
 
-def _told(configs: Iterable[Config], outcome: Outcome, message: str, *, keeps_going: bool = False) -> Hopelessness:
-    found = Hopelessness(keeps_going=keeps_going)
+def _told(configs: Iterable[Config], outcome: Outcome, message: str) -> Hopelessness:
+    found = Hopelessness()
     for config in configs:
         found.record_proposed([config])
         found.record_outcome(config, outcome, message, "first_launch")
@@ -39,7 +39,6 @@ def test_enough_equal_failures_end_a_job_once_probes_have_failed(outcome: Outcom
     assert not found.wants_probes
     assert found.reason.startswith(f"stopped: {ENOUGH[outcome]} configs failed alike")
     assert MISSING in found.reason
-    assert "--keep-going" in found.reason
     assert found.is_proven
 
 
@@ -78,14 +77,6 @@ def test_different_failures_do_not_add_up() -> None:
     for config in _configs(7):
         found.record_outcome(config, Outcome.COMPILE_ERROR, "it.cu:13:1: error: expected a ';'")
     assert not found.wants_probes
-
-
-def test_keep_going_never_gives_up() -> None:
-    """Nor does it ask for probes."""
-    found = _told(_configs(100), Outcome.COMPILE_ERROR, MISSING, keeps_going=True)
-    found.record_last_proposed(is_exhausted=True)
-    assert not found.wants_probes
-    assert not found.reason
 
 
 @pytest.mark.parametrize(
@@ -137,26 +128,6 @@ class TestJobs:
         context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
         assert parts.daemon.job_machine.failures.find_message(context, kernel.plan_digest) == ended["message"]
 
-    async def test_keep_going_tries_them_all(self, parts: Parts) -> None:
-        """With ``keep_going`` every config has its own outcome."""
-        await parts.inspect(kernel_text(configs="[dict(us=float(us), does='compile_error') for us in range(1, 101)]"))
-        ended = await self.tune(parts, keep_going=True)
-        assert ended["outcomes"] == {"compile_error": 100}
-        assert "failed alike" not in str(ended["message"])
-
-    async def test_a_job_whose_launches_hang_costs_a_few_deadlines(self, parts: Parts) -> None:
-        """Not one for each of the configs."""
-        text = kernel_text(
-            configs="[dict(us=float(us), does='hang') for us in range(1, 61)]",
-            deadlines="dict(first_launch=0.2, floor=0.2)",
-        )
-        await parts.inspect(text)
-        ended = await self.tune(parts)
-        assert ended["state"] == "failed"
-        assert "hung" in str(ended["message"])
-        hung = [trial for trial in parts.store.list_trials(limit=2000) if trial.outcome is Outcome.HUNG]
-        assert 4 <= len(hung) <= 12
-
     async def test_a_bad_value_of_a_slow_knob_does_not_end_the_job(self, parts: Parts) -> None:
         """Neighbours that all fail share a value; a draw from the whole space finds the configs that work."""
         configs = "[dict(us=50.0 + n, does=does, tag='x') for does in ('compile_error', 'work') for n in range(300)]"
@@ -168,7 +139,7 @@ class TestJobs:
         """What is queued when it passes is dropped, however many configs are compiled and wait."""
         await parts.inspect(kernel_text(configs="[dict(us=200_000.0 + us, does='work') for us in range(100)]"))
         began = monotonic()
-        ended = await self.tune(parts, seconds=2.0)
+        ended = await self.tune(parts, time_limit_s=2.0)
         assert ended["state"] == "done"
         assert int(str(ended["done"])) < 10
         # Two seconds, what a lane's batch and the final round take, and a busy machine.
@@ -181,6 +152,6 @@ class TestJobs:
         )
         await parts.inspect(text)
         began = monotonic()
-        ended = await self.tune(parts, seconds=1.0)
+        ended = await self.tune(parts, time_limit_s=1.0)
         assert (ended["state"], ended["message"]) == ("failed", "no config was measured within 1 s")
         assert monotonic() - began < 20

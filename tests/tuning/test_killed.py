@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.failures import KILLS_EXCUSED
 from ktuned.model.job import Job
@@ -41,16 +41,6 @@ async def test_a_config_whose_worker_is_killed_from_outside_is_tried_again(parts
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
-
-
-async def test_a_config_at_which_each_worker_is_killed_crashed(parts: Parts) -> None:
-    """What brings a SIGKILL upon its worker whenever it runs ends as crashed, and its neighbour is measured."""
-    await tune(parts, "[dict(us=50.0, does='kill', gate=''), dict(us=60.0, does='work', gate='')]")
-    async with parts.working():
-        (ended,) = await parts.told.ended()
-    assert (ended["state"], ended["outcomes"]) == ("done", {"crashed": 1, "measured": 1})
-    (crashed,) = [trial for trial in parts.store.list_trials() if trial.outcome == "crashed"]
-    assert crashed.detail.signal == "SIGKILL"
 
 
 class AsOnDisk(Preparation):

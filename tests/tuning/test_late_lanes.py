@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -33,7 +32,9 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
         def aim_elsewhere(*given: object, **named: object) -> object:
             """Find another device of the same model."""
             made = found(*given, **named)  # type: ignore[arg-type]
-            return replace(made, devices=(*made.devices, dataclasses.replace(lane.device, name=DeviceName("cpu:1"))))
+            return replace(
+                made, devices=(*made.devices, msgspec.structs.replace(lane.device, name=DeviceName("cpu:1")))
+            )
 
         monkeypatch.setattr(parts.machine, "find_job_devices", aim_elsewhere)
         parts.jobs.add_new_devices()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from ktuned.lookup import Lookup
 from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective, maximize, minimize
@@ -161,28 +159,6 @@ async def test_an_invalid_objective_is_an_error_of_the_kernel_file(
     (error,) = found.changes.errors
     assert fault in error.message
     assert error.line > 0
-
-
-async def test_pins_hold_an_answer_for_each_objective(parts: Parts) -> None:
-    """One pin keeps the fastest and the most frugal config apart, under every name of the question."""
-    kernel = await parts.inspect(kernel_text(configs=CONFIGS))
-    async with parts.working():
-        await _tune(parts, kernel)
-        await _tune(parts, kernel, ENERGY)
-    held: Sequence[Any] = [
-        await found() if callable(found := _pinned(parts, objective)) else found for objective in (None, "energy")
-    ]
-    assert [found.answer.config for found in held] == [FAST, FRUGAL]
-    await parts.store.forget_trials(kernel.name)
-    parts.lookups.forget_results(kernel.name)
-    for objective, config in ((None, FAST), ("latency", FAST), ("energy", FRUGAL)):
-        answer = _pinned(parts, objective)
-        assert isinstance(answer, Lookup)
-        assert answer.answer.config == config
-
-
-def _pinned(parts: Parts, objective: str | None) -> Any:
-    return parts.lookups.look_up_pinned("run", "it", {"n": 64}, None, tune=False, objective=objective)
 
 
 async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:

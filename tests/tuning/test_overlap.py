@@ -17,9 +17,11 @@ SLOW, FAST = {"us": 2000.0}, {"us": 60.0}
 CONFIGS = f"[dict(us={SLOW['us']}), dict(us={FAST['us']})]"
 
 
-async def submit(parts: Parts, problem: Problem, strategy: str = "exhaustive", seconds: float | None = None) -> int:
+async def submit(
+    parts: Parts, problem: Problem, strategy: str = "exhaustive", time_limit_s: float | None = None
+) -> int:
     """Ask for a job; return its id."""
-    plan = Plan(preset="fast", strategy=strategy, early_stop=100.0, seconds=seconds)
+    plan = Plan(preset="fast", strategy=strategy, early_stop=100.0, time_limit_s=time_limit_s)
     arrival = await parts.jobs.submit_job(wanted(problem), problem, priority=100, reason="test", plan=plan)
     return arrival.job.id
 
@@ -70,7 +72,7 @@ async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) ->
     """A job that waits for the lanes longer than its limit tries all that it would have tried."""
     await inspect(parts)
     await submit(parts, FIRST)
-    second = await submit(parts, SECOND, seconds=30.0)
+    second = await submit(parts, SECOND, time_limit_s=30.0)
     async with parts.working():
         await parts.reached("launch")
         await until(lambda: in_channel(parts, f"bench (job {second})") == 1)

@@ -130,7 +130,7 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
     configs = "[dict(us=float(us), does='gate_compile', gate='door') for us in range(1, 61)]"
     await parts.inspect(kernel_text(configs=configs))
     # With a limit of time, after which they would be measured; without one there are more while the lane is opened.
-    plan = Plan(preset="fast", strategy="exhaustive", seconds=600.0)
+    plan = Plan(preset="fast", strategy="exhaustive", time_limit_s=600.0)
     await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
 
     def channel(name: str) -> ChannelInfo:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model import (
-    ENERGY,
-    LATENCY,
     Context,
     DeviceModel,
     KernelName,
@@ -22,7 +20,7 @@ from ktuned.model import (
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import PriorResults, load_earlier_searches
+from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
@@ -69,29 +67,16 @@ def test_the_best_few_of_the_nearest_key_come_early() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_strategy_gets_the_searches_of_similar_keys(parts: Parts) -> None:
-    """All that was measured there, as costs by the job's objective; nothing where the objective has no figure."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
-    await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
-    await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
-    winners = sort_by_similarity(wanted({"n": 128}), parts.store.list_winners(kernel.name))
-    near, far = load_earlier_searches(parts.store, winners, LATENCY)
-    assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
-    assert far.costs == (7.0, 9.0)
-    assert [one.costs for one in load_earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("trials", "seconds", "numbers"),
+    ("trials", "time_limit_s", "numbers"),
     [(20, None, [*range(7), 19, *range(7, 19)]), (19, None, [*range(20)]), (20, 60.0, [*range(20)])],
 )
 async def test_a_long_compile_starts_early_enough(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, seconds: float | None, numbers: list[int]
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, time_limit_s: float | None, numbers: list[int]
 ) -> None:
     """Also where that config was slow; but a budget that leaves some out has the fastest tried."""
     await parts.inspect(kernel_text())
-    plan = Plan(preset="fast", strategy="exhaustive", trials=trials, seconds=seconds)
+    plan = Plan(preset="fast", strategy="exhaustive", trials=trials, time_limit_s=time_limit_s)
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
     monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)

@@ -6,13 +6,13 @@ import errno
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from random import Random
 from typing import assert_never
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ktuned.fleet import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied
 from ktuned.ipc.replies import Failure, Proposal

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.dependencies.code_observer import OBSERVER
 from ktuned.ipc.places import Places

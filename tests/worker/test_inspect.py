@@ -1,10 +1,10 @@
 """A job's walk through a space, and the stamps that report that files are still what was inspected."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned import Unsupported, space
 from ktuned.backends.registry import Registry
@@ -13,7 +13,6 @@ from ktuned.ipc.manifest import digest_file
 from ktuned.model.errors import KernelFileError, NotFound, UsageError
 from ktuned.model.keys import Phase
 from ktuned.model.plan import Plan
-from ktuned.model.trial import EarlierSearch
 from ktuned.model.values import Config, Outcome
 from ktuned.spec.loader import forget_modules
 from ktuned.worker.explore import Exploration, Explorer
@@ -149,23 +148,6 @@ def kernel_ref(root: Path, name: str = "it") -> requests.KernelRef:
 def places(root: Path) -> Places:
     """Return the places of a worker that has the project alone."""
     return Places({"proj": str(root)}, "", "", "")
-
-
-def test_strategy_learns_from_similar_searches() -> None:
-    """After a few outcomes that agree with an earlier search, what is proposed is where that was fastest."""
-    costs = {n: 10.0 + abs(n - 70) for n in range(0, 200, 5)}
-    earlier = EarlierSearch(tuple({"n": n} for n in costs), tuple(costs.values()))
-    exploration = Exploration(
-        declare(space=space(n=range(200))), {}, Plan(strategy="guided"), [{"n": 10}, {"n": 150}], earlier=[earlier]
-    )
-    asked: list[int] = []
-    while len(asked) < 14:
-        (proposal,) = exploration.propose_configs(1).proposals
-        asked.append(int(proposal.config["n"]))
-        cost = 20.0 + 2 * abs(asked[-1] - 70)
-        exploration.tell_outcomes([requests.TriedConfig(proposal.config, Outcome.MEASURED, cost)])
-    assert asked[:2] == [10, 150]
-    assert min(abs(n - 70) for n in asked[10:]) <= 3
 
 
 def test_the_kernel_of_a_request_is_loaded(root: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+import msgspec
 import pytest
 
 from ktuned.ipc import Journal, frames, replies
@@ -30,11 +31,11 @@ class Pipe:
             data = os.read(self.read_fd, 1 << 20)
         except BlockingIOError:
             return []
-        return list(frames.Decoder().feed(data))
+        return [*map(msgspec.msgpack.decode, frames.Decoder().feed(data))]
 
     def held(self) -> list[dict[str, Any]]:
         """Return what the journal has of what was not sent."""
-        return list(frames.Decoder().feed(self.journal.read_progress()[1].frames))
+        return [*map(msgspec.msgpack.decode, frames.Decoder().feed(self.journal.read_progress()[1].frames))]
 
 
 @pytest.fixture

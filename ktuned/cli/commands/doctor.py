@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
+import msgspec
 
 from ktuned.backends import ENTRY_POINT_GROUP
 from ktuned.cli import doctor as checks
@@ -40,21 +40,18 @@ PEAKS_DEADLINE_S = 600.0
 
 
 @click.command()
-@click.option("--peaks", is_flag=True, help="Measure the limits of each device, once, and show them instead.")
-@click.option("--remeasure", "again", is_flag=True, help="With --peaks: measure known limits again.")
+@click.option("--peaks", is_flag=True, help="Measure the limits of each device, and show them instead.")
 @json_option
-def doctor(peaks: bool, again: bool, as_json: bool) -> int:
+def doctor(peaks: bool, as_json: bool) -> int:
     """Check this installation.
 
     Works without a daemon, and reports more with one; --peaks starts one. Exits with 1 if a check fails.
     """
-    if again and not peaks:
-        raise click.UsageError("--remeasure goes with --peaks")
     if peaks:
-        return _measure_peaks(again=again, as_json=as_json)
+        return _measure_peaks(as_json=as_json)
     findings = _examine_installation()
     if as_json:
-        output.emit_json([asdict(finding) for finding in findings])
+        output.emit_json(msgspec.to_builtins(findings))
     else:
         # The findings that need action come last, next to the prompt.
         findings.sort(key=lambda finding: list(Level).index(finding.level))
@@ -64,9 +61,9 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
 
 
-def _measure_peaks(*, again: bool, as_json: bool) -> int:
+def _measure_peaks(*, as_json: bool) -> int:
     with spawn.open_client() as client, output.report_waiting("measuring the devices"):
-        answer = call_method(client, PEAKS, PeaksParams(measure=True, again=again), deadline_s=PEAKS_DEADLINE_S)
+        answer = call_method(client, PEAKS, PeaksParams(measure=True), deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks.gbps for peaks in answer.peaks) else Exit.NOT_REACHED
     if as_json:
         output.emit_json(answer)

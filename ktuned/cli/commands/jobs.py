@@ -10,7 +10,7 @@ import click
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_kernel
-from ktuned.cli.options import WholeNumber, json_option
+from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
 from ktuned.model import JobState, format_objective_suffix
 from ktuned.protocol import (
@@ -29,11 +29,9 @@ from ktuned.protocol import (
 )
 from ktuned_client import Client
 
-DEFAULT_LIMIT = 200
-"""Default number of listed jobs; they fill a few screens."""
-
-MAX_LIMIT = 1_999
-"""Most jobs that can be listed. The daemon lists at most one more; that job shows that the list was cut."""
+LISTED = 200
+"""Most jobs that are listed; they fill a few screens. The daemon is asked for one more, which shows whether the list
+was cut."""
 
 
 @click.command()
@@ -42,15 +40,11 @@ MAX_LIMIT = 1_999
 @click.option("--pause", "action", flag_value="pause", help="Pause them; without a target a device, or all tuning.")
 @click.option("--resume", "action", flag_value="resume", help="Undo a pause.")
 @click.option("--device", metavar="DEVICE", help="With --pause or --resume: this device (cpu:0, cuda:1) or model.")
-@click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
-@click.option("--limit", type=WholeNumber(min=1), help=f"At most this many, the newest. Default: {DEFAULT_LIMIT}.")
 @json_option
 def jobs(
     target: str | None,
     action: str | None,
     device: str | None,
-    state: str | None,
-    limit: int | None,
     as_json: bool,
 ) -> int:
     """List, cancel, pause or resume jobs.
@@ -61,9 +55,7 @@ def jobs(
     if action is None:
         if device is not None:
             raise click.UsageError("--device goes with --pause or --resume")
-        return _list_jobs(target, state, limit, as_json)
-    if state is not None or limit is not None:
-        raise click.UsageError(f"--state and --limit do not go with --{action}")
+        return _list_jobs(target, as_json)
     if action == "cancel" and target is None:
         raise click.UsageError("--cancel needs a job or a kernel")
     if action == "cancel" and device is not None:
@@ -78,13 +70,12 @@ def _parse_target(target: str | None) -> tuple[int | None, str | None]:
     return (int(target), None) if target is not None and target.isdecimal() else (None, target)
 
 
-def _list_jobs(target: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
-    at_most = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
+def _list_jobs(target: str | None, as_json: bool) -> int:
     job, kernel = _parse_target(target)
-    wanted = JobsParams(job=job, kernel=kernel, state=None if state is None else JobState(state), limit=at_most + 1)
+    wanted = JobsParams(job=job, kernel=kernel, limit=LISTED + 1)
     with Client() as client:
         listed = call_method(client, JOBS, wanted).jobs
-    found, is_cut = listed[:at_most], len(listed) > at_most
+    found, is_cut = listed[:LISTED], len(listed) > LISTED
     if as_json:
         output.emit_json(found)
     elif found:
@@ -92,7 +83,7 @@ def _list_jobs(target: str | None, state: str | None, limit: int | None, as_json
     else:
         output.print_message("no jobs")
     if is_cut:
-        output.print_message(f"there are more jobs than these {at_most}; --limit shows up to {MAX_LIMIT}")
+        output.print_message(f"there are more jobs than these {LISTED}; name a kernel to see its own")
     return Exit.DONE
 
 

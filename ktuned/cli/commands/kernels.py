@@ -10,7 +10,7 @@ import msgspec
 
 from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.completion import complete_target
-from ktuned.cli.options import SectionedCommand, is_path, json_option, no_spawn_option, resolve_path
+from ktuned.cli.options import SectionedCommand, is_path, json_option, resolve_path
 from ktuned.cli.output import Exit
 from ktuned.model import SpaceInfo, Status, describe_change
 from ktuned.protocol import (
@@ -140,15 +140,14 @@ def _describe_space(space: SpaceInfo) -> str:
 
 @click.command(cls=SectionedCommand)
 @click.argument("path")
-@no_spawn_option
 @json_option
-def add(path: str, no_spawn: bool, as_json: bool) -> int:
+def add(path: str, as_json: bool) -> int:
     """Watch a kernel file or a directory without tuning it.
 
     Its kernels can be looked up, imported and tuned by name from then on. Exits with 1 if a kernel file has an error.
     """
     place = resolve_path(path, "`add` takes a path, not a kernel's name")
-    with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting(f"inspecting {place}"):
+    with spawn.open_client() as client, output.report_waiting(f"inspecting {place}"):
         # The same deadline as a tuning, because every kernel file below the path is inspected.
         added = call_method(client, ADD, AddParams(place), deadline_s=TUNE_DEADLINE_S)
     if as_json:

@@ -1,8 +1,6 @@
-"""``ktuned lookup``: the best config known now, and the pins that keep answers from changing."""
+"""``ktuned lookup``: the best config known now."""
 
 from __future__ import annotations
-
-import time
 
 import click
 import msgspec
@@ -10,7 +8,6 @@ import msgspec
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.options import (
-    AdvancedOption,
     SectionedCommand,
     device_option,
     json_option,
@@ -25,16 +22,12 @@ from ktuned.protocol import (
     KERNELS,
     LOOKUP,
     PEAKS,
-    PINS,
     RESULTS,
-    UNPIN,
     Answer,
     JobsParams,
     KernelsParams,
     LookupParams,
-    PinInfo,
     ResultsParams,
-    UnpinParams,
     call_method,
 )
 from ktuned_client import Client
@@ -48,42 +41,27 @@ MAX_JOBS = 1_000
 
 
 @click.command(cls=SectionedCommand)
-@click.argument("kernel", required=False, shell_complete=complete_kernel)
+@click.argument("kernel", shell_complete=complete_kernel)
 @problem_option
 @device_option
 @click.option("--why", is_flag=True, help="Show the changes that made the answer stale.")
 @json_option
 @objective_option
-@click.option(
-    "--pin", cls=AdvancedOption, metavar="PIN", help="Look up under this pin: all who use it keep the same winner."
-)
-@click.option("--pins", "lists_pins", cls=AdvancedOption, is_flag=True, help="List the pins instead.")
-@click.option("--release", cls=AdvancedOption, metavar="PIN", help="Give a pin up instead.")
 def lookup(
-    kernel: str | None,
+    kernel: str,
     problem: dict[str, Scalar],
     device: str | None,
     objective: str | None,
-    pin: str | None,
-    lists_pins: bool,
-    release: str | None,
     why: bool,
     as_json: bool,
 ) -> int:
     """Print the best config known for a kernel."""
-    if [kernel is not None, lists_pins, release is not None].count(True) != 1:
-        raise click.UsageError("lookup needs a kernel, or --pins, or --release PIN")
-    if lists_pins:
-        return _list_pins(as_json)
-    if release is not None:
-        return _release_pin(release, as_json)
-    assert kernel is not None
     with Client() as client:
         # A person can wait until a worker has decided whether the winner of a near problem is valid for this problem.
         answer = call_method(
             client,
             LOOKUP,
-            LookupParams(kernel, problem, device, pin=pin, objective=objective, settle=SETTLE_S),
+            LookupParams(kernel, problem, device, objective=objective, settle=SETTLE_S),
         )
         is_known = answer.status is not Status.UNKNOWN
         if not is_known and not as_json:
@@ -153,28 +131,3 @@ def _load_changes(client: Client, answer: Answer) -> list[Change]:
         and standing.problem.items() <= answer.problem.items()
         for change in standing.changes
     ]
-
-
-def _list_pins(as_json: bool) -> int:
-    """Print the pins, and the number of answers that each holds."""
-    with Client() as client:
-        found = call_method(client, PINS)
-    if as_json:
-        output.emit_json(found)
-    elif found.pins:
-        output.print_table(["pin", "questions", "age"], map(_pin_row, found.pins), right=["questions", "age"])
-    else:
-        output.print_message("there are no pins")
-    return Exit.DONE
-
-
-def _pin_row(pin: PinInfo) -> list[str]:
-    return [pin.pin, str(pin.questions), text.format_duration(max(0.0, time.time() - pin.created))]
-
-
-def _release_pin(pin: str, as_json: bool) -> int:
-    """Remove a pin: its questions get the best answers again."""
-    with Client() as client:
-        found = call_method(client, UNPIN, UnpinParams(pin))
-    output.emit_answer(found, as_json, f"{pin}: {text.format_count(found.questions, 'question')} forgotten")
-    return Exit.DONE

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ktuned.cli import output, text
 from ktuned.cli.commands.share import read_documents
 from ktuned.cli.output import Exit
@@ -19,14 +21,12 @@ from ktuned.cli.present import choose_presenter, follow_tuning, request_tuning
 from ktuned.model import (
     Objective,
     Outcome,
-    Record,
     Status,
     Trial,
     canonical,
     compute_gain,
     convert_to_cost,
     format_objective_suffix,
-    record,
     select_figure,
     select_latency,
 )
@@ -56,8 +56,7 @@ Case = tuple[str, str, Objective]
 """A kernel, a problem's canonical text, and an objective."""
 
 
-@record
-class Comparison(Record):
+class Comparison(msgspec.Struct, frozen=True):
     """A kernel on a problem by an objective, before and after it was tuned again.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 
@@ -15,19 +14,15 @@ from ktuned.cli.options import WholeNumber, device_option, json_option, problem_
 from ktuned.cli.output import Exit
 from ktuned.cli.progress import Limits, describe_peak_share
 from ktuned.cli.trials import describe_facts, list_messages, load_all_trials
-from ktuned.model import ListedTrial, Outcome, Scalar, canonical, format_objective_suffix, is_noisy
+from ktuned.model import ListedTrial, Outcome, Scalar, format_objective_suffix, is_noisy
 from ktuned.protocol import PEAKS, RESULTS, NumericsReport, ResultsParams, call_method
-from ktuned.report import FORMATS, compute_cost, pareto_front, plot_best, render_trials
+from ktuned.report import FORMATS, render_trials
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
 """Default number of trials in a table; they fill about one screen."""
 
 TABLE = "table"
-PLOT = "plot"
-
-MAX_PLOT_COLUMNS = 100
-"""Widest plot; a wider one would not be clearer."""
 
 _COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "age", "message"]
 _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
@@ -47,13 +42,7 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
     type=WholeNumber(min=1),
     help=f"At most this many. Default: {DEFAULT_LIMIT} in a table, else all.",
 )
-@click.option(
-    "--pareto",
-    metavar="A,B",
-    help="Only the front: trials that no other beats in all of these figures.",
-)
 @click.option("--format", "form", type=click.Choice([TABLE, *FORMATS]), help="Default: table.")
-@click.option("--plot", is_flag=True, help="Draw the best so far against the trials, for each problem and device.")
 @json_option
 def results(
     kernel: str | None,
@@ -63,9 +52,7 @@ def results(
     trial: int | None,
     everything: bool,
     limit: int | None,
-    pareto: str | None,
     form: str | None,
-    plot: bool,
     as_json: bool,
 ) -> int:
     """List trials of KERNEL, or show everything about one.
@@ -75,9 +62,7 @@ def results(
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other")
-    if plot and (form is not None or as_json or trial is not None):
-        raise click.UsageError("--plot does not go with --format, --json or --trial")
-    form = "json" if as_json else PLOT if plot else form or TABLE
+    form = "json" if as_json else form or TABLE
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial")
     wanted = ResultsParams(
@@ -93,7 +78,7 @@ def results(
     numerics: Sequence[NumericsReport] = ()
     trials: Sequence[ListedTrial]
     with Client() as client:
-        if trial is None and (pareto is not None or (limit is None and form != TABLE)):
+        if trial is None and limit is None and form != TABLE:
             trials = load_all_trials(client, wanted)
             total = len(trials)
         else:
@@ -103,12 +88,7 @@ def results(
             total = answer.total or len(trials)
         if form == TABLE and any(found.metrics for found in trials):
             known = call_method(client, PEAKS).by_device
-    if pareto is not None:
-        trials = _pareto_fronts(trials, pareto.split(","))
-        total = len(trials)
-    if form == PLOT:
-        _draw_plots(trials)
-    elif form != TABLE:
+    if form != TABLE:
         output.emit_line(render_trials(trials, form))
     elif trial is not None:
         for found in trials:
@@ -117,7 +97,7 @@ def results(
         _print_trials(trials, known, with_age=everything)
         for report in numerics:
             output.emit_line()
-            output.emit_line(f"{text.format_values(report.problem) if report.problem else kernel} on {report.device}:")
+            output.emit_line(f"{text.format_values(report.problem)} on {report.device}:")
             for line in report.lines:
                 output.emit_line(f"  {line}")
     if len(trials) < total:
@@ -129,29 +109,6 @@ def results(
         )
         return Exit.NOT_REACHED
     return Exit.DONE
-
-
-def _pareto_fronts(trials: Sequence[ListedTrial], names: Sequence[str]) -> list[ListedTrial]:
-    """Return the Pareto front of each problem and device."""
-    unknown = [name for name in names if not any(compute_cost(trial, name) is not None for trial in trials)]
-    if trials and unknown:
-        known = sorted({name for trial in trials for name in trial.metrics})
-        raise click.UsageError(f"no trial has the metric {unknown[0]!r}; there are {', '.join(['latency', *known])}")
-    return pareto_front(trials, names)
-
-
-def _draw_plots(trials: Sequence[ListedTrial]) -> None:
-    """Print a plot for each problem and device."""
-    groups: dict[tuple[str, str], list[ListedTrial]] = {}
-    for trial in trials:
-        groups.setdefault((canonical(trial.problem), trial.device), []).append(trial)
-    width = min(MAX_PLOT_COLUMNS, shutil.get_terminal_size().columns)
-    for found in groups.values():
-        measured = [trial.latency_us for trial in found if trial.outcome is Outcome.MEASURED]
-        best = min((latency_us for latency_us in measured if latency_us is not None), default=None)
-        output.emit_line(f"{text.format_values(found[0].problem)} on {found[0].device}: {text.format_latency(best)}")
-        for line in plot_best(found, width):
-            output.emit_line(line)
 
 
 def _print_trials(trials: Sequence[ListedTrial], known: Limits, *, with_age: bool) -> None:

@@ -7,11 +7,11 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from msgspec import structs
 
 from ktuned.catalog import find_project_top, read_project
 from ktuned.cli import output, versions
@@ -40,7 +40,7 @@ name = "{name}"
 # [defaults]
 # preset = "default"
 # trials = 200
-# seconds = 60
+# time_limit_s = 60
 """
 
 
@@ -87,7 +87,7 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
 
 
 def _list_daemon_settings(environ: Mapping[str, str]) -> Iterator[Setting]:
-    settings = load_settings(environment=environ)
+    settings = load_settings(environ)
     file = str(settings.config_path)
     home = "KTUNED_HOME" if environ.get("KTUNED_HOME") else "default"
     runtime = "XDG_RUNTIME_DIR" if environ.get("XDG_RUNTIME_DIR") else "default"
@@ -129,7 +129,7 @@ def _list_project_settings(directory: str) -> Iterator[Setting]:
     if not project.digest:
         return
     file = os.path.join(top, "ktuned.toml")
-    given = {"name": project.name, "python": project.python, **asdict(project.defaults)}
+    given = {"name": project.name, "python": project.python, **structs.asdict(project.defaults)}
     for name, value in given.items():
         if value:
             yield Setting(f"project.{name}", value, file)

@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +17,7 @@ import msgspec
 from click.core import ParameterSource
 
 from ktuned.cli import output, spawn
-from ktuned.cli.options import Number, json_option
+from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
 from ktuned.protocol import HELLO, SHUTDOWN, call_method
 from ktuned_client import DaemonError, paths
@@ -40,9 +39,6 @@ sixth of the start."""
 
 @click.command()
 @click.option("--foreground", is_flag=True, help="Run it here, until it is stopped; for service managers.")
-@click.option("--socket", type=click.Path(path_type=Path), help="The socket to listen at, in a private directory.")
-@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="The directory for state and artifacts.")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The config.toml to read.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -50,22 +46,11 @@ sixth of the start."""
     show_default=True,
     help="The lowest level to log.",
 )
-@click.option(
-    "--idle-exit",
-    "idle_exit_s",
-    type=Number(min=0),
-    metavar="SECONDS",
-    help="Exit after this time without clients, jobs and watched directories; 0 never exits.",
-)
 @click.option("--auto-started", is_flag=True, hidden=True, help="Started by a command: exit when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
 def start(
     foreground: bool,
-    socket: Path | None,
-    home: Path | None,
-    config: Path | None,
     log_level: str,
-    idle_exit_s: float | None,
     auto_started: bool,
     as_json: bool,
 ) -> int:
@@ -76,15 +61,14 @@ def start(
     priorities, as JSON.
     """
     if not foreground:
-        return _start_in_background(socket, home)
+        return _start_in_background()
     with skip_unused_imports():
         from ktuned.daemon import load_settings, logs, run
         from ktuned.model import StoreDamaged
 
     _raise_open_files_limit()
     logs.configure_logging(log_level, logs.choose_format(os.environ, sys.stderr.fileno(), as_json=as_json))
-    listen_at = None if socket is None else socket.absolute()
-    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s)
+    settings = load_settings()
     is_handed_over = "LISTEN_FDS" in os.environ
     try:
         return run(settings, starts_by_itself=auto_started)
@@ -96,9 +80,9 @@ def start(
         return run(settings, starts_by_itself=auto_started)
 
 
-def _start_in_background(socket: Path | None, home: Path | None) -> int:
+def _start_in_background() -> int:
     """Start this command with ``--foreground`` in a new session, unless a daemon answers already."""
-    listen_at = paths.socket_path() if socket is None else str(socket.absolute())
+    listen_at = paths.socket_path()
     if spawn.is_serving(listen_at):
         output.print_message(f"a daemon listens at {listen_at} already; `ktuned stop` ends it")
         return Exit.DONE
@@ -108,10 +92,8 @@ def _start_in_background(socket: Path | None, home: Path | None) -> int:
         value = context.params.get(param.name or "")
         if param.name == "foreground" or context.get_parameter_source(param.name or "") is ParameterSource.DEFAULT:
             continue
-        place = str(value.absolute()) if isinstance(value, Path) else str(value)
-        words += [param.opts[0]] if value is True else [param.opts[0], place]
-    state = spawn.state_directory() if home is None else home.absolute()
-    spawn.announce_daemon(spawn.start_daemon(listen_at, state, arguments=words) or None)
+        words += [param.opts[0]] if value is True else [param.opts[0], str(value)]
+    spawn.announce_daemon(spawn.start_daemon(listen_at, spawn.state_directory(), arguments=words) or None)
     return Exit.DONE
 
 

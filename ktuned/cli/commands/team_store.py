@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ktuned.cli import output, spawn, text
-from ktuned.cli.options import SectionedCommand, json_option, no_spawn_option
+from ktuned.cli.options import SectionedCommand, json_option
 from ktuned.cli.output import Exit
 from ktuned.protocol import SHARE, ShareParams, call_method
 
@@ -22,28 +22,26 @@ def share() -> None:
 
 
 @share.command(cls=SectionedCommand)
-@no_spawn_option
 @json_option
-def push(no_spawn: bool, as_json: bool) -> int:
+def push(as_json: bool) -> int:
     """Write winners to the store now, and wait until they are there.
 
     Use it at the end of a CI job on an ephemeral runner. Exits with 1 if the store cannot be used.
     """
-    with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting("writing winners"):
+    with spawn.open_client() as client, output.report_waiting("writing winners"):
         done = call_method(client, SHARE, ShareParams(push=True), deadline_s=_EXCHANGE_S)
     output.emit_answer(done, as_json, f"{done.url} has all our winners; {done.sent} sent now")
     return Exit.DONE
 
 
 @share.command(cls=SectionedCommand)
-@no_spawn_option
 @json_option
-def pull(no_spawn: bool, as_json: bool) -> int:
+def pull(as_json: bool) -> int:
     """Import others' winners now, and wait until they are served.
 
     Exits with 1 if the store cannot be used.
     """
-    with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting("reading others' winners"):
+    with spawn.open_client() as client, output.report_waiting("reading others' winners"):
         done = call_method(client, SHARE, ShareParams(), deadline_s=_EXCHANGE_S)
     output.emit_answer(done, as_json, f"{text.format_count(done.taken, 'winner')} from {done.url} taken now")
     return Exit.DONE

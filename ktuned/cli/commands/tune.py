@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -19,12 +18,10 @@ from ktuned.cli.options import (
     SectionedCommand,
     WholeNumber,
     anchor_option,
-    anchor_pin_option,
     config_option,
     device_option,
     is_path,
     json_option,
-    no_spawn_option,
     numerics_option,
     objective_option,
     priority_option,
@@ -32,7 +29,7 @@ from ktuned.cli.options import (
     resolve_path,
 )
 from ktuned.cli.output import Exit
-from ktuned.cli.present import TuningInterrupted, cancel_jobs, choose_presenter, follow_tuning, request_tuning
+from ktuned.cli.present import TuningInterrupted, choose_presenter, follow_tuning, request_tuning
 from ktuned.cli.progress import FAILURES, JobView, View
 from ktuned.model import PRESETS, UNTIL, Config, Job, Scalar, needs_metric
 from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneParams, call_method
@@ -46,7 +43,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 @click.option("--trials", type=WholeNumber(min=1), help="Try at most this many configs.")
 @click.option(
     "--time-limit",
-    "seconds",
+    "time_limit_s",
     type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="Stop trying configs after this time, whatever is queued.",
@@ -72,28 +69,16 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     is_flag=True,
     help="Measure known configs again; their results stay until then.",
 )
-@click.option("--keep-going", cls=AdvancedOption, is_flag=True, help="Continue even if all configs fail alike.")
 @objective_option
 @numerics_option
 @anchor_option
-@anchor_pin_option
 @priority_option
-@click.option(
-    "--cancel-on-interrupt",
-    "cancels",
-    cls=AdvancedOption,
-    is_flag=True,
-    help="Make Ctrl-C and SIGTERM cancel the jobs instead of detaching from them.",
-)
-@no_spawn_option
 def tune(
     target: str,
     problem: dict[str, Scalar],
     compile_only: bool,
     arch: str | None,
     detach: bool,
-    cancels: bool,
-    no_spawn: bool,
     as_json: bool,
     **plan: Any,
 ) -> int:
@@ -107,7 +92,7 @@ def tune(
     kernel, path = (None, resolve_path(target)) if is_path(target) else (target, None)
     if compile_only:
         _refuse_measuring_options()
-    with spawn.open_client(no_spawn=no_spawn) as client:
+    with spawn.open_client() as client:
         if compile_only:
             budget = {name: plan[name] for name in _BUDGET}
             return compile_space(client, CompileParams(kernel, path, problem or None, **budget, arch=arch), as_json)
@@ -115,15 +100,9 @@ def tune(
         jobs, over = accepted.jobs, {job.id for job in accepted.jobs if job.is_ended}
         if not detach:
             try:
-                if cancels:
-                    # A batch system ends its jobs with SIGTERM.
-                    signal.signal(signal.SIGTERM, signal.default_int_handler)
                 view = follow_tuning(client, accepted, choose_presenter(as_json=as_json))
             except TuningInterrupted as interrupt:
-                return _leave_jobs(client, interrupt.open_jobs, cancels)
-            finally:
-                if cancels:
-                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                return _leave_jobs(interrupt.open_jobs)
             jobs = tuple(known.job for known in view.jobs.values())
         if as_json:
             output.emit_json({"jobs": jobs, "errors": accepted.errors})
@@ -137,10 +116,10 @@ def tune(
     return Exit.DONE if reached else Exit.NOT_REACHED
 
 
-_BUDGET = ("trials", "seconds", "strategy", "seed", "keep_going")
+_BUDGET = ("trials", "time_limit_s", "strategy", "seed")
 """Options that also apply to compiling."""
 
-_COMPILING = {*_BUDGET, "target", "problem", "compile_only", "arch", "no_spawn", "as_json"}
+_COMPILING = {*_BUDGET, "target", "problem", "compile_only", "arch", "as_json"}
 
 
 def _refuse_measuring_options() -> None:
@@ -156,13 +135,10 @@ def _refuse_measuring_options() -> None:
             raise click.UsageError(f"{param.opts[0]} does not go with --compile-only")
 
 
-def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:
-    """Cancel the jobs that are open when the command is interrupted, or say that they continue."""
+def _leave_jobs(active: list[int]) -> int:
+    """Say that the jobs that are open when the command is interrupted continue."""
     numbers = ", ".join(map(str, active))
-    if active and cancels:
-        cancel_jobs(client, active)
-        output.print_message(f"cancelled job {numbers}")
-    elif active:
+    if active:
         output.print_message(
             f"detached; job {numbers} continues (`ktuned jobs`); `ktuned jobs {active[0]} --cancel` cancels it"
         )

@@ -11,7 +11,7 @@ import click
 
 from ktuned.cli import output, spawn
 from ktuned.cli.commands.regressions import check_regressions
-from ktuned.cli.options import SectionedCommand, json_option, no_spawn_option, read_share, resolve_path
+from ktuned.cli.options import SectionedCommand, json_option, read_share, resolve_path
 from ktuned.cli.output import Exit
 from ktuned.cli.present import choose_presenter, request_tuning
 from ktuned.cli.progress import View, add_earlier_winners, begin_view, concerns_project, fold_event, resync_view
@@ -52,10 +52,7 @@ MAX_ROOTS = 4
     help="With --once: compare with the winners of `ktuned export` there, so that slow rot is seen.",
 )
 @json_option
-@no_spawn_option
-def watch(
-    path: str | None, once: bool, tolerance: float | None, against: Path | None, no_spawn: bool, as_json: bool
-) -> int:
+def watch(path: str | None, once: bool, tolerance: float | None, against: Path | None, as_json: bool) -> int:
     """Tune the kernels that each save changes, and show them.
 
     PATH is a kernel file or a directory, which is watched from then on. Without it, everything that the daemon watches
@@ -66,7 +63,7 @@ def watch(
     if against is not None and not once:
         raise click.UsageError("--against goes with --once")
     root = None if path is None else resolve_path(path, "`watch` takes a path; `ktuned tune KERNEL` tunes a kernel")
-    with spawn.open_client(no_spawn=no_spawn) as client:
+    with spawn.open_client() as client:
         if once:
             allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
             return check_regressions(client, root, allowed, against, as_json)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.cli import progress, text
 from ktuned.cli.progress import FAILURES, Case, FirstFailure, JobView, View, make_case
@@ -27,8 +29,7 @@ SETTLED = ("default", "fresh", "stale")
 """States of a row that come from lookups and saves, not from its job."""
 
 
-@dataclass(frozen=True, slots=True)
-class BoardRow:
+class BoardRow(msgspec.Struct, frozen=True):
     """One kernel, problem, device and objective. Figures are in the objective's unit, times in Unix seconds.
 
     ``before`` is the winner's figure when the kernel was last saved, or when its job began. ``current`` is the best
@@ -86,8 +87,7 @@ class BoardRow:
         return sum(self.job.outcomes.get(outcome, 0) for outcome in FAILURES)
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(msgspec.Struct, frozen=True):
     """All rows in the order in which they became known, with their jobs and notices.
 
     ``errors`` are the errors in kernel files, ``roots`` the watched directories, ``sizes`` the numbers of configs of
@@ -95,11 +95,11 @@ class Board:
     can be recorded.
     """
 
-    view: View = field(default_factory=View)
-    rows: Mapping[Case, BoardRow] = field(default_factory=dict)
+    view: View = msgspec.field(default_factory=View)
+    rows: Mapping[Case, BoardRow] = msgspec.field(default_factory=dict)
     errors: tuple[FileError, ...] = ()
     roots: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = msgspec.field(default_factory=dict)
     paused: frozenset[str] = frozenset()
     stalled: str = ""
 

@@ -102,7 +102,7 @@ def _estimate_seconds(job: JobInfo, sizes: Mapping[str, int], paces: Mapping[Dev
     configs = min((size for size in (job.total, job.plan.trials, sizes.get(job.kernel)) if size), default=None)
     pace = paces.get(job.device, max(paces.values(), default=None))
     by_pace = None if configs is None or pace is None else pace * max(0, configs - job.done)
-    return min((needed for needed in (by_pace, job.plan.seconds) if needed is not None), default=None)
+    return min((needed for needed in (by_pace, job.plan.time_limit_s) if needed is not None), default=None)
 
 
 def summarise_load(load: Load, left: TimeLeft, *, running: int, waiting: int) -> str:

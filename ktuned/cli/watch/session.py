@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from ktuned.backends import read_ticks
 from ktuned.cli.progress import concerns_project

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.cli import text
 from ktuned.cli.watch.board import BoardRow
@@ -15,16 +17,15 @@ MAX_TRIALS = 1_000
 """Most trials that are requested: more than anyone scrolls through. A report has all."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialLog:
+class TrialLog(msgspec.Struct, frozen=True):
     """Trials of the kernel's current state by id, and the best trial of each earlier state of its sources by digest.
 
     ``winner`` is the id of the trial that won by the row's objective.
     """
 
     row: BoardRow
-    trials: Mapping[int, Trial] = field(default_factory=dict)
-    earlier: Mapping[str, Trial] = field(default_factory=dict)
+    trials: Mapping[int, Trial] = msgspec.field(default_factory=dict)
+    earlier: Mapping[str, Trial] = msgspec.field(default_factory=dict)
     winner: int | None = None
 
     @property

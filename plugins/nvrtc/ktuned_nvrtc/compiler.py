@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -210,6 +210,6 @@ def _write_artifact(
         "lowered": description.lowered,
         "options": list(source.options),
         "dynamic_shared_bytes": build.shared_bytes,
-        **(asdict(resources) if resources else {}),
+        **(resources.to_facts() if resources else {}),
         **(occupancy_fact(unit.target, prod(build.block), resources.registers, shared_bytes) if resources else {}),
     }

@@ -17,7 +17,6 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,6 +25,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.fleet import Bridge, BridgeDown, Environment
 from ktuned.ipc import locate_artifact, manifest, replies, requests

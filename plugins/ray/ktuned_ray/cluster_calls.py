@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Never
 
+import msgspec
+
 from ktuned.bridge import Call
 from ktuned.ipc import replies
-from ktuned.model import Record, record
 
 
-@record
-class NodeInfo(Record):
+class NodeInfo(msgspec.Struct, frozen=True):
     """A node that is alive: its id in the cluster, its name there (unique), its host, CPUs and GPUs."""
 
     id: str
@@ -24,8 +24,7 @@ class NodeInfo(Record):
     gpus: int
 
 
-@record
-class ClusterNews(Record):
+class ClusterNews(msgspec.Struct, frozen=True):
     """The cluster as it is now; sent when it was joined, and whenever its nodes change."""
 
     nodes: tuple[NodeInfo, ...]
@@ -33,8 +32,7 @@ class ClusterNews(Record):
     python: str
 
 
-@record
-class Join(Call[replies.Empty, ClusterNews]):
+class Join(Call[replies.Empty, ClusterNews], frozen=True):
     """Join the cluster at an address (``ray://host:port``, or that of a local node), and stay until it is lost.
 
     ``runtime_env`` is Ray's, as JSON, for the keepers: it may bring an interpreter's packages. The call fails when the
@@ -47,15 +45,13 @@ class Join(Call[replies.Empty, ClusterNews]):
     runtime_env: str = ""
 
 
-@record
-class Chunk(Record):
+class Chunk(msgspec.Struct, frozen=True):
     """Bytes of a keeper's answers."""
 
     data: bytes
 
 
-@record
-class Attach(Call[replies.Empty, Chunk]):
+class Attach(Call[replies.Empty, Chunk], frozen=True):
     """Start a keeper on a node, and relay its answers until it ends; then the call fails with the reason.
 
     The first item is empty and means that the keeper takes calls. The keeper is killed when the call is cancelled.
@@ -66,8 +62,7 @@ class Attach(Call[replies.Empty, Chunk]):
     node: str
 
 
-@record
-class Relay(Call[replies.Empty, Never]):
+class Relay(Call[replies.Empty, Never], frozen=True):
     """Send bytes to the keeper of a node, in the order of the calls."""
 
     operation: ClassVar = "cluster.relay"
@@ -76,8 +71,7 @@ class Relay(Call[replies.Empty, Never]):
     data: bytes
 
 
-@record
-class Give(Call[replies.Empty, Never]):
+class Give(Call[replies.Empty, Never], frozen=True):
     """Put parcels onto a node; ``parcels`` has the paths on this machine by the parcels' names."""
 
     operation: ClassVar = "cluster.give"
@@ -86,8 +80,7 @@ class Give(Call[replies.Empty, Never]):
     parcels: Mapping[str, str]
 
 
-@record
-class Fetch(Call[replies.Empty, Never]):
+class Fetch(Call[replies.Empty, Never], frozen=True):
     """Bring a parcel of a node here, into a new directory ``place``."""
 
     operation: ClassVar = "cluster.fetch"
@@ -97,16 +90,14 @@ class Fetch(Call[replies.Empty, Never]):
     place: str
 
 
-@record
-class Leased(Record):
+class Leased(msgspec.Struct, frozen=True):
     """A resource that is held; ``gpu`` is the id that Ray gave, empty for CPUs."""
 
     lease: str
     gpu: str = ""
 
 
-@record
-class Lease(Call[Leased, Never]):
+class Lease(Call[Leased, Never], frozen=True):
     """Hold a GPU, or CPUs, of a node until the lease is released; waits for them at most ``wait_s`` seconds.
 
     Fails with code ``not_leased`` if other jobs of the cluster have it.
@@ -120,8 +111,7 @@ class Lease(Call[Leased, Never]):
     wait_s: float = 5.0
 
 
-@record
-class Release(Call[replies.Empty, Never]):
+class Release(Call[replies.Empty, Never], frozen=True):
     """Give a lease back."""
 
     operation: ClassVar = "cluster.release"

@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar, Final
@@ -26,12 +25,13 @@ from typing import Any, ClassVar, Final
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.backends import cpu
 from ktuned.bridge import Call, CallFailed, CallServer, Send, Service
 from ktuned.fleet import DeadlineExpired, Environment, LocalExecutor, Output, RequestFailed, Worker, WorkerDied, memory
-from ktuned.ipc import Trust, find_changed_file, replies, requests, to_message
-from ktuned.model import Record, Role, WorkerError
+from ktuned.ipc import Trust, find_changed_file, replies, requests
+from ktuned.model import Role, WorkerError
 from ktuned_ray import node_calls
 from ktuned_ray.node_artifacts import NodeArtifacts
 from ktuned_ray.node_layout import NodeLayouts
@@ -72,7 +72,7 @@ class Keeper(Service):
         self._cores = sorted(os.sched_getaffinity(0))
         self._default_limits = memory.choose_default_limits(max(1, len(self._cores) - 1))
 
-    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> msgspec.Struct:
         """Carry one call out."""
         match call:
             case node_calls.Describe():
@@ -153,7 +153,7 @@ class Keeper(Service):
             async with waiting:
                 async for value, output in waiting:
                     artifact = await self.artifacts.pack_artifact(value)
-                    await send(node_calls.Item(to_message(value), output.stdout, output.stderr, artifact))
+                    await send(node_calls.Item(value, output.stdout, output.stderr, artifact))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pass_items_on)
@@ -190,7 +190,7 @@ async def _run_request(
         return _describe_failure(error, error.output, failure=error.failure)
     worker.measure_memory()
     return node_calls.Exchanged(
-        to_message(reply),
+        reply,
         output.stdout,
         output.stderr,
         phases=worker.read_phase_durations(),

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Never
 
+import msgspec
+
 from ktuned.bridge import Call
 from ktuned.ipc import replies
-from ktuned.model import Record, record
 
 
-@record
-class NodeReport(Record):
+class NodeReport(msgspec.Struct, frozen=True):
     """A node's keeper: its interpreter, ktuned's version there, its cores, and the distributions installed.
 
     ``gpus`` are the ids that ``CUDA_VISIBLE_DEVICES`` lists, in its order; empty if it is not set.
@@ -30,22 +30,19 @@ class NodeReport(Record):
     distributions: Mapping[str, str]
 
 
-@record
-class Describe(Call[NodeReport, Never]):
+class Describe(Call[NodeReport, Never], frozen=True):
     """Request a keeper's report on its node."""
 
     operation: ClassVar = "node.describe"
 
 
-@record
-class Layout(Record):
+class Layout(msgspec.Struct, frozen=True):
     """The files of a project that a node lacks, by their digests."""
 
     missing: tuple[str, ...]
 
 
-@record
-class LayOut(Call[Layout, Never]):
+class LayOut(Call[Layout, Never], frozen=True):
     """Make the directory of a project's files, given by path with the SHA-256 of their bytes (empty: no such file).
 
     Paths are relative to the project's root, ``root``, and may lead out of it. Files of an earlier layout that are not
@@ -61,28 +58,24 @@ class LayOut(Call[Layout, Never]):
     directories: tuple[str, ...] = ()
 
 
-@record
-class Started(Record):
+class Started(msgspec.Struct, frozen=True):
     """A worker takes requests."""
 
     worker: int
     pid: int
 
 
-@record
-class Ended(Record):
+class Ended(msgspec.Struct, frozen=True):
     """A worker has ended, with all processes that it started."""
 
 
-@record
-class Changed(Record):
+class Changed(msgspec.Struct, frozen=True):
     """A toolchain has changed; ``reason`` says how."""
 
     reason: str
 
 
-@record
-class Watch(Call[Changed, Never]):
+class Watch(Call[Changed, Never], frozen=True):
     """Watch a toolchain: the reply comes when one of its files has changed, or the set of usable CPUs.
 
     The fields are those of :class:`~ktuned.ipc.replies.ProbeDependencies`.
@@ -94,8 +87,7 @@ class Watch(Call[Changed, Never]):
     limits: Mapping[str, str]
 
 
-@record
-class Start(Call[Ended, Started]):
+class Start(Call[Ended, Started], frozen=True):
     """Start a worker; the reply comes when it has ended. It is killed when the call is cancelled.
 
     It may use ``limit_bytes`` of memory; with 0, the keeper decides.
@@ -111,8 +103,7 @@ class Start(Call[Ended, Started]):
     deadline_s: float
 
 
-@record
-class Item(Record):
+class Item(msgspec.Struct, frozen=True):
     """An item of a worker's answer, and what its code printed for it.
 
     ``artifact`` is a compiled unit's packed artifact, unless it is too large to travel in a frame.
@@ -124,8 +115,7 @@ class Item(Record):
     artifact: bytes = b""
 
 
-@record
-class Exchanged(Record):
+class Exchanged(msgspec.Struct, frozen=True):
     """The end of an exchange: a reply's ``value``, or a failure.
 
     It took ``seconds`` at the keeper. ``phase`` is the phase in which it ended, ``phases`` the seconds of each phase.
@@ -147,9 +137,8 @@ class Exchanged(Record):
     seconds: float = 0.0
 
 
-@record
-class Exchange(Call[Exchanged, Item]):
-    """Make a worker carry out a request (``message``: the frame's map, as plain data), with a deadline for each phase.
+class Exchange(Call[Exchanged, Item], frozen=True):
+    """Make a worker carry out a request (``message``: its MessagePack), with a deadline for each phase.
 
     ``parcels`` are the small parcels that the request names and the node lacks. They travel with the request, because
     each call of an actor before it costs a lane a millisecond.
@@ -158,13 +147,12 @@ class Exchange(Call[Exchanged, Item]):
     operation: ClassVar = "node.exchange"
 
     worker: int
-    message: Any
+    message: bytes
     deadlines: Mapping[str, float]
     parcels: Mapping[str, bytes] | None = None
 
 
-@record
-class Kill(Call[replies.Empty, Never]):
+class Kill(Call[replies.Empty, Never], frozen=True):
     """Kill a worker; ``why`` becomes the error of its request, if the request is the reason for the kill."""
 
     operation: ClassVar = "node.kill"

@@ -20,12 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
+import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ktuned.bridge import Call, CallFailed, Send, Service
 from ktuned.ipc import replies
-from ktuned.model import Record
 from ktuned_ray import cluster_calls, direct, parcels
 from ktuned_ray.failures import find_hint, format_error
 from ktuned_ray.keeper_actor import KeeperActor
@@ -72,7 +72,7 @@ class Cluster(Service):
         self._parcels: dict[str, Any] = {}
         self._kinds: dict[type, Any] = {}
 
-    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> msgspec.Struct:
         """Carry one call out."""
         match call:
             case cluster_calls.Join():
@@ -91,7 +91,7 @@ class Cluster(Service):
                 return self._release_lease(call)
         raise AssertionError(call)
 
-    async def _join_cluster(self, call: cluster_calls.Join, send: Send) -> Record:
+    async def _join_cluster(self, call: cluster_calls.Join, send: Send) -> msgspec.Struct:
         if self._joined:
             raise CallFailed("joined", "a cluster is joined already")
         self._runtime_env = json.loads(call.runtime_env or "{}")
@@ -135,7 +135,7 @@ class Cluster(Service):
                 "cluster_lost", f"the cluster {failure}: {format_error(error)}", hint=find_hint(error)
             ) from error
 
-    async def _attach_keeper(self, call: cluster_calls.Attach, send: Send) -> Record:
+    async def _attach_keeper(self, call: cluster_calls.Attach, send: Send) -> msgspec.Struct:
         node = call.node
         if node in self._keepers:
             raise CallFailed("attached", "it has a keeper already")
@@ -152,7 +152,7 @@ class Cluster(Service):
             self._keepers.pop(node, None)
             self._threads.submit(_kill_actor, actor)
 
-    async def _relay_bytes(self, call: cluster_calls.Relay) -> Record:
+    async def _relay_bytes(self, call: cluster_calls.Relay) -> msgspec.Struct:
         await self._get_keeper(call.node).relay_bytes(call.data)
         return replies.Empty()
 
@@ -161,7 +161,7 @@ class Cluster(Service):
             raise CallFailed("no_keeper", "the node has no keeper now")
         return self._keepers[node]
 
-    async def _give_parcels(self, call: cluster_calls.Give) -> Record:
+    async def _give_parcels(self, call: cluster_calls.Give) -> msgspec.Struct:
         actor = self._get_keeper(call.node).actor
         small: dict[str, bytes] = {}
         waiting = []
@@ -191,7 +191,7 @@ class Cluster(Service):
             del self._parcels[next(iter(self._parcels))]
         return ref
 
-    async def _fetch_parcel(self, call: cluster_calls.Fetch) -> Record:
+    async def _fetch_parcel(self, call: cluster_calls.Fetch) -> msgspec.Struct:
         data = await await_answer(self._get_keeper(call.node).actor.pack_parcel.remote(call.name), TRANSFER_S)
         try:
             await asyncio.to_thread(parcels.unpack_directory, data, Path(call.place))
@@ -199,7 +199,7 @@ class Cluster(Service):
             raise CallFailed("parcel", f"{call.name} cannot be kept: {error}") from error
         return replies.Empty()
 
-    async def _lease_resource(self, call: cluster_calls.Lease) -> Record:
+    async def _lease_resource(self, call: cluster_calls.Lease) -> msgspec.Struct:
         actor = await self._run_blocking(
             lambda: self._start_actor(LeaseActor, call.node, call.cpus, call.gpus), ANSWER_S, "gave no lease"
         )
@@ -215,7 +215,7 @@ class Cluster(Service):
         self._leases[name] = actor
         return cluster_calls.Leased(name, ids[0] if ids else "")
 
-    def _release_lease(self, call: cluster_calls.Release) -> Record:
+    def _release_lease(self, call: cluster_calls.Release) -> msgspec.Struct:
         actor = self._leases.pop(call.lease, None)
         if actor is not None:
             self._threads.submit(_kill_actor, actor)

@@ -8,12 +8,13 @@ the node is lost, all current requests fail with :class:`~ktuned.fleet.HostLost`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.bridge import CallFailed
 from ktuned.fleet import (
@@ -27,7 +28,7 @@ from ktuned.fleet import (
     Worker,
     WorkerDied,
 )
-from ktuned.ipc import from_plain, replies, requests
+from ktuned.ipc import decoding, replies, requests
 from ktuned.model import Device, DeviceName, KtunedError, Phase, Role
 from ktuned_ray import node_calls
 from ktuned_ray.node_link import CALL_S, NodeLink
@@ -136,7 +137,7 @@ class RemoteWorker(Worker):
 
         def take_item(item: node_calls.Item) -> None:
             assert item_type is not None
-            value = from_plain(item_type, item.value)
+            value = decoding.convert(item.value, item_type)
             output = Output(item.stdout, item.stderr)
             if isinstance(value, replies.CompiledUnit):
                 self._outputs.append(output)
@@ -146,7 +147,7 @@ class RemoteWorker(Worker):
             pass_on(value, output)
 
         call = node_calls.Exchange(
-            self._number, requests.to_map(_localize_request(request)), dict(deadlines), small_parcels or None
+            self._number, msgspec.msgpack.encode(_localize_request(request)), dict(deadlines), small_parcels or None
         )
         # Each item restarts the deadline, as it does for a phase.
         ended = await self._link.call_keeper(call, sum(deadlines.values()) + GRACE_S, take_item)
@@ -158,14 +159,14 @@ class RemoteWorker(Worker):
         self._phases = ended.phases or {}
         self.memory_bytes = ended.memory_bytes or self.memory_bytes
         self._raise_failure(ended)
-        reply = from_plain(reply_type, ended.value)
+        reply = decoding.convert(ended.value, reply_type)
         carrier.forget_damaged(reply, request)
         if isinstance(reply, replies.ProbeReport) and reply.observed is not None:
             self._executor.watch_toolchain(self._link, self.environment, reply.observed)
         _log.debug(
             "node_exchanged",
             node=self.environment.host,
-            operation=request.operation,
+            operation=type(request).__name__,
             provide_ms=_to_ms(provided_at - began),
             way_ms=_to_ms(ended_at - provided_at - ended.seconds),
             keeper_ms=_to_ms(ended.seconds - sum(self._phases.values())),

@@ -61,7 +61,6 @@ def autotune(
     mode: Mode = "wait",
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "tilelang",
-    pin: str | None = None,
     numerics: Literal["tolerance", "exact"] = "tolerance",
 ) -> Callable[[Any], Any]:
     """Tune a ``@tilelang.jit`` function as ``tilelang.autotune`` does, but in ktuned's daemon.
@@ -73,7 +72,6 @@ def autotune(
     - ``upgrade``: how often a key's kernel may be replaced in a process: ``"once"``, ``"never"``, ``"always"``.
     - ``without_daemon``: if no daemon runs, ``"tilelang"`` tunes in the call; ``"first"`` compiles the first config.
       The call is recorded for a later daemon in both cases.
-    - ``pin``: processes with the same pin see the same winners for good.
     - ``numerics``: with ``"exact"`` a winner must reproduce the bits of the first config, and no other is launched.
 
     Raises:
@@ -86,7 +84,7 @@ def autotune(
         ... def scale(size, block=128): ...
     """
     policy = Policy.from_choices(
-        "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, pin=pin, numerics=numerics
+        "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics
     )
     tuner = import_tuner_module()
     adopt_classes(tuner)
@@ -163,12 +161,11 @@ def make_tuner_class() -> type[Any]:
             mode: Mode = "wait",
             upgrade: Upgrade = "once",
             without_daemon: WithoutDaemon = "tilelang",
-            pin: str | None = None,
             numerics: str = TOLERANCE,
         ) -> Any:
             """Set ktuned's options, which :func:`autotune` describes."""
             self._ktuned_policy = Policy.from_choices(
-                "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, pin=pin, numerics=numerics
+                "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics
             )
             return self
 

@@ -77,7 +77,6 @@ def autotune(
     mode: Mode = "background",
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "triton",
-    pin: str | None = None,
     numerics: Literal["tolerance", "exact"] = "tolerance",
 ) -> Callable[[Any], Any]:
     """Tune a ``@triton.jit`` function as ``triton.autotune`` does, but in ktuned's daemon.
@@ -93,7 +92,6 @@ def autotune(
       ``"never"`` after its first call; ``"always"``.
     - ``without_daemon``: what a call does if no daemon runs: with ``"triton"``, Triton tunes in the call; with
       ``"first"``, the first config is launched. The call is recorded for a later daemon in both cases.
-    - ``pin``: processes with the same pin see the same winners for good.
     - ``numerics``: with ``"exact"`` a winner must reproduce the bits of a key's first config, and no other config is
       launched, with or without a daemon.
 
@@ -105,9 +103,7 @@ def autotune(
         ... @triton.jit
         ... def scale(x, y, size, BLOCK: tl.constexpr): ...
     """
-    policy = Policy.from_choices(
-        "triton", mode=mode, upgrade=upgrade, without_daemon=without_daemon, pin=pin, numerics=numerics
-    )
+    policy = Policy.from_choices("triton", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics)
     from triton.runtime.autotuner import Autotuner
 
     adopt_class(Autotuner)
@@ -203,7 +199,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
             from ktuned_triton.library import Library
 
             wanted = Library(library, list_application_paths()).to_plain()
-            daemon_link(None).prepare_library("triton", wanted, find_deciding_variables())
+            daemon_link().prepare_library("triton", wanted, find_deciding_variables())
 
     return make_and_announce
 

@@ -18,7 +18,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -203,7 +202,7 @@ def _write_artifact(
     return {
         "function": plan.symbol,
         "target": plan.target,
-        **asdict(used),
+        **used.to_facts(),
         "dynamic_shared_bytes": plan.shared_bytes,
         "threads": plan.threads,
         **occupancy_fact(plan.target, plan.threads, used.registers, plan.shared_bytes + used.static_shared_bytes),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -114,5 +113,5 @@ def _summarise_resources(used: Mapping[str, Resources]) -> dict[str, Any]:
     """Return the resources of a library's kernels by symbol; those of a sole kernel also as the config's own."""
     if not used:
         return {}
-    kernels = {symbol: asdict(resources) for symbol, resources in used.items()}
+    kernels = {symbol: resources.to_facts() for symbol, resources in used.items()}
     return {"kernels": kernels, **(next(iter(kernels.values())) if len(kernels) == 1 else {})}

@@ -8,21 +8,20 @@ import signal
 import subprocess
 from typing import Any, ClassVar, Never
 
+import msgspec
+
 from ktuned.bridge import Call, CallFailed, Send, Service
 from ktuned.ipc import replies
-from ktuned.model import Record, record
 
 
-@record
-class Said(Record):
+class Said(msgspec.Struct, frozen=True):
     """What was said."""
 
     text: str
     data: bytes = b""
 
 
-@record
-class Say(Call[Said, Said]):
+class Say(Call[Said, Said], frozen=True):
     """Send ``text`` back, after so many items of it."""
 
     operation: ClassVar = "echo.say"
@@ -32,22 +31,19 @@ class Say(Call[Said, Said]):
     data: bytes = b""
 
 
-@record
-class Wait(Call[Said, Said]):
+class Wait(Call[Said, Said], frozen=True):
     """Send an item, then wait until no one waits for the call any more."""
 
     operation: ClassVar = "echo.wait"
 
 
-@record
-class Cancelled(Call[Said, Never]):
+class Cancelled(Call[Said, Never], frozen=True):
     """Ask how many of :class:`Wait` were cancelled."""
 
     operation: ClassVar = "echo.cancelled"
 
 
-@record
-class Do(Call[Said, Never]):
+class Do(Call[Said, Never], frozen=True):
     """``block`` the loop, ``exit``, ``raise``, ``refuse``, start a ``child`` that detaches, or return the ``notes``."""
 
     operation: ClassVar = "echo.do"
@@ -55,8 +51,7 @@ class Do(Call[Said, Never]):
     what: str
 
 
-@record
-class Note(Call[replies.Empty, Never]):
+class Note(Call[replies.Empty, Never], frozen=True):
     """Keep a text; refuse an empty one."""
 
     operation: ClassVar = "echo.note"
@@ -73,7 +68,7 @@ class Echo(Service):
         self._cancelled = 0
         self._notes: list[str] = []
 
-    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> msgspec.Struct:
         """Carry a call out."""
         match call:
             case Say():

@@ -1,4 +1,4 @@
-"""Recorded spaces and their replay."""
+"""Recorded spaces and their replay, by which search is judged."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import UsageError
-from ktuned.search import mean_relative_best, read_recorded_space, replay_search
+from benchmarks.recorded_spaces import mean_relative_best, read_recorded_space, replay_search
 
 SPACE = Path(__file__).parent / "tiles.json.gz"
 """A synthetic space of 2,088 configs of a tiled kernel on an imagined GPU, 164 of which fail."""
@@ -54,43 +53,10 @@ def test_formats_mean_the_same(tmp_path: Path, make: Any, packed: bool) -> None:
     assert found.optimum == 1.5
 
 
-def test_cache_that_was_not_closed(tmp_path: Path) -> None:
-    """Kernel Tuner adds the last braces when it ends; a file of a run that was stopped is read too."""
-    whole = json.dumps(cache(a=2.5, b=1.0))
-    (tmp_path / "space.json").write_text(whole.removesuffix("}}") + ",\n")
-    assert read_recorded_space(tmp_path / "space.json").objectives == (2.5, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "is not JSON"),
-        (b"[1]", "neither `cache` nor `results`"),
-        (b"\x1f\x8bxx", "not a whole gzip file"),
-        (json.dumps(cache(a="failed")).encode(), "no measured config"),
-        (json.dumps(cache(a=0, b=-1.0)).encode(), "no measured config"),
-        (b'{"cache": {"a": {}}, "tune_params_keys": ["A"]}', "lacks 'A'"),
-        (b'{"results": [{}]}', "malformed"),
-    ],
-    ids=["empty", "list", "torn gzip", "all failed", "no times", "no knob", "no configuration"],
-)
-def test_other_files_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
-    """A file that is no recorded space is one clear line."""
-    (tmp_path / "space.json").write_bytes(content)
-    with pytest.raises(UsageError, match=words):
-        read_recorded_space(tmp_path / "space.json")
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    """A path that does not exist is named with the system's words."""
-    with pytest.raises(UsageError, match=r"nothing\.json: No such file"):
-        read_recorded_space(tmp_path / "nothing.json")
-
-
 def test_runs_count_failures_and_never_rise() -> None:
     """Each trial has its entry, failed ones too, and the best never gets worse."""
     found = read_recorded_space(SPACE)
-    for name in ("random", "local", "guided"):
+    for name in ("random", "guided"):
         run = replay_search(found, name, 0, 60)
         assert len(run.best) == 60
         known = [value for value in run.best if value is not None]
