@@ -30,7 +30,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, MutableSet, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from importlib.util import find_spec
 from math import inf
@@ -343,7 +342,7 @@ class TeamStore:
         with suppress(NotFound):
             environment = self._catalog.find_kernel_environment(kernel)
             # No problem is needed: it is not a part of a prefix.
-            plain = replace(kernel, specialize=())
+            plain = msgspec.structs.replace(kernel, specialize=())
             for device in self._machine.list_devices(environment, kernel.backend):
                 yield make_prefix(kernel, self._machine.build_context(plain, environment, {}, device))
 
