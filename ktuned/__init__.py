@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ktuned.model import Unsupported, maximize, minimize
     from ktuned.python import Result, TuningFailed, tune
-    from ktuned.spec import kernel, space, tensor
+    from ktuned.spec import kernel, load_tensors, space, tensor
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "kernel",
+    "load_tensors",
     "maximize",
     "minimize",
     "space",
@@ -38,7 +39,7 @@ def __getattr__(name: str) -> Any:
         from ktuned import model
 
         return getattr(model, name)
-    if name in {"kernel", "space", "tensor"}:
+    if name in {"kernel", "load_tensors", "space", "tensor"}:
         from ktuned import spec
 
         return getattr(spec, name)

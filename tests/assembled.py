@@ -115,7 +115,6 @@ class Parts:
         self.told = told
         self.new_roots = 0
         self.artifacts = daemon.artifacts
-        self.captured_inputs = daemon.captured_inputs
         self.catalog = daemon.catalog
         self.deadlines = daemon.deadlines
         self.fleet = daemon.fleet

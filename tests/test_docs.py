@@ -381,7 +381,7 @@ def test_documents_name_commands_and_options_that_exist() -> None:
         for line in [*lines, *re.findall(r"^(?:\$ )?ktuned ([a-z].*)", blocks, re.MULTILINE)]:
             words = re.split(r"\s+#|\s&&\s", line)[0].split()
             name = " ".join(words[:2]) if " ".join(words[:2]) in commands else words[0]
-            if name == "run" or (name == "service" and len(words) == 1):
+            if name == "run":
                 continue
             known = {option for param in commands[name].params for option in param.opts} if name in commands else set()
             flags = {word.partition("=")[0].rstrip(",.;:)") for word in words[1:] if word.startswith("--")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
@@ -211,33 +211,6 @@ class Client:
         file = None if path is None else os.path.abspath(path)
         accepted = self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=file, **options))
         return Tuning(self, accepted)
-
-    def capture(
-        self,
-        kernel: str,
-        problem: Problem,
-        tensors: Mapping[str, Any],
-        *,
-        deadline_s: float = CALL_DEADLINE_S,
-    ) -> str:
-        """Store real inputs for all later measurements of ``problem``; return their digest.
-
-        ``tensors`` maps the kernel's input names to tensors (of torch, NumPy, or anything with the buffer protocol) and
-        numbers.
-
-        Raises:
-            DaemonError: the daemon refused the inputs: the kernel or the problem does not exist.
-            DaemonUnavailable: no daemon answered within ``deadline_s``.
-            OSError: the tensors cannot be written.
-            TypeError: a value is neither a tensor nor a number.
-            ValueError: the tensors are too large.
-        """
-        from ktuned_client import tensor_file
-
-        room = self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
-        digest, _ = tensor_file.write_tensors(tensors, room["directory"], room["max_bytes"])
-        self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
-        return digest
 
     def close(self) -> None:
         """Close the shared connection and forget all answers; the next request opens another connection."""

@@ -1,30 +1,5 @@
-"""Table of winners: a file that the daemon alone writes and clients map, to answer lookups without a system call.
-
-It lies beside the socket, in a file system in memory (``docs/winner-table.md`` has the format for readers in other
-languages)::
-
-    bytes 0 … 63         header: magic, size, epoch, end of the watch, number of entries, whether the file is replaced
-    bytes 64 … 32767     one generation for each slot; a kernel's slot is 8 + CRC-32 of its full name, modulo the slots
-    from byte 32768 on   entries of 1 KiB, found by the CRC-32 of their key
-
-Everything rests on three rules.
-
-**Whole or absent.** An entry's first word is its sequence: odd during a write, and a new even number after it. A reader
-copies the entry, and takes the copy only if the sequence was even and is unchanged, and the copy's checksum is right.
-The checksum also protects on machines that reorder loads. A daemon that is killed during a write leaves an odd
-sequence, so the entry counts as absent.
-
-**Current or absent.** An entry holds while its generation equals the one in its kernel's slot. The daemon adds one to a
-kernel's generation after each commit that may change the kernel's answers, and to all generations when it starts. The
-same rule ends the decoded answers that a client keeps. Kernels that share a slot only cause each other unnecessary
-requests.
-
-**Fresh only while watched.** The header says until when (``CLOCK_MONOTONIC``) a daemon watches the files behind fresh
-answers. A running daemon moves that time ahead every few seconds; once it has passed, fresh answers count as stale.
-
-A file never grows. To get a larger table, the daemon writes a new file beside the old one, renames it to the table's
-name, and then marks the old file as replaced and changes all its generations, so that every reader looks for the new
-file.
+"""The clients' side of the table of winners: a file that the daemon alone writes and clients map, to answer lookups
+without a system call. :mod:`ktuned.lookup.winner_table`, which writes it, explains its layout and its rules.
 """
 
 from __future__ import annotations

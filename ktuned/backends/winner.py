@@ -89,7 +89,7 @@ def load_winner(
         if not recipe.target:
             raise BackendError(
                 f"the artifact {directory.name} was made by an older ktuned, which did not record how to call it",
-                hint="`ktuned prune --keep-gib 0` removes such artifacts; then tune the kernel again",
+                hint="stop ktuned, remove the directory of artifacts, and tune the kernel again",
             )
         backend = Registry().load(sealed.backend)
         manifest.verify(directory, required=backend.required_files)

@@ -1,7 +1,6 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies."""
 
 from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration
-from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, check_problem, is_below, make_root_environment
 from ktuned.catalog.discovery import (
     MAX_DIRECTORIES,
@@ -23,7 +22,6 @@ __all__ = [
     "MAX_DIRECTORIES",
     "PROJECT_FILE",
     "Admission",
-    "CapturedInputs",
     "Catalog",
     "Changes",
     "FileInspector",

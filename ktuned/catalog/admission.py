@@ -266,7 +266,7 @@ def _question_key(kernel: KernelInfo, problem: Problem) -> _Question:
 def _list_problem_forms(kernel: KernelInfo, problem: Problem) -> list[Problem]:
     """Return a problem, and the part of it that enters the key.
 
-    An application may look up that part alone, because only the tuning needs the rest, such as captured arguments.
+    An application may look up that part alone, because only the tuning needs the rest, such as a recorded call.
     """
     key = kernel.select_key_values(problem)
     return [problem] if key == dict(problem) else [problem, key]

@@ -427,7 +427,7 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
     if size > MAX_PROBLEM_SIZE:
         raise UsageError(
             f"{kernel.name}: the problem takes {size} characters, and {MAX_PROBLEM_SIZE} are allowed",
-            hint="a problem is a few sizes and names; hand tensors over with capture",
+            hint="a problem is a few sizes and names; inputs= may load tensors: ktuned.load_tensors",
         )
     for key, value in problem.items():
         if not isinstance(value, bool | int | float | str):

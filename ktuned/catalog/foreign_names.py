@@ -9,9 +9,7 @@ This check decides about all winners from elsewhere, whether they come in a file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-
-from msgspec.structs import replace
+from collections.abc import Collection, Iterable
 
 from ktuned.catalog.catalog import Catalog, make_root_environment
 from ktuned.catalog.inspection import FileInspector
@@ -21,33 +19,25 @@ from ktuned.model import KernelInfo, Observation, reduce_digest
 
 
 class ForeignNames:
-    """Matches the names of other machines' winners with the files, variables and distributions of this one.
+    """Matches the names of other machines' winners with the files, variables and distributions of this one."""
 
-    Args:
-        digest: returns a kernel's digest for a specialised problem.
-    """
-
-    def __init__(
-        self, catalog: Catalog, inspector: FileInspector, traces: Traces, digest: Callable[[KernelInfo, str], str]
-    ) -> None:
+    def __init__(self, catalog: Catalog, inspector: FileInspector, traces: Traces) -> None:
         self._catalog = catalog
         self._inspector = inspector
         self._traces = traces
-        self._digest = digest
 
     async def match_digest(
         self,
         kernel: KernelInfo,
         names: Iterable[Observation],
-        winners: Collection[tuple[str, str]],
+        digests: Collection[str],
         *,
         learns: bool = True,
     ) -> tuple[KernelInfo, str | None]:
         """Return a kernel with these names added, and the digest that it has with only these names.
 
-        ``winners`` are pairs of a specialised problem and a digest. If one of them has that digest, the winners depend
-        on no other name, and the names are learned if ``learns`` is true. Otherwise the kernel is returned unchanged,
-        without a digest.
+        ``digests`` are those of the winners. If one of them is that digest, the winners depend on no other name, and
+        the names are learned if ``learns`` is true. Otherwise the kernel is returned unchanged, without a digest.
 
         Raises:
             WorkerError: the names cannot be looked at.
@@ -61,8 +51,7 @@ class ForeignNames:
         found = await self._inspector.observe_names(kernel, missing) if missing else ()
         named = kernel.with_observed(found)
         exported = reduce_digest(named.digest, [entry for name, entry in named.learned.items() if name not in wanted])
-        alone = replace(kernel, digest=exported)
-        if all(self._digest(alone, problem) != digest for problem, digest in winners):
+        if exported not in digests:
             return kernel, None
         if not learns or not found:
             return named, exported

@@ -14,12 +14,10 @@ from ktuned.checking.guards import Guards
 from ktuned.checking.judged_outputs import JudgedOutputs
 from ktuned.checking.placement import Region
 from ktuned.checking.problem_data import ProblemData
-from ktuned.checking.problem_inputs import CAPTURE_AGAIN
 from ktuned.checking.reference import DEFAULT_CONFIG
 from ktuned.checking.verdict import Verdict
 
 __all__ = [
-    "CAPTURE_AGAIN",
     "DEFAULT_CONFIG",
     "BitsComparison",
     "Guards",

@@ -67,8 +67,8 @@ class NumPyTensors:
         """
         return self.module.asarray(value) if type(value).__module__ == "numpy" else None
 
-    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
-        """Read the tensors of a safetensors file to a device."""
+    def load_tensors(self, file: Path) -> dict[str, Any]:
+        """Read the tensors of a safetensors file to the CPU."""
         from safetensors.numpy import load_file
 
         return dict(load_file(file))
@@ -135,10 +135,6 @@ class NumPyTensors:
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy the elements of a tensor into another one of the same shape and dtype."""
         target[...] = source
-
-    def convert_like(self, tensor: Any, other: Any) -> Any:
-        """Convert a tensor to the dtype and the shape of another one."""
-        return tensor.astype(other.dtype).reshape(other.shape)
 
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Return a tensor on the device of another one: itself if it is there already."""

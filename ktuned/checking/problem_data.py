@@ -49,7 +49,6 @@ class ProblemData:
         kernel: the declared kernel.
         problem: the problem.
         device: where the tensors are.
-        captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
         seed: any value other than 0 gives other random numbers.
         guards: allocates the tensors; active guards by default.
         library: makes the tensors; by default torch if it is installed, else NumPy.
@@ -71,7 +70,6 @@ class ProblemData:
         problem: Problem,
         device: Device,
         *,
-        captured: Path | None = None,
         seed: int = 0,
         guards: Guards | None = None,
         library: TensorLibrary | None = None,
@@ -79,7 +77,7 @@ class ProblemData:
         self.library = library or choose_library(device)
         self._kernel = kernel
         self._device = device
-        self._inputs = ProblemInputs(kernel, problem, device, self.library, captured=captured, seed=seed)
+        self._inputs = ProblemInputs(kernel, problem, device, self.library, seed=seed)
         self.roles = self._inputs.roles
         self._reference = Reference(kernel, device, self.library, self.roles)
         self._expected: dict[str, Any] = {}
@@ -261,7 +259,7 @@ class ProblemData:
         if self._kernel.reference is None:
             return
         if cached.is_file():
-            expected = self.library.load_tensors(cached, "cpu")
+            expected = self.library.load_tensors(cached)
         else:
             expected = self._reference.compute_outputs(self._pristine, default)
         self._keep_expected_outputs(expected)

@@ -1,7 +1,7 @@
-"""The inputs of a problem, the same for every config: made as a kernel file declares them, or captured in a program.
+"""The inputs of a problem, the same for every config, made as a kernel file declares them.
 
 ``inputs(p)`` returns specifications of tensors, which are made here, or tensors of the file's own making, which are
-adopted. Captured tensors take the place of either.
+adopted.
 
 A problem has further inputs, for finding configs whose bits differ from the anchor's only on some inputs. Inputs have
 numbers:
@@ -15,10 +15,8 @@ above                       other random numbers
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,8 +27,6 @@ from ktuned.model import Device, Problem, UsageError, canonical
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
     from ktuned.spec import TensorSpec
-
-CAPTURE_AGAIN = "capture them again, or remove them: `capture` with `remove=True`"
 
 MAX_KEPT_BYTES = 1 << 28
 """Most memory for further inputs that are kept for the next config. Others are made again, which takes about as long as
@@ -76,7 +72,6 @@ class ProblemInputs:
         problem: the problem.
         device: where the tensors are.
         library: makes the tensors.
-        captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
         seed: any value other than 0 gives other random numbers.
 
     Attributes:
@@ -93,18 +88,18 @@ class ProblemInputs:
         device: Device,
         library: TensorLibrary,
         *,
-        captured: Path | None = None,
         seed: int = 0,
     ) -> None:
         self._kernel = kernel
         self._device = device
         self._library = library
-        self._captured_file = captured
-        self._captured: set[str] = set()
         self._seed = seed
         self._seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         self._seed_generators()
-        self._declared = kernel.evaluate_inputs(problem)
+        from ktuned.spec import load_tensors_to
+
+        with load_tensors_to(device.name if device.kind == "cuda" else "cpu"):
+            self._declared = kernel.evaluate_inputs(problem)
         self.roles = TensorRoles.from_declaration(kernel, self._declared)
         self._check_declaration()
         self._kept: dict[int, Mapping[str, Any]] = {}
@@ -127,12 +122,10 @@ class ProblemInputs:
         """Make the problem's own tensors, outputs included, by name. They are not kept here.
 
         Raises:
-            KernelFileError: the library cannot represent a tensor, or has no memory for it, or a captured tensor does
-                not fit.
+            KernelFileError: the library cannot represent a tensor, or has no memory for it.
         """
         moved: dict[int, Any] = {}
-        tensors = {name: self._make_or_adopt_tensor(name, entry, moved) for name, entry in self._declared.items()}
-        return tensors if self._captured_file is None else {**tensors, **self._load_captured_tensors(tensors)}
+        return {name: self._make_or_adopt_tensor(name, entry, moved) for name, entry in self._declared.items()}
 
     def _make_or_adopt_tensor(self, name: str, entry: Any, moved: dict[int, Any]) -> Any:
         from ktuned.spec import TensorSpec
@@ -151,31 +144,6 @@ class ProblemInputs:
     def _make_tensor(self, name: str, spec: TensorSpec, seed_text: str) -> Any:
         return self._library.make_tensor(spec, name, seed_text, self._device.name)
 
-    def _load_captured_tensors(self, made: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the captured tensors, which must have the same shapes and dtypes as those that were ``made``."""
-        assert self._captured_file is not None
-        site = self._kernel.site
-        place = self._device.name if self._device.kind == "cuda" else "cpu"
-        captured = self._library.load_tensors(self._captured_file, place)
-        for name, tensor in captured.items():
-            if name not in made:
-                raise site.make_error(
-                    f"inputs were captured for {name!r}, and inputs(p) makes {', '.join(made)}", hint=CAPTURE_AGAIN
-                )
-            like = made[name]
-            if (tensor.shape, tensor.dtype) == (like.shape, like.dtype):
-                continue
-            # A captured scalar has the widest dtype of its kind; it is converted.
-            if tensor.shape or math.prod(like.shape) != 1:
-                raise site.make_error(
-                    f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
-                    f"and inputs(p) makes {like.dtype} of {tuple(like.shape)}",
-                    hint=CAPTURE_AGAIN,
-                )
-            captured[name] = self._library.convert_like(tensor, like)
-        self._captured = set(captured)
-        return captured
-
     def provide_further_inputs(self, number: int) -> Mapping[str, Any]:
         """Return those tensors of the inputs with a number that differ from the problem's own; possibly none."""
         if number not in self._kept:
@@ -188,13 +156,13 @@ class ProblemInputs:
         return self._kept[number]
 
     def _make_further_inputs(self, number: int) -> dict[str, Any]:
-        """Make the tensors that differ; poisoned and captured tensors keep their content."""
+        """Make the tensors that differ; poisoned tensors keep their content."""
         from ktuned.spec import HARD_FILLS, TensorSpec
 
         specs = [
             (name, entry)
             for name, entry in self._declared.items()
-            if isinstance(entry, TensorSpec) and name not in self.roles.poisoned and name not in self._captured
+            if isinstance(entry, TensorSpec) and name not in self.roles.poisoned
         ]
         changed = [(name, _change_spec(spec, place, number)) for place, (name, spec) in enumerate(specs)]
         seed = max(0, number - len(HARD_FILLS))

@@ -65,11 +65,11 @@ class TorchTensors:
             host = torch.as_tensor(value)
         return host if device == "cpu" else _move_allocation(host, value, device, {} if moved is None else moved)
 
-    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
-        """Load a file straight to the device."""
+    def load_tensors(self, file: Path) -> dict[str, Any]:
+        """Load a file."""
         from safetensors.torch import load_file
 
-        return dict(load_file(file, device=device))
+        return dict(load_file(file))
 
     def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Save copies, because the format refuses tensors that share memory."""
@@ -138,10 +138,6 @@ class TorchTensors:
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy, also between devices."""
         copy_elements(source, target)
-
-    def convert_like(self, tensor: Any, other: Any) -> Any:
-        """Convert the dtype, then the shape."""
-        return tensor.to(other.dtype).reshape(other.shape)
 
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Copy to the other tensor's device, unless it is there."""

@@ -60,8 +60,6 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "logs": Entry("logs", "Show the daemon's log."),
         "start": Entry("start", "Start the daemon."),
         "stop": Entry("start", "Stop the daemon."),
-        "service": Entry("service", "Run the daemon as a systemd user service."),
-        "prune": Entry("upkeep", "Remove compiled kernels to free disk space."),
     },
 }
 """Every command by its group, in the order of ``--help``, which imports none of the modules."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ktuned.cli import output, text
 from ktuned.cli.output import COMPLAINT
-from ktuned.model import KtunedError
+from ktuned.model import KtunedError, SettingsError
+from ktuned.user_directories import NO_HOME_HINT, NoHomeDirectory, find_user_directories
 from ktuned_client import paths
 
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ class DaemonNotStarted(KtunedError):
 
 
 def state_directory() -> Path:
-    """Return the daemon's state directory: ``$KTUNED_HOME``, else ``ktuned`` in the XDG state directory."""
-    chosen = os.environ.get("KTUNED_HOME")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    from platformdirs import user_state_path
+    """Return the daemon's state directory.
 
-    return user_state_path("ktuned")
+    Raises:
+        SettingsError: There is no home directory.
+    """
+    try:
+        return find_user_directories().state
+    except NoHomeDirectory as error:
+        raise SettingsError(str(error), hint=NO_HOME_HINT) from None
 
 
 def ensure_daemon() -> int | None:

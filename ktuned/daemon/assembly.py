@@ -20,7 +20,6 @@ from ktuned.adoption import Adoptions, KeyTunings
 from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
-    CapturedInputs,
     Catalog,
     Changes,
     FileInspector,
@@ -139,7 +138,6 @@ class Parts:
             scratch=settings.scratch,
             cache=settings.cache,
             artifacts=settings.artifacts,
-            captures=settings.captures,
             base_env=base_env,
             compile_cores=settings.compile_cores,
             ends_orphans=replaced.adopts,
@@ -148,9 +146,7 @@ class Parts:
             last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
-        surroundings = Surroundings(
-            settings.artifacts, settings.captures, settings.state, base_env, executor.mark, known_children
-        )
+        surroundings = Surroundings(settings.artifacts, settings.state, base_env, executor.mark, known_children)
 
         # These are called only when the daemon runs; the parts that they use are built below.
         def on_host_up(host: str, cores: int) -> None:
@@ -184,7 +180,7 @@ class Parts:
             applications=Applications(is_used=is_device_used),
         )
 
-        # Parts that hold knowledge: kernels, inputs, devices, artifacts.
+        # Parts that hold knowledge: kernels, devices, artifacts.
         artifacts = self.artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
         catalog = self.catalog = Catalog(
             list_watched_roots(settings, store),
@@ -192,7 +188,6 @@ class Parts:
             store.learned.list_names(),
         )
         admission = self.admission = Admission(catalog, fleet, store, deadlines)
-        captured_inputs = self.captured_inputs = CapturedInputs(store, settings.captures)
         environments = Environments(
             fleet, store, deadlines=deadlines, wait_for_hosts=executors.await_hosts, base_env=replaced.base_env
         )
@@ -200,7 +195,6 @@ class Parts:
             environments,
             arch=settings.file.arch,
             chosen=settings.file.devices,
-            find_captured_digest=captured_inputs.find_captured_digest,
         )
 
         # Parts that act on events, and the router.
@@ -230,7 +224,7 @@ class Parts:
         exchange = self.exchange = WinnerExchange(
             admission=admission,
             catalog=catalog,
-            foreign_names=ForeignNames(catalog, inspector, traces, machine.digest_kernel),
+            foreign_names=ForeignNames(catalog, inspector, traces),
             machine=machine,
             store=store,
             artifacts=artifacts,

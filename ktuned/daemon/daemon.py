@@ -32,7 +32,6 @@ from ktuned.model import KtunedError
 from ktuned.protocol import StatusAnswer, WorkFigures
 from ktuned.serve import (
     CallMethods,
-    Captures,
     Checks,
     DaemonMethods,
     DevicePeaks,
@@ -148,7 +147,6 @@ class Daemon:
                 lane=parts.dispatcher.get_lane,
             ).list_handlers(),
             *CallMethods(parts.adoptions, fleet.applications).list_handlers(),
-            *Captures(parts.captured_inputs, catalog, jobs, lookups.forget_results).list_handlers(),
             *KernelMethods(
                 catalog=catalog,
                 explainer=Explainer(catalog, parts.admission, machine, store, parts.certainty),
@@ -156,7 +154,6 @@ class Daemon:
                 watched_roots=parts.watched_roots,
             ).list_handlers(),
             *PortfolioMethods(catalog, parts.portfolios).list_handlers(),
-            *parts.artifact_cleanup.list_handlers(),
             *self.reload.list_handlers(),
         ]
 

@@ -15,7 +15,6 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
-import platformdirs
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
@@ -24,6 +23,7 @@ from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES
 from ktuned.serve import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
+from ktuned.user_directories import NO_HOME_HINT, NoHomeDirectory, find_user_directories
 from ktuned_client.paths import socket_path
 
 DEFAULT_ARTIFACTS_GIB = 10.0
@@ -125,11 +125,6 @@ class Settings(msgspec.Struct, frozen=True):
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
 
     @property
-    def captures(self) -> Path:
-        """The directory of captured inputs."""
-        return self.state / "captures"
-
-    @property
     def scratch(self) -> Path:
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"
@@ -151,28 +146,21 @@ class Settings(msgspec.Struct, frozen=True):
         return changed + [name for name in tables if self.executors.get(name) != before.executors.get(name)]
 
 
-def load_settings(
-    environment: Mapping[str, str] | None = None,
-) -> Settings:
+def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Return the settings from the environment and ``config.toml``.
 
     Args:
-        environment: The variables; by default the process's own. ``KTUNED_HOME`` is the directory of state, cache and
-            ``config.toml``, by default the system's directories. ``KTUNED_SOCKET`` is the daemon's socket.
+        environment: The variables; by default the process's own.
 
     Raises:
         SettingsError: a setting is invalid; names the file and the field.
     """
     env = os.environ if environment is None else environment
-    home = env.get("KTUNED_HOME")
-    if home:
-        state = Path(os.path.expanduser(home)).absolute()
-        cache, config_dir = state / "cache", state
-    else:
-        state = Path(platformdirs.user_state_dir("ktuned"))
-        cache = Path(platformdirs.user_cache_dir("ktuned"))
-        config_dir = Path(platformdirs.user_config_dir("ktuned"))
-    config_path = config_dir / "config.toml"
+    try:
+        directories = find_user_directories(env)
+    except NoHomeDirectory as error:
+        raise SettingsError(str(error), hint=NO_HOME_HINT) from None
+    config_path = directories.config / "config.toml"
     file, executors = _read_config(config_path)
     slots = file.compile_slots or choose_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
@@ -181,8 +169,8 @@ def load_settings(
     compile_cores = frozenset(cores[1:])
     return Settings(
         socket=str(socket_path(env)),
-        state=state,
-        cache=cache,
+        state=directories.state,
+        cache=directories.cache,
         config_path=config_path,
         roots=_make_roots(file, config_path),
         deadlines=_merge_deadlines(file, config_path),

@@ -7,7 +7,7 @@ that are alike share a job's work and each other's winners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -28,7 +28,6 @@ from ktuned.model import (
     Problem,
     Target,
     UsageError,
-    add_captured,
     canonical,
 )
 
@@ -63,8 +62,6 @@ class Machine:
         environments: Their reports.
         arch: The target for backends without a device; empty for the backend's own default.
         chosen: Names of the devices that may be used; all if empty.
-        find_captured_digest: Returns the digest of the inputs that were captured for a kernel's problem; empty if none
-            were.
     """
 
     def __init__(
@@ -73,12 +70,10 @@ class Machine:
         *,
         arch: str = "",
         chosen: Sequence[str] = (),
-        find_captured_digest: Callable[[str, str], str] = lambda kernel, problem: "",
     ) -> None:
         self.environments = environments
         self.arch = arch
         self.chosen = tuple(chosen)
-        self._find_captured_digest = find_captured_digest
 
     def list_devices(self, environment: Environment, backend: str) -> list[Device]:
         """Return the devices that a backend may use: this machine's first, then known devices of hosts.
@@ -241,12 +236,11 @@ class Machine:
 
     def build_context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
         """Return the context of a measurement that is made now."""
-        specialized = canonical(kernel.select_key_values(problem))
         return Context(
             kernel=kernel.name,
-            problem=KeyProblem(specialized),
+            problem=KeyProblem(canonical(kernel.select_key_values(problem))),
             device=device.model,
-            digest=self.digest_kernel(kernel, specialized),
+            digest=kernel.digest,
             toolchain=self._digest_toolchain(environment, kernel.backend, device),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
@@ -261,14 +255,6 @@ class Machine:
             and context.device_fingerprint == fingerprint_digest(device.fingerprint)
             for device in alike
         )
-
-    def digest_kernel(self, kernel: KernelInfo, specialized: str) -> str:
-        """Return a kernel's digest for a specialised problem (canonical text), which covers its captured inputs."""
-        return add_captured(kernel.digest, self._find_captured_digest(kernel.name, specialized))
-
-    def digest_captured_inputs(self, kernel: KernelInfo, problem: Problem) -> str:
-        """Return the digest of the inputs that were captured for a problem; empty if there are none."""
-        return self._find_captured_digest(kernel.name, canonical(kernel.select_key_values(problem)))
 
     def list_device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the models of all known devices, of one environment or of all, by the devices' names.

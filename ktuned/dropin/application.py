@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 _NOT_IN_PACKAGES = re.compile(r"[^A-Za-z0-9_.-]+")
 _NOT_IN_RELEASES = re.compile(r"[^A-Za-z0-9_.+!-]+")
@@ -19,7 +20,8 @@ its end says more."""
 _SHORT: Final = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b1"}
 
 
-class FunctionName(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FunctionName:
     """A function's name for people: its library (``fla``), the library's version, and the function's name in it."""
 
     package: str

@@ -28,7 +28,7 @@ from ktuned.dropin.launch_counts import count_launches, leave_launch_counts
 from ktuned.dropin.launch_machine import Answer, Called, Followed, LaunchMachine, Policy, Standing, carry_out
 from ktuned.dropin.recorded_call import Declaration, NotTunable, RecordedCall
 from ktuned.model import CallKey, Problem, canonical
-from ktuned.spool import CallRecord, home_directory, leave_record, spool_directory
+from ktuned.spool import CallRecord, leave_record, spool_directory
 
 COUNTS_EVERY_S: Final = 10.0
 """Launch counts are written at most this often, and only when a call is decided."""
@@ -79,7 +79,7 @@ class KeyedCall(ABC):
 
     @abstractmethod
     def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
-        """Return the current call as data, and the files that it or its declaration names.
+        """Return the current call as data, and the files that it names.
 
         Raises:
             NotTunable: no other process can repeat the call.
@@ -120,7 +120,7 @@ class KeyedCall(ABC):
         """Write the call to the spool; return why that failed, or an empty string."""
         try:
             call, files = self.pack_call()
-            leave_record(spool_directory(home_directory()), self._make_record(call, files))
+            leave_record(spool_directory(), self._make_record(call, files))
         except (NotTunable, OSError) as error:
             return str(error)
         account.record_key(self._name, RECORDED)
@@ -173,7 +173,6 @@ class KeyedCall(ABC):
             files=files,
             variables=dict(declaration.variables),
             device=self._key.device or "",
-            module=declaration.library_module,
         )
 
 

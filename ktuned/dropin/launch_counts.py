@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final
 
 from ktuned.model import CallKey
-from ktuned.spool import KeyLaunches, LaunchCounts, home_directory, leave_counts, spool_directory
+from ktuned.spool import KeyLaunches, LaunchCounts, leave_counts, spool_directory
 
 MAX_COUNTED: Final = 1000
 """Most keys that a process counts."""
@@ -60,8 +60,8 @@ def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
             return
         _last = monotonic()
         rows = [KeyLaunches(counter.key, number) for counter in _counters if (number := counter.take_new_launches())]
-    directory = spool_directory(home_directory())
     with contextlib.suppress(OSError):
+        directory = spool_directory()
         for first in range(0, len(rows), _ROWS_OF_A_FILE):
             leave_counts(directory, LaunchCounts(tuple(rows[first : first + _ROWS_OF_A_FILE])))
 

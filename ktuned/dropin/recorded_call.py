@@ -39,24 +39,20 @@ class Declaration:
     """Everything besides the call that decides a measurement of a function.
 
     Attributes:
+        name: the function's name for people.
+        module: the function's module.
+        qualname: its name there.
         specialize: names of the problem's values that make up its tuning key.
         variables: the application's environment variables that change what is compiled.
         numerics: ``exact`` if a winner must reproduce the bits of a key's first config, else ``tolerance``.
     """
 
+    name: FunctionName
+    module: str
+    qualname: str
     specialize: tuple[str, ...] = ()
     variables: Mapping[str, str]
     numerics: str = TOLERANCE
-
-    @property
-    def name(self) -> FunctionName:
-        """The function's name for people."""
-        raise NotImplementedError
-
-    @property
-    def library_module(self) -> str:
-        """The module that a front end imports for the function; empty if it needs none."""
-        return ""
 
     @property
     def identity(self) -> str:

@@ -67,7 +67,6 @@ class LocalExecutor(Executor):
         scratch: Each worker gets a temporary directory below it. Directories that an earlier daemon left are removed.
         cache: Where backends keep files that they can make again.
         artifacts: The directory of sealed artifacts.
-        captures: The directory of captured inputs.
         base_env: The environment of workers.
         compile_cores: The cores that compilers and explorers may use; all if empty.
         ends_orphans: Whether to kill every child of this process that it did not start.
@@ -86,7 +85,6 @@ class LocalExecutor(Executor):
         scratch: Path,
         cache: Path,
         artifacts: Path,
-        captures: Path,
         base_env: Mapping[str, str],
         compile_cores: Collection[int] = (),
         ends_orphans: bool = False,
@@ -100,7 +98,6 @@ class LocalExecutor(Executor):
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
         self._artifacts = artifacts
-        self._captures = captures
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._compile_cores = self._all_compile_cores = frozenset(compile_cores)
         self._ends_orphans = ends_orphans
@@ -199,7 +196,6 @@ class LocalExecutor(Executor):
         return Places(
             projects={environment.project: environment.cwd},
             artifacts=str(self._artifacts),
-            captures=str(self._captures),
             expected=str(self.scratch / "expected"),
             trusted=tuple(sorted(self._trust.exceptions)),
         )

@@ -3,7 +3,7 @@
 A *host* is another machine on which workers can be started. Its name begins the names of its devices
 (``rack7/cuda:0``) and is in the environments of its workers; the rest of ktuned does not distinguish it from this
 machine. The plugin's executor reports which hosts there are, starts workers on them, and makes sure that each worker
-finds the files that its requests name: a project, artifacts, captured inputs. How it does so is up to the plugin.
+finds the files that its requests name: a project and artifacts. How it does so is up to the plugin.
 
 Every failure between the machines is one error, :class:`~ktuned.fleet.failures.HostLost`: a worker ended, or was not
 started, for a reason that says nothing about its work. The job does the work again, and a lane waits for its host, or
@@ -50,7 +50,6 @@ class Surroundings(msgspec.Struct, frozen=True):
 
     Attributes:
         artifacts: The directory of sealed artifacts.
-        captures: The directory of captured inputs.
         state: The directory that a process of the plugin may run in.
         base_env: The environment that a process of the plugin may run with.
         mark: ``NAME=value``, which every process of the plugin must have in its environment, so that it does not
@@ -59,7 +58,6 @@ class Surroundings(msgspec.Struct, frozen=True):
     """
 
     artifacts: Path
-    captures: Path
     state: Path
     base_env: Mapping[str, str]
     mark: str

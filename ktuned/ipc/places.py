@@ -1,6 +1,6 @@
 """Where a worker finds the files that requests name, on its own machine.
 
-A request names a file by its project and its path in the project, an artifact by its key, and tensors by their digest.
+A request names a file by its project and its path in the project, and an artifact by its key.
 When an executor starts workers, it tells them the directories of their machine. So a request means the same on any
 machine.
 """
@@ -15,19 +15,17 @@ import msgspec
 
 from ktuned.ipc.decoding import InvalidMessage
 
-_TENSORS = ".safetensors"
 _STAGING = ".staging"
 
 
 class Places(msgspec.Struct, frozen=True):
-    """The directories of projects (by name), of sealed artifacts, captured inputs, and references' results.
+    """The directories of projects (by name), of sealed artifacts, and of references' results.
 
     Files in ``trusted`` directories are used without a check of who can write them.
     """
 
     projects: Mapping[str, str]
     artifacts: str
-    captures: str
     expected: str
     trusted: tuple[str, ...] = ()
 
@@ -57,13 +55,9 @@ class Places(msgspec.Struct, frozen=True):
         """Return the directory in which a group of configs is compiled, before its artifacts are sealed."""
         return locate_staging(Path(self.artifacts), name)
 
-    def locate_capture(self, digest: str) -> Path:
-        """Return the file of inputs that an application captured."""
-        return Path(self.captures, f"{digest}{_TENSORS}")
-
     def locate_reference(self, key: str) -> Path:
         """Return the file in which a worker saves a reference's results for later workers."""
-        return Path(self.expected, f"{key}{_TENSORS}")
+        return Path(self.expected, f"{key}.safetensors")
 
     def to_argument(self) -> str:
         """Return the text that :meth:`from_argument` reads, on a worker's command line."""

@@ -262,7 +262,6 @@ class Open(Request[replies.Opened, Never], frozen=True):
     """Make a problem's data on a device, for the trials that follow.
 
     Attributes:
-        captured: digest of the inputs that an application captured; empty if there are none.
         expected: key under which the reference's results are saved.
         seed: seeds the inputs' random numbers.
         guarded: put guards around tensors. Otherwise they are ordinary tensors, whose bounds a sanitizer knows.
@@ -278,7 +277,6 @@ class Open(Request[replies.Opened, Never], frozen=True):
     problem: Problem
     target: str
     device: Device
-    captured: str
     expected: str
     seed: int = 0
     guarded: bool = True

@@ -1,4 +1,37 @@
-"""The daemon's side of the table of winners: its one writer (:mod:`ktuned_client.table` has the layout and the rules).
+"""Table of winners: a file that the daemon alone writes and clients map, to answer lookups without a system call.
+
+It lies beside the socket, in a file system in memory. Its layout is between the daemon and its Python client
+(:mod:`ktuned_client.table` reads it). Numbers are in the machine's byte order, and a word has 64 bits::
+
+    words 0 … 7      header: magic, size in bytes, epoch, end of the watch, number of entries (a power of two), whether
+                     the file is replaced
+    words 8 … 4095   one generation for each slot; a kernel's slot is 8 + CRC-32 of its full name, modulo 4,088
+    from word 4096   entries of 128 words; the entry of a key is one of the sixteen from CRC-32 of the key on, modulo
+                     the number of entries
+
+    an entry         sequence; CRC-32 of the key and CRC-32 of what follows, to the payload's end, 32 bits each; slot,
+                     bytes of the key and bytes of the payload (32, 16 and 16 bits); generation; key; payload
+
+Keys and payloads are MessagePack: :mod:`ktuned.lookup.publication` makes them.
+
+Everything rests on three rules.
+
+**Whole or absent.** An entry's first word is its sequence: odd during a write, and a new even number after it. A reader
+copies the entry, and takes the copy only if the sequence was even and is unchanged, and the copy's checksum is right.
+The checksum also protects on machines that reorder loads. A daemon that is killed during a write leaves an odd
+sequence, so the entry counts as absent.
+
+**Current or absent.** An entry holds while its generation equals the one in its kernel's slot. The daemon adds one to a
+kernel's generation after each commit that may change the kernel's answers, and to all generations when it starts. The
+same rule ends the decoded answers that a client keeps. Kernels that share a slot only cause each other unnecessary
+requests.
+
+**Fresh only while watched.** The header says until when (``CLOCK_MONOTONIC``) a daemon watches the files behind fresh
+answers. A running daemon moves that time ahead every few seconds; once it has passed, fresh answers count as stale.
+
+A file never grows. To get a larger table, the daemon writes a new file beside the old one, renames it to the table's
+name, and then marks the old file as replaced and changes all its generations, so that every reader looks for the new
+file.
 
 Each daemon begins with an empty file of its own, so it never has to trust or repair a file that another daemon left
 half written. It ends the file before, and renames its own into place. Nothing here waits. At no moment can a reader

@@ -85,13 +85,12 @@ from ktuned.model.peaks import (
     name_arithmetic_metric,
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
+from ktuned.model.staleness import SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
     UNOBSERVED,
     Observation,
-    add_captured,
     add_digests,
     digest_variable,
     extend_digest,
@@ -126,7 +125,6 @@ from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 __all__ = [
     "BANDWIDTH_METRIC",
     "BUILT_IN",
-    "CAPTURED",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
     "EDP",
@@ -210,7 +208,6 @@ __all__ = [
     "Winner",
     "WinnerKey",
     "WorkerError",
-    "add_captured",
     "add_digests",
     "apply_bucket_rules",
     "canonical",

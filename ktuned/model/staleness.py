@@ -15,16 +15,13 @@ SOURCE = "source"
 SPACE = "space"
 """Kind of a change that only concerns the space; its ``name`` is a sentence about the config."""
 
-CAPTURED = "inputs:captured"
-"""Part that stands for a problem's captured inputs."""
-
 
 class Change(msgspec.Struct, frozen=True):
     """One difference between two contexts.
 
     Attributes:
-        kind: ``source``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``environment`` (a variable),
-            ``toolchain``, ``driver``, ``measuring`` or ``unknown``.
+        kind: ``source``, ``argument`` (of ``@kernel``), ``environment`` (a variable), ``toolchain``, ``driver``,
+            ``measuring`` or ``unknown``.
         where: a file, relative to the kernel file's directory, or a tool.
         name: the part of it that changed.
         before: a version, a value or a short digest; empty if absent.
@@ -84,8 +81,6 @@ def _compare_parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None
 
 
 def _describe_part(label: str, before: str, after: str, kernel_file: str) -> Change:
-    if label == CAPTURED:
-        return Change("inputs", kernel_file, "captured", before, after)
     group, _, rest = label.partition(":")
     if label.startswith(ENVIRONMENT):
         return Change("environment", kernel_file, rest, before, after)
@@ -116,12 +111,10 @@ def describe_change(change: Change) -> str:
         return f"{kind}: {what} was {before or 'absent'}, is {after or 'absent'}"
     if kind == SPACE:
         return f"{where}: {name}"
-    if kind == "inputs":
-        return "inputs were captured"
     if kind == "environment":
         where, name = f"${name}", ""
     verb = "changed" if before and after else "is new" if after else "is gone"
     what = f"{where}: `{name}`" if name else where
     if kind == "unknown":
-        return f"{where} or its captured inputs changed; the parts were not recorded"
+        return f"{where} changed; its parts were not recorded"
     return f"{what} {verb}"

@@ -89,11 +89,6 @@ def add_digests(one: str, other: str) -> str:
     return f"{(_to_number(one) + _to_number(other)) % (1 << _BITS):064x}"
 
 
-def add_captured(digest: str, captured: str) -> str:
-    """Return the digest of a kernel's problem, whose captured inputs have the digest ``captured`` (empty for none)."""
-    return add_digests(digest, sha256(f"captured\0{captured}")) if captured else digest
-
-
 def find_new_observations(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
     """Return the observations to learn: those with new names, or with a purpose that the name was not known for."""
     news: dict[str, Observation] = {}

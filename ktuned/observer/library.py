@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from ktuned.ipc import Trust, Untrusted
 from ktuned.observer.log import LOG_VARIABLE, Log
+from ktuned.user_directories import NoHomeDirectory, find_user_directories
 
 OFF_VARIABLE = "KTUNED_UNOBSERVED"
 """The variable that switches the observer off, for programs that fail with a preloaded library."""
@@ -27,6 +29,7 @@ TRUSTED_VARIABLE = "KTUNED_TRUSTED"
 SOURCE = Path(__file__).with_name("observer.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-nonnull-compare")
+_SPLITS_PRELOAD = re.compile(r"[\s:]")
 COMPILE_S = 60
 """Deadline of the compile, which usually takes a second."""
 
@@ -42,7 +45,15 @@ def build_library() -> Path:
     Raises:
         LibraryUnavailable: there is no compiler, it failed, or another user could have written the library.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ktuned")
+    try:
+        cache = find_user_directories().cache
+    except NoHomeDirectory as error:
+        raise LibraryUnavailable(str(error)) from error
+    if _SPLITS_PRELOAD.search(str(cache)):
+        raise LibraryUnavailable(
+            f"the dynamic linker splits LD_PRELOAD at blanks and colons, and there is one in {cache}; "
+            "set KTUNED_HOME to a directory without them"
+        )
     text = SOURCE.read_bytes()
     made_of = hashlib.sha256(text + repr((FLAGS, platform.machine(), platform.libc_ver())).encode()).hexdigest()
     place = cache / f"libktuned_observer-{made_of[:16]}.so"

@@ -333,24 +333,6 @@ class PeaksAnswer(msgspec.Struct, frozen=True):
         return {peaks.device: peaks for peaks in self.peaks}
 
 
-class CollectParams(msgspec.Struct, frozen=True):
-    """``gc``: ``dry_run`` only counts what would be removed; ``keep_gib`` is the size to reach (default: the cap)."""
-
-    dry_run: bool = False
-    keep_gib: float | None = None
-
-
-class CollectAnswer(msgspec.Struct, frozen=True):
-    """The number of removed artifacts (with ``dry_run``, of those to remove) and their size; then the size of all
-    artifacts, and its cap.
-    """
-
-    artifacts: int
-    freed_bytes: int
-    bytes: int
-    cap_bytes: int
-
-
 class ReloadAnswer(msgspec.Struct, frozen=True):
     """The path of ``config.toml``, and the names of the settings that changed."""
 
@@ -362,6 +344,5 @@ HELLO: Final = LastingMethod("hello", NoParams, HelloAnswer)
 STATUS: Final = LastingMethod("status", NoParams, StatusAnswer)
 BACKENDS: Final = Method("backends", NoParams, BackendsAnswer)
 PEAKS: Final = Method("peaks", PeaksParams, PeaksAnswer)
-COLLECT: Final = Method("gc", CollectParams, CollectAnswer)
 RELOAD: Final = Method("reload", NoParams, ReloadAnswer)
 SHUTDOWN: Final = Method("shutdown", NoParams, EmptyAnswer)

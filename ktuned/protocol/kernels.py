@@ -1,4 +1,4 @@
-"""Kernels, the directories that are watched for them, and captured inputs."""
+"""Kernels, and the directories that are watched for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Scalar, Status
+from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Status
 from ktuned.protocol.method import Method
 
 
@@ -118,16 +118,6 @@ class UnwatchAnswer(msgspec.Struct, frozen=True):
     kernels: tuple[KernelName, ...]
 
 
-class CaptureAnswer(msgspec.Struct, frozen=True):
-    """Where to write tensors (``directory`` and ``max_bytes``), or which are captured now (the other fields)."""
-
-    directory: str | UnsetType = UNSET
-    max_bytes: int | UnsetType = UNSET
-    kernel: KernelName | UnsetType = UNSET
-    digest: str | UnsetType | None = UNSET
-    bytes: int | UnsetType = UNSET
-
-
 class KernelsParams(msgspec.Struct, frozen=True):
     """``kernels``: one kernel, or the kernels below a path, or all. ``why`` adds each winner's standing."""
 
@@ -150,17 +140,6 @@ class UnwatchParams(msgspec.Struct, frozen=True):
     path: str
 
 
-class CaptureParams(msgspec.Struct, frozen=True):
-    """``capture``: asks where to write a problem's tensors; ``digest`` names written ones; ``remove`` forgets them."""
-
-    kernel: str
-    problem: dict[str, Scalar]
-    digest: str | None = None
-    remove: bool = False
-    directory: str | None = None
-
-
 KERNELS: Final = Method("kernels", KernelsParams, KernelsAnswer)
 ADD: Final = Method("add", AddParams, AddAnswer)
 UNWATCH: Final = Method("unwatch", UnwatchParams, UnwatchAnswer)
-CAPTURE: Final = Method("capture", CaptureParams, CaptureAnswer)

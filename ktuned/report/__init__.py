@@ -1,4 +1,4 @@
-"""Results for people and for other programs: the HTML report; trials as JSON, CSV and T4; winners for vLLM and C.
+"""Results for people and for other programs: the HTML report; trials as JSON, CSV and T4; winners for vLLM.
 
 Names that need the store or a server are imported on first use, because tables and formats need neither.
 """
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ktuned.report.trial_formats import FORMATS, render_trials
-from ktuned.report.winner_formats import render_c_file, render_vllm_files
+from ktuned.report.winner_formats import render_vllm_files
 
 if TYPE_CHECKING:
     from ktuned.report.document import Document, Standing
@@ -24,7 +24,6 @@ __all__ = [
     "LiveServer",
     "Standing",
     "make_standing_key",
-    "render_c_file",
     "render_fragment",
     "render_page",
     "render_trials",

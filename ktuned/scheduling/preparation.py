@@ -115,7 +115,6 @@ class Preparation:
             devices=found.devices,
             target=found.target,
             absence=found.absence,
-            captured=self._machine.digest_captured_inputs(kernel, job.problem),
             context=context,
             environment=environment,
             preset=PRESETS[job.plan.preset],

@@ -72,7 +72,7 @@ class Reverification:
         return self._machine.is_outdated(environment, kernel.backend, brief.context)
 
     async def _queue_verification(self, kernel: KernelInfo, winner: Winner) -> Job | None:
-        if winner.context.digest != self._machine.digest_kernel(kernel, winner.context.problem):
+        if winner.context.digest != kernel.digest:
             return None
         job = self._store.find_job_of_winner(winner)
         if job is None:

@@ -1,7 +1,6 @@
 """The socket: server, connections, the protocol's methods, events, status."""
 
 from ktuned.serve.calls import CallMethods
-from ktuned.serve.captures import Captures
 from ktuned.serve.checks import Checks
 from ktuned.serve.daemon_methods import DaemonMethods
 from ktuned.serve.events import Events
@@ -21,7 +20,6 @@ from ktuned.serve.trial_methods import TrialMethods
 
 __all__ = [
     "CallMethods",
-    "Captures",
     "Checks",
     "DaemonMethods",
     "DeferredAnswer",

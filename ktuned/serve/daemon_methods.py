@@ -26,7 +26,7 @@ from ktuned.serve.events import Events
 from ktuned.serve.method import Handler, Peer
 from ktuned_client.wire import PROTOCOL_VERSION
 
-CAPABILITIES = ("lookup", "tune", "subscribe", "capture", "export")
+CAPABILITIES = ("lookup", "tune", "subscribe", "export")
 """Features that a client may rely on, in addition to the protocol's version."""
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 import anyio.to_thread
 import msgspec
 from msgspec import UNSET, structs
-from msgspec.structs import replace
 
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine
@@ -185,13 +184,9 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             for name, ends in document.names.items()
         ]
         winners = chain.from_iterable(document.by_objective.values())
-        known = [(canonical(winner.problem), winner.digest) for winner in winners]
+        known = {winner.digest for winner in winners}
         named, exported = await self.foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
         return named, exported or kernel.digest
-
-    def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
-        """Return a kernel's digest for a specialised problem, computed from ``digest`` instead of its own if given."""
-        return self.machine.digest_kernel(replace(kernel, digest=digest or kernel.digest), specialized)
 
     async def _read_offer(
         self, kernel: KernelInfo, exported: str, device: str, winner: ExportedWinner, objective: str
@@ -214,13 +209,11 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             raise WorkerError(f"the kernel's space cannot be asked: {error.message}") from error
         if not is_admitted:
             raise UsageError("the kernel's space has no such config")
-        specialized = canonical(problem)
-        is_known = winner.digest == self._digest_for_problem(kernel, specialized, exported)
         context = Context(
             kernel.name,
-            KeyProblem(specialized),
+            KeyProblem(canonical(problem)),
             DeviceModel(device),
-            self._digest_for_problem(kernel, specialized) if is_known else winner.digest,
+            kernel.digest if winner.digest == exported else winner.digest,
             winner.toolchain,
             winner.device_fingerprint,
             winner.measuring_version,

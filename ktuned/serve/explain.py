@@ -12,7 +12,6 @@ from ktuned.catalog import Admission, Catalog, complete_config
 from ktuned.devices import Machine
 from ktuned.lookup import Certainty, explain_unobserved
 from ktuned.model import (
-    CAPTURED,
     SPACE,
     Change,
     Context,
@@ -112,12 +111,10 @@ class Explainer(msgspec.Struct, frozen=True):
 
     def _describe_changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
         versions = self.store.load_fingerprint_versions
-        # A winner of the declared inputs, and inputs were captured since: these are the only part that is new.
-        captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
         return compare_contexts(
             then,
             now,
-            (self.store.load_digest_parts(kernel.name, then.digest), kernel.parts | captured),
+            (self.store.load_digest_parts(kernel.name, then.digest), kernel.parts),
             (versions(then.toolchain), versions(now.toolchain)),
             (versions(then.device_fingerprint), versions(now.device_fingerprint)),
             os.path.basename(kernel.file),

@@ -18,6 +18,9 @@ from ktuned_client import paths
 LOOK_S: Final = 2.0
 """Interval at which it is checked that the socket's file is still there."""
 
+CONNECT_S: Final = 1.0
+"""Deadline for finding out whether somebody listens at a socket's file."""
+
 _log = structlog.get_logger()
 
 
@@ -55,24 +58,28 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
 
 
 async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[None]]) -> None:
-    """Bind ``path`` again whenever its file is gone, and pass the new socket to ``listen``; runs until cancelled.
+    """Make the socket and the lock beside it again whenever their files are gone; runs until cancelled.
 
-    Cleaners such as systemd's for ``/tmp`` remove old files, and a daemon's socket may be old. Without the file no
-    client could reach the daemon. No other daemon could start either, because this one holds the lock on its state.
+    Each new socket is passed to ``listen``. Cleaners such as systemd's for ``/tmp`` remove old files, and a daemon's
+    may be old. Without the socket no client could reach the daemon; without the lock another daemon would not see that
+    the path is served.
     """
-    while True:
-        await anyio.sleep(LOOK_S)
-        # The file may also be another daemon's; then it stays.
-        if os.path.lexists(path):
-            continue
-        try:
-            paths.make_directory(os.path.dirname(path))
-            listening = _listen_at(path)
-        except OSError as error:
-            _log.error("socket_lost", socket=path, reason=str(error))
-            continue
-        await listen(listening)
-        _log.warning("socket_bound_again", socket=path)
+    with contextlib.ExitStack() as locks:
+        while True:
+            await anyio.sleep(LOOK_S)
+            try:
+                if not os.path.lexists(_lock_path(path)):
+                    paths.make_directory(os.path.dirname(path))
+                    locks.enter_context(_hold_lock_beside(path))
+                # The file may also be another daemon's; then it stays.
+                if os.path.lexists(path):
+                    continue
+                listening = _listen_at(path)
+            except (OSError, CannotListen) as error:
+                _log.error("socket_lost", socket=path, reason=str(error))
+                continue
+            await listen(listening)
+            _log.warning("socket_bound_again", socket=path)
 
 
 @contextlib.contextmanager
@@ -105,7 +112,7 @@ def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
 def _hold_lock_beside(path: str) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(hold_lock(os.path.join(os.path.dirname(path), paths.LOCK_NAME)))
+            held.enter_context(hold_lock(_lock_path(path)))
         except LockHeld as error:
             raise CannotListen(
                 f"a daemon (pid {error.holder}) already serves {path}", hint="stop it with `ktuned stop`"
@@ -115,8 +122,13 @@ def _hold_lock_beside(path: str) -> Iterator[None]:
         yield
 
 
+def _lock_path(path: str) -> str:
+    return os.path.join(os.path.dirname(path), paths.LOCK_NAME)
+
+
 def _listen_at(path: str) -> socket.socket:
-    # No other process holds the lock, so an existing socket is a leftover.
+    # No other process holds the lock, so an existing socket is a leftover, unless the lock's file was removed.
+    _refuse_served_socket(path)
     with contextlib.suppress(FileNotFoundError):
         paths.check_socket(path)
         os.unlink(path)
@@ -128,6 +140,15 @@ def _listen_at(path: str) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def _refuse_served_socket(path: str) -> None:
+    try:
+        with paths.connect(path, CONNECT_S) as connection:
+            pid = paths.check_peer(connection)
+    except OSError:
+        return
+    raise CannotListen(f"a daemon (pid {pid}) already serves {path}", hint="stop it with `ktuned stop`")
 
 
 def _cannot_listen(path: str, error: OSError) -> CannotListen:

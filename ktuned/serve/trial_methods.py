@@ -64,8 +64,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             check_problem(kernel, params.problem)
             problem = canonical(kernel.select_key_values(params.problem))
         device = None if params.device is None else self._resolve_model(kernel, params.device)
-        tried = self.store.list_problems(kernel.name) if params.current else []
-        digests = {self.machine.digest_kernel(kernel, found) for found in tried} if params.current else None
+        digest = kernel.digest if params.current else None
         limit = min(bound_limit(params.limit), MAX_DETAILED_ROWS if params.details else MAX_ROWS)
         chosen = partial(
             self.store.list_trials,
@@ -74,7 +73,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             device=device,
             outcome=params.outcome,
             job=params.job,
-            digests=digests,
+            digest=digest,
             before=params.before,
         )
         trials = chosen(limit=limit, order=params.order)
@@ -92,7 +91,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
         if params.count:
-            total = self.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digests)
+            total = self.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digest)
         listed = _list_trials(trials, kernel, winners, classes, with_details=params.details)
         return ResultsAnswer(listed, tuple(numerics), total)
 
@@ -114,7 +113,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         }
         found = {}
         for (problem, device, digest), kernel in compared.items():
-            known = partial(self.store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
+            known = partial(self.store.list_trials, kernel=kernel, problem=problem, device=device, digest=digest)
             found[problem, device, digest] = BitClasses.from_trials(known(limit=MAX_ROWS, order="fastest"))
         return found
 

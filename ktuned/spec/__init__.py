@@ -19,6 +19,7 @@ from ktuned.spec.poisons import (
     view_as_bits,
 )
 from ktuned.spec.spaces import space
+from ktuned.spec.tensor_files import load_tensors, load_tensors_to
 from ktuned.spec.tensors import TensorSpec, find_layout, materialise, materialise_numpy, tensor
 from ktuned.spec.user_errors import iterate_causes, locate_user_line
 from ktuned.spec.user_values import find_mapping_fault
@@ -48,6 +49,8 @@ __all__ = [
     "kernel",
     "load_file",
     "load_if_changed",
+    "load_tensors",
+    "load_tensors_to",
     "locate_user_line",
     "look_up_poison",
     "materialise",

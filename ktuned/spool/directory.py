@@ -12,11 +12,11 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from ktuned.spool.records import CallRecord, LaunchCounts, digest_content
+from ktuned.user_directories import NoHomeDirectory, find_user_directories
 
 RECORD_SUFFIX: Final = ".call"
 COUNTS_SUFFIX: Final = ".launches"
@@ -37,18 +37,16 @@ class RefusedFile(Exception):
     """A file of the spool that must not be read; the message says why."""
 
 
-def home_directory(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the directory of the daemon's state, found as the daemon itself finds it."""
-    env = os.environ if environment is None else environment
-    if chosen := env.get("KTUNED_HOME"):
-        return Path(os.path.expanduser(chosen)).absolute()
-    base = env.get("XDG_STATE_HOME", "").strip() or os.path.expanduser("~/.local/state")
-    return Path(base).absolute() / "ktuned"
+def spool_directory(state: Path | None = None) -> Path:
+    """Return the spool of a state directory; by default, that of this process's user.
 
-
-def spool_directory(home: Path) -> Path:
-    """Return the spool of a state directory."""
-    return home / "spool"
+    Raises:
+        OSError: There is no home directory.
+    """
+    try:
+        return (state or find_user_directories().state) / "spool"
+    except NoHomeDirectory as error:
+        raise OSError(errno.ENOENT, str(error)) from None
 
 
 def leave_record(directory: Path, record: CallRecord) -> str:

@@ -62,12 +62,11 @@ class CallRecord:
         declaration: what the plugin declares the kernel from, as plain data.
         problem: the tuning key, by which the function's winners are told apart.
         call: the plugin's text of the call.
-        files: files that the call or the declaration names, by their names: tensors, programs, source.
+        files: files that the call names, by their names: tensors, programs.
         python: the application's interpreter.
         variables: environment variables that decide a compiler's output.
         device: model of the GPU that the call was for; if empty, the daemon chooses.
         configs: the configs to be tried, in order.
-        module: the module that a front end imports for the function; empty where none is needed.
     """
 
     tool: str
@@ -83,7 +82,6 @@ class CallRecord:
     files: Mapping[str, bytes] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     device: str = ""
-    module: str = ""
 
     def to_bytes(self) -> bytes:
         """Return what a file of the spool holds."""
@@ -213,5 +211,4 @@ _CHECKS: Final[Mapping[str, Any]] = {
         and all(_matches(_WORD)(name) and _is_text(one) and "\0" not in one for name, one in value.items())
     ),
     "device": _is_text,
-    "module": lambda value: value == "" or _matches(_FUNCTION)(value),
 }

@@ -7,14 +7,13 @@ from ktuned.store.exchange import IMPORTED
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Capture, Verdict
+from ktuned.store.tables import Verdict
 
 __all__ = [
     "DISK_ERRORS",
     "IMPORTED",
     "STORE_NAME",
     "Artifacts",
-    "Capture",
     "ContextSums",
     "Overview",
     "Store",

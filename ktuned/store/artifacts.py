@@ -192,22 +192,16 @@ class Artifacts:
             return
         self._touched[key] = now
 
-    async def collect_garbage(self, keep: Collection[str], cap_bytes: int | None = None) -> dict[str, int]:
+    async def collect_garbage(self, keep: Collection[str]) -> dict[str, int]:
         """Remove the least recently served artifacts, those in ``keep`` last, until the rest is within the cap.
 
-        ``cap_bytes`` replaces the usual cap. Returns the bytes of each removed artifact, by key.
+        Returns the bytes of each removed artifact, by key.
 
         Raises:
             StoreError: an artifact cannot be removed.
         """
-        cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
-        removed, self._size = await anyio.to_thread.run_sync(self._collect_blocking, frozenset(keep), cap_bytes)
+        removed, self._size = await anyio.to_thread.run_sync(self._collect_blocking, frozenset(keep), self.cap_bytes)
         return removed
-
-    async def list_surplus(self, keep: Collection[str], cap_bytes: int) -> dict[str, int]:
-        """Return what :meth:`collect_garbage` would remove now: bytes by key."""
-        found, _ = await anyio.to_thread.run_sync(self._find_surplus, frozenset(keep), cap_bytes)
-        return found
 
     def locate_artifact(self, key: str) -> Path:
         """Return where the artifact of ``key`` is, or would be."""

@@ -9,7 +9,7 @@
 - A row that cannot be decoded is left out and counted (``damaged``); it never makes a query fail.
 
 :mod:`ktuned.store.queries` has all read queries, and :mod:`ktuned.store.writes` the writes of jobs, trials and winners.
-Tables that only one part of the daemon uses are attributes (``captures``, ``anchors``, …).
+Tables that only one part of the daemon uses are attributes (``anchors``, ``projects``, …).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Admissions, Anchors, CaptureTable
+from ktuned.store.tables import Admissions, Anchors
 from ktuned.store.writer import Writer
 from ktuned.store.writes import Recovered
 
@@ -81,7 +81,6 @@ class Store(Queries):
         path: The database's file.
         notice: A line for the user if opening found damage; else empty.
         recovered: Counts the trials and jobs that were under way when the last daemon died.
-        captured: The captured inputs.
         anchors: The chosen anchors.
         projects: The names of projects.
         admissions: Workers' verdicts on configs of constrained spaces.
@@ -99,7 +98,6 @@ class Store(Queries):
         except sqlite3.Error as error:
             connection.close()
             raise explain_database_error(error, path) from error
-        self.captured = CaptureTable(self._reader, self._write_to_disk)
         self.anchors = Anchors(self._reader, self._write_to_disk)
         self.projects = Projects(self._reader, self._write_to_disk)
         self.admissions = Admissions(self._reader, self._write_to_disk)

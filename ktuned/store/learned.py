@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ktuned.model import KernelInfo, KernelName, Observation, add_captured, extend_digest
+from ktuned.model import KernelInfo, KernelName, Observation, extend_digest
 from ktuned.store import writes
 from ktuned.store.reader import Row
 from ktuned.store.tables import Table
@@ -48,8 +48,7 @@ class LearnedNames(Table):
 
 
 def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
-    """Extend the digests of contexts whose meaning lacks names, including contexts with captured inputs."""
-    captures = connection.execute("SELECT DISTINCT digest FROM captures WHERE kernel = ?", (kernel.name,)).fetchall()
+    """Extend the digests of contexts whose meaning lacks names."""
     for digest, text in connection.execute(
         "SELECT digest, parts FROM meanings WHERE kernel = ? AND json_valid(parts)", (kernel.name,)
     ).fetchall():
@@ -63,10 +62,7 @@ def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: 
             "INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)",
             (kernel.name, named, json.dumps(parts)),
         )
-        for captured in ("", *(capture for (capture,) in captures)):
-            writes.rename_contexts(
-                connection, kernel.name, add_captured(digest, captured), add_captured(named, captured)
-            )
+        writes.rename_contexts(connection, kernel.name, digest, named)
     writes.forget_unused_meanings(connection, kernel.name, kernel.digest)
 
 

@@ -7,8 +7,7 @@ They are methods of the daemon's :class:`~ktuned.store.database.Store`, and of a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ktuned.model import (
@@ -242,18 +241,18 @@ class Queries:
         device: str | None = None,
         outcome: Outcome | None = None,
         job: int | None = None,
-        digests: Iterable[str] | None = None,
+        digest: str | None = None,
         before: int | None = None,
         limit: int = 1000,
         order: Order = "newest",
     ) -> list[Trial]:
-        """Return trials. ``problem`` is a canonical text; ``digests`` are the kernel digests to choose from.
+        """Return trials. ``problem`` is a canonical text; ``digest`` is the kernel's.
 
         With the order ``newest``, the trials inserted last come first (a retried trial keeps its place), beginning just
         before the trial ``before``. The order ``fastest`` leaves out trials without a latency, and sorts by kernel,
         problem and device, then fastest first, with fully measured trials before those that were given up.
         """
-        conditions = _build_trial_conditions(kernel, problem, device, outcome, job, digests)
+        conditions = _build_trial_conditions(kernel, problem, device, outcome, job, digest)
         where, values = _make_where({**conditions, "trials.id < ?": before})
         if order == "newest":
             tail = "ORDER BY trials.id DESC"
@@ -275,17 +274,12 @@ class Queries:
         device: str | None,
         outcome: Outcome | None,
         job: int | None,
-        digests: Iterable[str] | None,
+        digest: str | None,
     ) -> int:
         """Return how many trials :meth:`list_trials` would return without a limit; takes some 30 ms for a million."""
-        where, values = _make_where(_build_trial_conditions(kernel, problem, device, outcome, job, digests))
+        where, values = _make_where(_build_trial_conditions(kernel, problem, device, outcome, job, digest))
         ((number,),) = self._reader.fetch_rows(f"SELECT count(*) {rows.FROM_TRIALS} {where}", *values)
         return int(number)
-
-    def list_problems(self, kernel: str) -> list[str]:
-        """Return the canonical texts of the problems that a kernel was tried on."""
-        found = self._reader.fetch_rows("SELECT DISTINCT problem FROM contexts WHERE kernel = ?", kernel)
-        return [problem for (problem,) in found]
 
     # Winners
 
@@ -331,7 +325,7 @@ def _build_trial_conditions(
     device: str | None,
     outcome: Outcome | None,
     job: int | None,
-    digests: Iterable[str] | None,
+    digest: str | None,
 ) -> dict[str, Any]:
     """Return conditions on trials with their values; a condition whose value is None is ignored."""
     return {
@@ -340,7 +334,7 @@ def _build_trial_conditions(
         "contexts.device = ?": device,
         "trials.outcome = ?": outcome,
         "trials.job_id = ?": job,
-        "contexts.digest IN (SELECT value FROM json_each(?))": None if digests is None else json.dumps([*digests]),
+        "contexts.digest = ?": digest,
     }
 
 

@@ -8,8 +8,6 @@
 
     pauses                              (devices on which nothing runs until they are resumed)
 
-    captures                            (real inputs that applications handed over)
-
     anchors                             (configs whose bits exact numerics require, if not the default's)
 
     projects                            (the name of each root's project)
@@ -97,12 +95,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE fingerprints (digest TEXT PRIMARY KEY, versions TEXT NOT NULL) WITHOUT ROWID",
     ),
     ("CREATE TABLE pauses (device TEXT PRIMARY KEY) WITHOUT ROWID",),
-    (
-        """CREATE TABLE captures (
-            kernel TEXT NOT NULL, problem TEXT NOT NULL, digest TEXT NOT NULL, bytes INTEGER NOT NULL,
-            created REAL NOT NULL, PRIMARY KEY (kernel, problem)
-        ) WITHOUT ROWID""",
-    ),
+    (),
     ("ALTER TABLE jobs ADD COLUMN key_problem TEXT",),
     (
         "ALTER TABLE roots ADD COLUMN asked_python TEXT",

@@ -1,7 +1,6 @@
 """Tables that only one part of the daemon uses, each with its reads and its writes.
 
 ================  =========================================================================================
-captures          for each kernel and problem the digest of a file of captured inputs
 anchors           configs chosen in place of the default, whose bits exact numerics require
 admissions        a worker's verdicts whether a config is in a kernel's space for a problem, so that a daemon
                   that has just started can serve winners of constrained spaces without a worker
@@ -38,46 +37,6 @@ class Table:
     def __init__(self, reader: Reader, write: Write) -> None:
         self._reader = reader
         self._write = write
-
-
-class Capture(NamedTuple):
-    """One problem's captured inputs; ``problem`` is canonical text, ``created`` Unix time in s."""
-
-    kernel: str
-    problem: str
-    digest: str
-    bytes: int
-    created: float
-
-
-class CaptureTable(Table):
-    """The store's captures; the tensors themselves are files."""
-
-    def list_captures(self) -> list[Capture]:
-        """Return every capture, by kernel and problem."""
-        return [
-            Capture(*row)
-            for row in self._reader.fetch_rows(
-                "SELECT kernel, problem, digest, bytes, created FROM captures ORDER BY kernel, problem"
-            )
-        ]
-
-    async def save_capture(self, capture: Capture) -> None:
-        """Store a capture in place of its problem's previous one."""
-        await self._write(
-            lambda connection: (
-                connection.execute("INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?)", capture).rowcount
-            )
-        )
-
-    async def remove_capture(self, kernel: str, problem: str) -> int:
-        """Delete a capture; return how many there were."""
-
-        def remove_capture(connection: sqlite3.Connection) -> int:
-            values = (kernel, problem)
-            return connection.execute("DELETE FROM captures WHERE kernel = ? AND problem = ?", values).rowcount
-
-        return await self._write(remove_capture)
 
 
 class Anchors(Table):

@@ -273,8 +273,8 @@ class FinalRound:
     async def _check_on_other_inputs(self) -> list[Trial]:
         """Return finalists that are right for all seeds; a finalist that is not is replaced by the next best.
 
-        A trial that has had rounds was checked before them. Nothing is checked if the inputs are captured, because such
-        inputs have no seed, or if the kernel has neither a reference nor a check.
+        A trial that has had rounds was checked before them. Nothing is checked if the kernel has
+        neither a reference nor a check.
 
         Raises:
             RequestFailed: With code ``source_changed``.
@@ -288,7 +288,7 @@ class FinalRound:
             }
             # Seed by seed: making a seed's inputs is expensive, so all finalists are checked on them at once.
             seed = next((seed for seed in SEEDS if unchecked[seed]), None)
-            if seed is None or self._brief.captured or not self._brief.kernel.is_judged:
+            if seed is None or not self._brief.kernel.is_judged:
                 return found
             for trial in unchecked[seed]:
                 result = await self._check_with_seed(trial, seed)

@@ -37,7 +37,6 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WinnerKey,
-    add_captured,
     add_digests,
     canonical,
     convert_to_cost,
@@ -113,7 +112,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         group_size: The most configs that the backend compiles as one program.
         lowers: Whether the backend has a front end translate functions before they are compiled.
         absence: The reason why there are no devices, if the job was to measure.
-        captured: The digest of the inputs that an application has handed over for the problem, or empty.
         toolchain: The files that identify the context's toolchain, as seen on this machine.
         await_shared: Waits for others' winners of the job's key.
         compilers: The machines that have the context's toolchain, this one first.
@@ -138,7 +136,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     group_size: int = 1
     lowers: bool = False
     absence: str = ""
-    captured: str = ""
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
     await_shared: AwaitShared | None = None
     compilers: tuple[Compiler, ...] = ()
@@ -167,7 +164,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         """Replace the kernel by its newer state, with the names that were learned."""
         self.kernel = kernel if self.anchor is None else kernel.with_anchor(self.anchor.config, self.objective)
         self._named = None
-        self.context = replace(self.context, digest=add_captured(kernel.digest, self.captured))
+        self.context = replace(self.context, digest=kernel.digest)
 
     async def learn_names(self, observed: Sequence[Observation]) -> None:
         """Add the names that a worker has read to the kernel's digest.

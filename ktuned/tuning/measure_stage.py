@@ -317,7 +317,6 @@ class MeasureStage:
             problem=brief.problem,
             target=brief.target,
             device=lane.device,
-            captured=brief.captured,
             expected=expected,
             seed=seed,
             objective=brief.objective,

@@ -91,7 +91,7 @@ class WinnerCheck:
         Raises:
             WorkerError: The config cannot be compiled, or the problem cannot be opened.
         """
-        seeds = () if self._brief.captured or not self._brief.kernel.is_judged else SEEDS
+        seeds = SEEDS if self._brief.kernel.is_judged else ()
         async with self._compile_winner(build) as unit:
             message = await self._launch_config(
                 requests.Trial((unit,), self._brief.preset, judge_contention=False), unit, 0

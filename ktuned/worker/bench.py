@@ -16,7 +16,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain, repeat
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -24,14 +23,13 @@ from msgspec.structs import replace
 
 from ktuned.backends import Backend, Kernel, Registry
 from ktuned.checking import (
-    CAPTURE_AGAIN,
     DEFAULT_CONFIG,
     Guards,
     ProblemData,
     require_free_memory,
 )
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
-from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
+from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
 from ktuned.measuring import (
     EVENTS,
     Costs,
@@ -147,7 +145,6 @@ class Bench:
             kernel,
             request.problem,
             request.device,
-            captured=self._find_captured_file(request.captured) if request.captured else None,
             seed=request.seed,
             guards=Guards(is_active=request.guarded),
         )
@@ -202,17 +199,6 @@ class Bench:
         manifest.verify(artifact, required=backend.required_files)
         recipe = make_unit(self._registry, self._places, request.kernel, request.target, unit)
         return backend.load(artifact, recipe, request.device)
-
-    def _find_captured_file(self, digest: str) -> Path:
-        """Return the file of captured inputs with this digest, which is a part of the context.
-
-        Raises:
-            UsageError: the file is gone, or its content has another digest.
-        """
-        path = self._places.locate_capture(digest)
-        if stamp(path) != digest:
-            raise UsageError(f"the captured inputs in {path} are damaged or gone", hint=CAPTURE_AGAIN)
-        return path
 
     def _require_free_memory(self, kernel: DeclaredKernel, request: requests.Open) -> None:
         """Keep within the memory that an application leaves on the GPU; without an application, lift the limit.

@@ -16,7 +16,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from ktuned.user_directories import NoHomeDirectory, find_user_directories
 
 DECIDING = ("ktuned", "torch")
 """If one of these modules lacks bytecode, workers keep their own: all workers import ktuned, and torch is slowest."""
@@ -28,8 +30,8 @@ def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[
     It is not written next to the sources, where the daemon would take it for a change.
     """
     if sys.pycache_prefix is None and not all(map(_has_bytecode, modules)):
-        cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        sys.pycache_prefix = os.path.join(cache, "ktuned", "bytecode")
+        with suppress(NoHomeDirectory):
+            sys.pycache_prefix = str(find_user_directories(environ).cache / "bytecode")
     sys.dont_write_bytecode = sys.pycache_prefix is None
 
 

@@ -262,7 +262,7 @@ def _begin_recording(places: Places) -> None:
     """Record from now on what user code imports and reads, other than files of ktuned's own."""
     OBSERVER.may_restart = True
     OBSERVER.trust = Trust(places.trusted)
-    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.captures, places.expected)))
+    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.expected)))
     ACCESSES.start_recording()
 
 

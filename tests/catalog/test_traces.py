@@ -154,20 +154,6 @@ async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
         assert parts.catalog.resolve_kernel("it") == kernel
 
 
-async def test_captured_inputs_keep_their_winner(tmp_path: Path) -> None:
-    """The winner of captured inputs stays fresh when a name is learned."""
-    async with assembled(tmp_path) as parts:
-        kernel = await parts.inspect(kernel_text())
-        from ktuned.store import Capture
-
-        await parts.captured_inputs.keep_capture(Capture(kernel.name, '{"n":64}', "cafe", 1, 0.0))
-        await parts.measured(kernel, {50.0: 40.0})
-        assert _status(parts) is Status.FRESH
-        await parts.daemon.traces.learn_names(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
-        assert parts.catalog.resolve_kernel("it").digest != kernel.digest
-        assert _status(parts) is Status.FRESH
-
-
 async def test_a_name_that_one_of_two_equal_inspections_sees_is_none_of_its_kernels(tmp_path: Path) -> None:
     """A package reads it once in a process; where a content changed, what is read besides is the kernel's."""
     async with assembled(tmp_path) as parts:

@@ -37,7 +37,6 @@ ASKING = [
     ("forget", "gemm"),
     ("export",),
     ("remove", "."),
-    ("prune",),
     ("stop",),
 ]
 
@@ -97,7 +96,6 @@ def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(ru
         ("tune", "gemm", "--compile-only", "--preset", "fast"),
         ("jobs", "--cancel"),
         ("jobs", "gemm", "--device", "cpu:0"),
-        ("status", "--openmetrics", "--json"),
         ("watch", "--against", "."),
         ("tune", "no/such/file.py"),
         ("watch", "no-such-directory"),

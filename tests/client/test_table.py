@@ -1,9 +1,5 @@
 """Answers from the table of winners: without the daemon's word, and never better than that would be."""
 
-import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +11,6 @@ from ktuned_client import AsyncClient, Client
 from ktuned_client.table import TABLE_NAME, USES_NAME, WATCHED_WORD, Table, find_slot
 from tests.client import daemon
 from tests.client.test_memo import PATIENT_S, age_answers, asked, write_word
-
-PAGE = Path(__file__).parents[2] / "docs" / "winner-table.md"
 
 Publish = Callable[..., None]
 
@@ -183,36 +177,8 @@ def test_the_next_daemons_table_is_found(path: str) -> None:
                 process.join()
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_the_documented_reader_in_c_reads_it(path: str, publish: Publish, tmp_path: Path) -> None:
-    """What the page shows compiles without a warning, and prints what the Python client answers."""
-    (source,) = re.findall(r"```c\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    program = tmp_path / "read_winner"
-    options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wno-parentheses", "-Werror", "-O1"]
-    subprocess.run(["cc", *options, "-x", "c", "-", "-o", program], input=source, text=True, check=True)
-
-    def read(*problem: str) -> tuple[int, str]:
-        command = [str(program), os.path.dirname(path), "p:gemm", "cpu", "latency", *problem]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout
-
-    assert read("M=1") == (1, "")
-    publish({"M": 70000, "dtype": "float16"}, config={"BM": 64, "eps": 0.5, "n": -3, "deep": -70000, "on": True})
-    for size in range(300):
-        publish({"M": size, "dtype": "f" * 40}, config={"BM": size})
-    assert read("M=70000", "dtype=float16") == (0, "BM=64 eps=0.5 n=-3 deep=-70000 on=true\nfresh\n")
-    assert read("M=299", f"dtype={'f' * 40}") == (0, "BM=299\nfresh\n")
-    assert read("M=300", f"dtype={'f' * 40}") == (1, "")
-    write_word(path, WATCHED_WORD, 1)
-    assert read("M=299", f"dtype={'f' * 40}") == (0, "BM=299\nstale\n")
-    with Client(path, deadline_s=PATIENT_S) as client:
-        client.call("bump", kernel="p:gemm")
-    assert read("M=299", f"dtype={'f' * 40}") == (1, "")
-    assert len(source.splitlines()) <= 130
-
-
 def test_words_have_the_byte_order_of_the_machine(path: str, publish: Publish) -> None:
-    """The page says so: the number of words in the file is in word 1, as this machine writes numbers."""
+    """The number of words in the file is in word 1, as this machine writes numbers."""
     publish({"M": 1})
     content = (Path(path).parent / TABLE_NAME).read_bytes()
     assert int.from_bytes(content[8:16], sys.byteorder) == len(content)

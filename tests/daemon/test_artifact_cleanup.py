@@ -1,8 +1,7 @@
-"""``ktuned prune``: what would go, what goes, and what is never lost by it."""
+"""The cap of artifacts: what goes first, and what is never lost by it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tests.e2e.harness import Daemon, kernel_text
@@ -11,30 +10,29 @@ CONFIGS = "space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b'), dict(us=120.0,
 
 
 def test_artifacts_go_and_results_stay(tmp_path: Path) -> None:
-    """Asked first, nothing goes; then the losers go before the winner, and every result is still there."""
+    """Under a smaller cap the losers go before the winner, and every result is still there."""
     with Daemon(tmp_path) as daemon:
         daemon.kernel_file(kernel_text(CONFIGS))
         daemon.tune(path=str(tmp_path / "project"))
 
-        def artifacts() -> int:
+        def count_artifacts() -> int:
             return len(list((tmp_path / "home" / "cache" / "artifacts").glob("[!.]*/*/kernel.json")))
 
-        before = daemon.client.call("status")["artifacts"]["bytes"]
-        asked = json.loads(daemon.ktuned("prune", "--dry-run", "--keep", "0", "--json").stdout)
-        assert (asked["artifacts"], asked["freed_bytes"], asked["bytes"]) == (3, before, before)
-        assert artifacts() == 3
-        assert json.loads(daemon.ktuned("prune", "--json").stdout)["artifacts"] == 0, "the cap holds already"
+        def lower_cap(size: float) -> None:
+            config = tmp_path / "home" / "config.toml"
+            config.write_text(f"contention = false\nspares = false\nartifacts_gib = {size / 2**30:.12f}\n")
+            daemon.client.call("reload")
 
-        room_for_one = str((before / 3 + 1) / 2**30)
-        assert json.loads(daemon.ktuned("prune", "--keep", room_for_one, "--json").stdout)["artifacts"] == 2
+        assert count_artifacts() == 3
+        lower_cap(daemon.client.call("status")["artifacts"]["bytes"] / 3 + 1)
+        daemon.until(lambda: count_artifacts() == 1, "the losers' artifacts to go")
         hit = daemon.client.lookup("it", {"n": 64})
         assert hit.status == "fresh"
         assert hit.artifact is not None
         assert Path(hit.artifact, "kernel.json").exists()
 
-        said = daemon.ktuned("prune", "--keep", "0").stdout
-        assert said.startswith("1 artifact removed, ")
-        hit = daemon.client.lookup("it", {"n": 64})
-        assert (hit.status, hit.artifact) == ("fresh", None)
+        lower_cap(1)
+        daemon.until(lambda: count_artifacts() == 0, "the winner's artifact to go")
+        daemon.until(lambda: daemon.client.lookup("it", {"n": 64}).artifact is None, "the lookup to know")
+        assert daemon.client.lookup("it", {"n": 64}).status == "fresh"
         assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
-        assert daemon.ktuned("prune", "--keep", "-1").returncode == 2

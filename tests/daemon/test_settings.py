@@ -108,16 +108,6 @@ def test_a_wrong_field_is_one_line_of_error(home: Path, text: str | bytes, words
     assert refused.value.hint
 
 
-def test_without_a_home_the_system_s_directories_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """State, cache and settings each have their place."""
-    for name in ("STATE", "CACHE", "CONFIG"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
-    settings = load_settings({"KTUNED_SOCKET": "/s"})
-    assert settings.state == tmp_path / "STATE" / "ktuned"
-    assert settings.cache == tmp_path / "CACHE" / "ktuned"
-    assert settings.config_path == tmp_path / "CONFIG" / "ktuned" / "config.toml"
-
-
 def test_a_roots_interpreter_is_named_or_its_venv_or_ours(tmp_path: Path) -> None:
     """The named one, else the root's own ``.venv``, else ours; its link is kept, for it is what makes a ``.venv``."""
     assert make_root(str(tmp_path)).python == sys.executable

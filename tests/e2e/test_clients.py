@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -149,38 +148,6 @@ def test_a_new_winner_is_seen_as_soon_as_it_is_told(tuned: Daemon) -> None:
                 assert hit.generation != generation
                 assert hit.status == "fresh"
                 assert hit.config in [event["config"], *later]
-
-
-def test_captured_inputs_are_what_is_measured_with(daemon: Daemon) -> None:
-    """They make the winner stale, the kernel is checked with them, and what does not fit is the kernel file's error."""
-    text = kernel_text(SPACE, default="dict(us=900.0)", check="lambda i, o: float(i['x'][0]) < 1.0")
-    daemon.tune(path=str(daemon.kernel_file(text)))
-    with Client(daemon.socket, deadline_s=DEADLINE_S) as client:
-        assert _look_up(client).status == "fresh"
-        fine, wrong = ([value] * 64 for value in (0.5, 7.0))
-        client.call("pause")
-        digest = client.capture("it", PROBLEM, {"x": array("f", fine)})
-        (why,) = client.call("kernels", kernel="it", why=True)["kernels"][0]["why"]
-        assert [change["kind"] for change in why["changes"]] == ["inputs"]
-        client.call("resume")
-        assert client.capture("it", PROBLEM, {"x": array("f", fine)}) == digest
-        assert _look_up(client).status in ("stale", "fresh")
-        daemon.until(lambda: _look_up(client).status == "fresh", "the tuning with the captured inputs")
-        fresh = _look_up(client)
-        current = daemon.client.call("results", kernel="it", current=True)["trials"]
-        assert fresh.latency_us in [trial["latency_us"] for trial in current], "they belong to what the kernel is"
-        client.capture("it", PROBLEM, {"x": array("f", wrong)})
-        daemon.tune(kernel="it")
-        newest = daemon.client.call("results", kernel="it", order="newest", limit=2)["trials"]
-        assert {trial["outcome"] for trial in newest} == {"mismatch"}
-        assert _look_up(client).status == "stale"
-        (held,) = (daemon.home / "captures").iterdir()
-        held.write_bytes(held.read_bytes()[:-1] + b"!")
-        _, (job,) = daemon.tune(kernel="it", again=True)
-        assert (job["state"], "damaged or gone" in job["message"]) == ("failed", True), job["message"]
-        client.call("capture", kernel="it", problem=PROBLEM, remove=True)
-        assert _look_up(client).status in ("stale", "fresh")
-        assert list((daemon.home / "captures").iterdir()) == []
 
 
 def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None:

@@ -98,14 +98,12 @@ def test_exports_are_the_same_and_come_in_again(daemon: Daemon) -> None:
         assert {(winner["taken"], winner["status"]) for winner in told} == {(True, "stale")}
 
 
-def test_settings_and_captures_are_read(daemon: Daemon) -> None:
-    """Both roots are watched as before, and captured inputs can be given up."""
+def test_settings_are_read(daemon: Daemon) -> None:
+    """Both roots are watched as before."""
     roots = {root["name"]: root for root in daemon.client.call("kernels")["roots"]}
     assert roots.keys() == {"fixture", "added"}
     assert {root["python"] for root in roots.values()} == {str(daemon.directory / "python")}
     assert (roots["fixture"]["env"], roots["added"]["env"]) == ({"FAKE_VERSION": "1"}, {})
-    told = daemon.client.call("capture", kernel="added:copy", problem={"n": 32}, remove=True)
-    assert told["kernel"] == "added:copy"
 
 
 def test_a_project_that_gets_a_name_is_another_project(daemon: Daemon) -> None:

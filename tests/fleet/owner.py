@@ -21,7 +21,6 @@ async def main(directory: Path) -> None:
         scratch=directory / "tmp",
         cache=directory / "cache",
         artifacts=directory / "artifacts",
-        captures=directory / "captures",
         base_env=base_env(),
     )
     fleet = Fleet(executor, compile_slots=1, spawn_s=DEADLINE_S)

@@ -111,7 +111,7 @@ class Project:
     async def open(self, kernel: KernelInfo) -> replies.Opened:
         """Have the worker make a problem's data."""
         reply: replies.Opened = await self.ask(
-            requests.Open(self.ref(kernel), {"n": 1}, Target("native"), CPU, "", "expected")
+            requests.Open(self.ref(kernel), {"n": 1}, Target("native"), CPU, "expected")
         )
         return reply
 

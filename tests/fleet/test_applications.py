@@ -143,7 +143,7 @@ async def crowded(
     (playground.root / "tune_it.py").write_text(KERNEL)
     known = Applications(lambda pid: "a")
     known.add_process(7)
-    request = requests.Open(playground.kernel("it"), {}, "fake", GPU, "", "expected")
+    request = requests.Open(playground.kernel("it"), {}, "fake", GPU, "expected")
     in_driver = replace(environment, env=(("PYTHONPATH", f"{directory}:{FAKE_DIRECTORY}"),))
     bench = Bench(in_driver, "fake", KernelCode("tune_it.py", ""), "one", request)
     async with run_fleet() as fleet:

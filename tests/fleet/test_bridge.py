@@ -40,7 +40,6 @@ def run_bridge(tmp_path: Path) -> RunBridge:
             scratch=tmp_path / "tmp",
             cache=tmp_path / "cache",
             artifacts=tmp_path / "artifacts",
-            captures=tmp_path / "captures",
             base_env=environment,
             known_children=known_children,
         )

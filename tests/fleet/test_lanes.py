@@ -310,7 +310,7 @@ async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
         (playground.root / "tune_it.py").write_text(EXAMPLE)
         builds = {does: {"does": does} for does in (*OUTCOMES, "segfault", "hang")} | {"slow": {"us": 30_000.0}}
         units = {does: requests.UnitRef(f"{does}-key", build) for does, build in builds.items()}
-        opening = requests.Open(playground.kernel("double"), {"n": 64}, "fake", CPU, "", "double")
+        opening = requests.Open(playground.kernel("double"), {"n": 64}, "fake", CPU, "double")
         problem = Bench(environment, "fake", CODE, "double", opening)
         preset = Preset("t", warmup=1, repetitions=5, timing_s=0.1, finalists=1, finalist_rounds=1)
         deadlines = dict.fromkeys(("inspect", "load", "reference", "first_launch", "check", "timing"), 30.0)

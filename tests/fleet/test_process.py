@@ -381,7 +381,7 @@ async def test_an_interpreter_that_cannot_start_is_one_line(
             wrong,
             role=Role.INSPECT,
             base_env={},
-            places=Places({}, "", "", ""),
+            places=Places({}, "", ""),
             worker_id="x",
             scratch=tmp_path / "scratch",
         )

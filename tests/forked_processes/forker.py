@@ -71,8 +71,14 @@ class ForkedWorker:
         self.stderr: IO[bytes] | None = os.fdopen(stderr, "rb")
 
     def wait(self) -> int:
-        """Reap the process, which has ended, and return its exit code."""
-        return self._forker.ask({"wait": self.pid})
+        """Reap the process, which has ended, and return its exit code.
+
+        Without the parent, the test run was killed. This daemon then ends, too: it would call this method for ever.
+        """
+        try:
+            return self._forker.ask({"wait": self.pid})
+        except (OSError, ValueError):
+            os._exit(1)
 
 
 class ForkedDaemon:

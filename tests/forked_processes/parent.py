@@ -77,7 +77,7 @@ def _prepare_worker(role: str) -> Callable[[], NoReturn]:
     from ktuned.worker.main import Operations, run
 
     _look_installed_packages_up()
-    Operations(Places({}, "", "", "")).import_for_role(role)
+    Operations(Places({}, "", "")).import_for_role(role)
     if role == "inspect":
         _look_toolchains_up()
     if role == "bench" and "FAKE_TENSORS" in os.environ:

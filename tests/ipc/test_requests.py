@@ -194,7 +194,7 @@ def test_a_request_names_no_place_of_this_machine() -> None:
     named = [make_relative(path, here) for path in paths]
     assert named == ["tune_it.py", "sub/k.cu", "../headers/k.h", "../projectx/k.h", "/usr/local/bin/as"]
     assert [make_absolute(name, here) for name in named] == paths
-    there = Places({"p": "/srv/p"}, "/srv/artifacts", "/srv/captures", "/srv/expected")
+    there = Places({"p": "/srv/p"}, "/srv/artifacts", "/srv/expected")
     assert Places.from_argument(there.to_argument()) == there
     assert [str(there.locate_file("p", name)) for name in named[1:3]] == ["/srv/p/sub/k.cu", "/srv/headers/k.h"]
     assert str(there.locate_artifact("ab12")) == "/srv/artifacts/ab/ab12"

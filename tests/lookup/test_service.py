@@ -18,10 +18,9 @@ from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.protocol import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
+from ktuned.protocol import ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
-from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
@@ -316,9 +315,8 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
 
 
 async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
-    """After ``forget`` of a kernel, or a capture of its inputs, the next lookup has its problem tuned once more."""
+    """After ``forget`` of a kernel the next lookup has its problem tuned once more."""
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
-    problem = wanted({"n": 64}).problem
     forget = parts.answering.handlers["forget"]
 
     async def ends_fresh(count: int) -> None:
@@ -330,14 +328,6 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
         await ends_fresh(1)
         await cast(Any, forget.handle)(ForgetParams(kernel=kernel.name), cast(Any, None))
         await ends_fresh(2)
-        # A capture that is taken back while nothing was looked up: the context is the one from before.
-        await parts.store.forget_trials(kernel.name, None)
-        await parts.captured_inputs.keep_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
-        capture = parts.answering.handlers["capture"]
-        await cast(Any, capture.handle)(
-            CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Any, None)
-        )
-        await ends_fresh(3)
 
 
 async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts) -> None:

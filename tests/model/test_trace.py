@@ -16,7 +16,6 @@ from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trace import (
     Observation,
-    add_captured,
     add_digests,
     extend_digest,
     find_new_observations,
@@ -66,10 +65,8 @@ def test_order_and_steps_do_not_matter(digest: str, entries: list[Observation]) 
 
 @given(DIGESTS, DIGESTS, ENTRIES)
 def test_additions_in_another_order_make_the_same_digest(digest: str, other: str, entries: list[Observation]) -> None:
-    """An artifact's key and a problem's captured inputs take names in as the digests do that they are made of."""
+    """An artifact's key takes names in as the digests do that it is made of."""
     assert add_digests(other, extend_digest(digest, entries)) == extend_digest(add_digests(other, digest), entries)
-    assert add_captured(extend_digest(digest, entries), "cap") == extend_digest(add_captured(digest, "cap"), entries)
-    assert add_captured(digest, "") == digest != add_captured(digest, "cap")
 
 
 @pytest.mark.parametrize("other", [replace(HEADER, digest="ff"), replace(HEADER, digest=""), replace(HEADER, name="x")])

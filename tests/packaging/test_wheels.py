@@ -21,6 +21,9 @@ from tests.packaging.release_check import HEAVY, try_one
 
 pytestmark = pytest.mark.timeout(300)
 
+UNITS = ("ktuned.service", "ktuned.socket")
+"""systemd's user units, which are installed with ktuned."""
+
 
 def _metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
@@ -63,6 +66,8 @@ def test_a_wheel_holds_its_package_alone(wheels: dict[str, Path], name: str) -> 
         for path in (project / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    if name == "ktuned":
+        expected |= {f"{wheels[name].name.partition('-py3')[0]}.data/data/share/systemd/user/{unit}" for unit in UNITS}
     assert held == expected
     assert f"{package}/py.typed" in held
 

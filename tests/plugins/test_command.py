@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from ktuned.backends import Registry
 from ktuned.testing.backends import check_backend
 from ktuned_command import Build, Command, CommandOnCuda, Program
-from ktuned_command.program import CommandFailed
+from ktuned_command.program import MAX_OUTPUT_BYTES, CommandFailed, run_command
 from tests.e2e.harness import Daemon
 from tests.plugins.command_example import EXAMPLE, SCRIPT
 
@@ -127,6 +128,52 @@ def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, 
     """A missing program, or an output that holds no number, is named."""
     with pytest.raises(CommandFailed, match=words):
         Program(Build(argv, pattern=r"took (\S+) ms"), tmp_path, tmp_path, {}).bind({})()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "output", "expected"),
+    [
+        (r"took ([\d.]+)", "took 12,7 ms", None),
+        (r"took ([\d.]+)", "took 1.234,5 ms", None),
+        (r"took (\d+)", "took 12.5 ms", None),
+        (r"took (\d\d)", "took 127 ms", None),
+        (r"([\d.]+) ms", "took 12,7 ms", None),
+        (r"(5) ms", "took 125 ms", None),
+        (r"took ([\d.,]+) ms", "took 12,7 ms", None),
+        (r"took ([\d.]+)", "took 12.5 ms", 12.5),
+        (r"took ([\d.]+)", "took 12.5, then 13 ms", 12.5),
+        (r"([\d.]+)$", "4096 12.5", 12.5),
+        (r",([\d.]+),", "64,12.5,3", 12.5),
+    ],
+)
+def test_a_number_that_the_pattern_cuts_is_refused(
+    tmp_path: Path, pattern: str, output: str, expected: float | None
+) -> None:
+    """A part of a number is no time; what the pattern matches beside its group belongs to no number."""
+    launch = Program(Build(("echo", output), pattern=pattern), tmp_path, tmp_path, {}).bind({})
+    if expected is None:
+        with pytest.raises(CommandFailed, match=r"goes on as a number|not a number"):
+            launch()
+    else:
+        assert launch() == 1000 * expected
+
+
+def test_programs_run_in_the_c_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the user's locale is, a program prints a decimal point; the kernel file may choose another one."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    argv = ("sh", "-c", 'test "$LC_ALL" = C.UTF-8 && echo took 1 ms || echo took 2 ms')
+    for env, took_us in (({}, 1000.0), ({"LC_ALL": "fr_FR.UTF-8"}, 2000.0)):
+        build = Build(argv, env, pattern=r"took (\d) ms")
+        assert Program(build, tmp_path, tmp_path, {}).bind({})() == took_us
+
+
+def test_a_flood_of_output_is_read_and_its_end_is_kept(tmp_path: Path) -> None:
+    """A program that prints without measure neither blocks nor fills memory, and its last time counts."""
+    flood = "head -c 20000000 /dev/zero | tr '\\0' x"
+    argv = ("sh", "-c", f"echo took 1 ms; {flood}; {flood} >&2; echo; echo took 2 ms")
+    assert Program(Build(argv, pattern=r"took (\d) ms"), tmp_path, tmp_path, {}).bind({})() == 2000.0
+    output = run_command(argv, tmp_path, dict(os.environ))
+    assert len(output) <= 2 * MAX_OUTPUT_BYTES
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ class TestEditing:
         kernel = requests.KernelRef("project", path.name, "it", "torch", (), {})
         unit = requests.UnitRef("key", Build("double", ("x", "y")).to_plain())
         request = requests.Compile(kernel, cpu.target(), "into", (unit,))
-        places = Places({"project": str(tmp_path)}, str(tmp_path / "artifacts"), "", "")
+        places = Places({"project": str(tmp_path)}, str(tmp_path / "artifacts"), "")
         compile_units(Registry(), places, request, KeptItems())
         path.write_text(path.read_text().replace("double", "twice"))
         compile_units(Registry(), places, request, KeptItems())

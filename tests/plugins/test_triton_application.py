@@ -148,8 +148,7 @@ def test_bad_records_are_a_notice_each_and_delay_nothing(shared: Daemon, record:
     """A damaged one, a link, one of a library that is gone, one of an interpreter that is."""
     spool = spool_directory(shared.home)
     spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-    origin = {**record.declaration["origin"], "module": "no_such_library"}
-    lost = {**record.declaration, "origin": origin}
+    lost = {**record.declaration, "module": "no_such_library"}
     leave_record(spool, replace(record, declaration=lost, identity="0" * 16, function="gone"))
     leave_record(spool, replace(record, python="/no/such/python", identity="1" * 16, function="nowhere"))
     (spool / "0000000000000000.call").write_bytes(b"half a record")
@@ -224,31 +223,6 @@ def test_a_key_whose_record_is_on_its_way_has_no_ending_yet(shared: Daemon, reco
 
     assert (answer(1024)["status"], answer(1024)["message"]) == ("fresh", "")
     assert (answer(1025)["is_open"], answer(1025)["message"]) == (False, "")
-
-
-SCRIPTS_END = """
-import torch
-from triton.runtime.jit import JITFunction
-from ktuned.dropin import Policy
-scaled.__dict__["_ktuned_policy"] = Policy("background", takes_over=True)
-JITFunction.run = lambda self, *args, **kwargs: None  # nothing can be launched here
-x = torch.ones(256)
-scaled[(4,)](x, torch.empty_like(x), 256)
-"""
-
-
-def test_the_function_of_a_script_is_tuned_from_its_source(absent: Daemon, shared: Daemon, tmp_path: Path) -> None:
-    """No other process can import it, and the script may be gone by then."""
-    script = tmp_path / "one_file.py"
-    script.write_text((APPLICATION.parent / "as_script.py").read_text() + SCRIPTS_END)
-    done = subprocess.run(
-        [sys.executable, str(script)], env=absent.env, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert done.returncode == 0, done.stderr
-    script.unlink()
-    leave_record(spool_directory(shared.home), take_record(absent))
-    (job,) = ended_jobs(shared, 1, 256)
-    assert (job["state"], job["kernel"]) == ("done", "one_file:scaled"), job
 
 
 def test_without_a_device_a_call_waits(daemon: Daemon, record: CallRecord) -> None:

@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ktuned.dropin import RECORDED, TUNED, Answer, account
 from ktuned.model.values import canonical
 from ktuned_triton import autotune, autotuner, keyed_call
-from ktuned_triton.call import evaluate_call, find_jit_function, read_knobs
+from ktuned_triton.call import CONSTANTS_KEY, evaluate_call, find_jit_function, read_knobs
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -35,6 +36,11 @@ from tests.plugins.triton_calls import (
 )
 
 __all__ = ["clean_account", "launched", "left_to_triton", "link", "spool"]
+
+
+def without_constants(problem: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a key without the digest of what the application computes."""
+    return {name: value for name, value in problem.items() if name != CONSTANTS_KEY}
 
 
 def chosen(launched: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -55,7 +61,7 @@ class TestACall:
         assert [(run["BLOCK"], run["num_warps"], run["EVEN"]) for run in launched] == [(128, 4, True)] * 2
         assert len(link.asked) == len(link.followed) == 1
         (record,) = records(spool)
-        assert record.problem == {"size": SIZE, "@types": "f32,f32"}
+        assert without_constants(record.problem) == {"size": SIZE, "@types": "f32,f32"}
         assert (record.package, record.function) == ("tests", "plugins.triton_app.kernels.scale")
         assert list(account.keys.values()) == [RECORDED]
 
@@ -174,7 +180,7 @@ class TestACall:
         function[grid](x, x, size=SIZE, factor=2.0)
         function[grid](x, x, SIZE // 2, 2.0)
         function[grid](x.half(), x, SIZE, 2.0)
-        assert [key.problem for key in link.asked] == [
+        assert [without_constants(key.problem) for key in link.asked] == [
             {"size": SIZE, "@types": "f32,f32"},
             {"size": SIZE // 2, "@types": "f32,f32"},
             {"size": SIZE, "@types": "f16,f32"},
@@ -313,6 +319,54 @@ class TestAdoptionByInstance:
         call(function)
         assert chosen(launched)[1:] == [(64, 4)]
         assert len(records(spool)) == 1
+
+    def test_a_librarys_store_of_winners_gets_none_of_ours(
+        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
+    ) -> None:
+        """FlagGems' tuner stores each measurement and each winner; it reads its store before it asks for configs."""
+
+        class Store:
+            def __init__(self) -> None:
+                self.winners: dict[Any, Any] = {}
+
+            def __contains__(self, key: Any) -> bool:
+                return key in self.winners
+
+            def __getitem__(self, key: Any) -> Any:
+                return self.winners[key]
+
+            def __setitem__(self, key: Any, config: Any) -> None:
+                self.winners[key] = config
+
+        measured: list[Any] = []
+
+        class Stored(Autotuner):  # type: ignore[misc]
+            def policy(self, bench: Any, configs: list[Any], args: Any, kwargs: Any) -> Any:
+                measured.extend(configs)
+                return configs[0], {config: bench(config) for config in configs}
+
+            def run(self, *args: Any, **kwargs: Any) -> Any:
+                self.nargs = dict(zip(self.arg_names, args, strict=False))
+                key = args[2]
+                if key not in self.cache:
+                    configs = self.prune_configs(kwargs)
+                    self.cache[key], _ = self.policy(lambda config: 1.0, configs, args, kwargs)
+                self.best_config = self.cache[key]
+                return self.fn.run(*args, **kwargs, **self.best_config.all_kwargs())
+
+        function = Stored(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
+        function.cache = store = Store()
+        store.winners[SIZE // 2] = triton.Config({"BLOCK": 32, "THROUGH": None}, num_warps=1)
+        link.known = Answer(text(256, 4), is_final=True)
+        call(function)
+        call(function, SIZE // 2)
+        call(function)
+        assert chosen(launched) == [(256, 4), (32, 1), (256, 4)]
+        assert (measured, [*store.winners]) == ([], [SIZE // 2])
+        # What the library measures itself goes to its store.
+        link.known = None
+        call(function, SIZE // 4)
+        assert (len(measured), [*store.winners]) == (len(kernels.CONFIGS), [SIZE // 2, SIZE // 4])
 
     def test_the_configs_that_a_subclasss_pruning_leaves_are_tuned(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
@@ -617,7 +671,7 @@ class TestRecords:
         recipes = json.loads(record.call)["recipes"].values()
         own = [recipe["args"] or json.loads(record.call)["args"] for recipe in recipes]
         assert [args[0]["block_shape"] for args in own] == [[16, 16], [32, 16]]
-        assert record.problem == {"size": 64, "@types": "f32"}
+        assert without_constants(record.problem) == {"size": 64, "@types": "f32"}
 
     def test_keys_may_have_any_name(self, link: FakeDaemonLink, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also those of ktuned's own."""
@@ -625,10 +679,10 @@ class TestRecords:
         configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
         autotune(configs, key=["call", "dtypes"])(kernels.odd_names)[(1,)](torch.ones(64), 3, 4)
         (record,) = records(spool)
-        assert record.problem == {"call": 3, "dtypes": 4, "@types": "f32"}
+        assert without_constants(record.problem) == {"call": 3, "dtypes": 4, "@types": "f32"}
 
     def test_a_pruner_may_make_configs(self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path) -> None:
-        """That are not in the list; functions whose prunings make others are kernels of their own."""
+        """That are not in the list."""
 
         def make(configs: list[Any], named: dict[str, Any], **rest: Any) -> list[Any]:
             return [triton.Config({"BLOCK": block, "THROUGH": None}, num_warps=8) for block in (512, 1024)]
@@ -659,17 +713,14 @@ class TestRecords:
         call(scale())
         assert len(records(spool)) == 1
 
-    @pytest.mark.parametrize("change", ["configs", "pruning", "variables", "interpreter"])
+    @pytest.mark.parametrize("change", ["configs", "variables", "interpreter"])
     def test_what_decides_a_measurement_is_the_identity(
         self, change: str, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Another list, other code that prunes, another variable of Triton's, another interpreter."""
+        """Another list, another variable of Triton's, another interpreter."""
         call(scale())
         if change == "configs":
             call(autotune(kernels.CONFIGS[2:], key=["size"])(kernels.scale.fn))
-        elif change == "pruning":
-            prune = {"early_config_prune": lambda configs, named, **rest: configs[4:]}
-            call(autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune)(kernels.scale.fn))
         else:
             if change == "variables":
                 monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
@@ -678,3 +729,28 @@ class TestRecords:
             call(scale())
         first, second = link.asked
         assert first.identity != second.identity
+
+    def test_what_the_application_computes_is_a_part_of_the_key(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]]
+    ) -> None:
+        """The configs that pruning leaves, what heuristics return, and the options of the call."""
+
+        def call_with(heuristic: Any = lambda args: True, first: int = 2, last: int = 6, **options: Any) -> None:
+            prune = {"early_config_prune": lambda configs, named, **rest: configs[first:last]}
+            heuristics = triton.heuristics({"EVEN": heuristic})(find_jit_function(kernels.scale))
+            function = autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune)(heuristics)
+            x = torch.ones(SIZE)
+            function[grid](x, torch.empty_like(x), SIZE, 2.0, **options)
+
+        call_with()
+        call_with(lambda args: args["size"] >= 1)
+        assert link.asked[0] == link.asked[1]
+        for changes in (
+            {"first": 3},
+            {"last": 5},
+            {"heuristic": lambda args: args["BLOCK"] == 128},
+            {"enable_fp_fusion": False},
+        ):
+            call_with(**changes)
+        assert len({canonical(key.problem) for key in link.asked}) == 5
+        assert {key.identity for key in link.asked} == {link.asked[0].identity}

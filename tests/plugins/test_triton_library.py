@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 from ktuned.backends import Compiled, Unit
+from ktuned.dropin import NotTunable
 from ktuned.model import BackendError
 from ktuned.model.values import Outcome
 from ktuned_triton import Build, Triton
-from ktuned_triton.evaluation import list_constants_read
-from ktuned_triton.library import Library
+from ktuned_triton.declaration import require_importable
+from ktuned_triton.library import Library, list_constants_read
 
 SOURCE = """\
 import triton
@@ -104,14 +106,56 @@ def test_the_digest_of_the_application_admits_the_same_function_alone(library: L
         assert "\n" not in refused.message
 
 
-def test_a_source_beside_the_kernel_file_takes_the_place_of_a_module(library: Library, tmp_path: Path) -> None:
-    """As for a script's function, or a closure's."""
-    (tmp_path / "calls").mkdir()
-    (tmp_path / "calls" / "script_12.py").write_text(SOURCE)
-    constants = {"BLOCK": 64, "EVEN": True, "FUNCTION": {"function": "doubled"}}
-    wanted = build(library, function="scale", constants=constants, source="calls/script_12.py")
-    wanted = replace(wanted, library=Library("", library.paths))
-    assert isinstance(lowered(wanted, tmp_path / "tune_it.py"), bytes)
+class Wrapper:
+    """What a library's own decorator makes."""
+
+    def __init__(self, **wrapped: Any) -> None:
+        vars(self).update(wrapped)
+
+
+def test_a_function_is_found_through_a_librarys_own_wrappers(library: Library) -> None:
+    """By the application's digest, if there are several."""
+    library.import_modules()
+    module: Any = importlib.import_module("some_library.ops")
+    tuned, digest = module.scale, function().cache_key
+    require_importable(function())
+    scale = function()
+    module.scale = Wrapper(fn=Wrapper(fn=module.doubled), jit_function=Wrapper(__wrapped__=tuned))
+    require_importable(scale)
+    assert isinstance(lowered(build(library, cache_key=digest)), bytes)
+    module.scale = Wrapper(fn=module.doubled)
+    with pytest.raises(NotTunable, match=r"some_library\.ops\.scale is not the function and does not wrap it"):
+        require_importable(scale)
+    module.scale.fn = module.scale
+    refused = lowered(build(library))
+    assert isinstance(refused, Compiled)
+    assert refused.message.endswith("no longer exists: a Wrapper wraps no @triton.jit function")
+
+
+def test_a_function_that_no_import_finds_is_not_tunable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's, a closure's, and one of a module that the program loaded itself, each with its reason."""
+    for name, reason in (
+        ("__main__", "it belongs to a script or a notebook"),
+        ("loaded_by_path", "another process that imports loaded_by_path does not find the module of this process"),
+        ("tests.leaks", "another process that imports tests.leaks does not find the module of this process"),
+    ):
+        file = tmp_path / f"{name}.py"
+        file.write_text(SOURCE)
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        with pytest.raises(NotTunable, match=reason):
+            require_importable(module.doubled)
+
+    @triton.jit
+    def closure(x):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(NotTunable, match="it is defined inside a function"):
+        require_importable(closure)
 
 
 def test_a_function_that_is_gone_is_the_configs_error(library: Library) -> None:
@@ -134,4 +178,4 @@ def test_a_library_that_cannot_be_imported_is_a_backend_error(library: Library, 
 
 def test_builds_without_a_library_have_no_new_fields() -> None:
     """Artifacts are known by it."""
-    assert not {"library", "source", "cache_key", "globals_read"} & Build("f").to_plain().keys()
+    assert not {"library", "cache_key", "globals_read"} & Build("f").to_plain().keys()

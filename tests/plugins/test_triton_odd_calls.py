@@ -1,13 +1,7 @@
 """Odd calls of the drop-in for ``triton.autotune``: none stops the application, or takes other keys from the daemon."""
 
-import contextlib
-import io
-import os
-import subprocess
-import sys
 import threading
 from collections import namedtuple
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +14,6 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from ktuned.dropin import Answer, account
 from ktuned_triton import autotune, keyed_call
 from ktuned_triton.call import find_jit_function
-from ktuned_triton.evaluation import digest_evaluation
 from ktuned_triton.keyed_call import CallArguments
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
@@ -146,83 +139,6 @@ def test_a_key_is_adopted_while_another_thread_prunes(
     first.join(30)
     assert left_to_triton == []
     assert len(link.asked) == 2
-
-
-class TestIdentity:
-    """A function's tuning is another one where what decides it is another."""
-
-    def decorated(self, heuristic: Any, prune: Any = None) -> Any:
-        """Return the application's function with another heuristic."""
-        prune_by = None if prune is None else {"early_config_prune": prune}
-        heuristics = triton.heuristics({"EVEN": heuristic})
-        return autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune_by)(
-            heuristics(find_jit_function(kernels.scale))
-        )
-
-    def test_an_edited_heuristic_changes_the_identity(self) -> None:
-        """An edited heuristic is no longer what the winner was measured with; where it stands in the file is."""
-        exact = self.decorated(lambda args: args["size"] % args["BLOCK"] == 0)
-        moved = self.decorated(
-            lambda args: args["size"] % args["BLOCK"] == 0,
-        )
-        never = self.decorated(lambda args: args["size"] % args["BLOCK"] == 1)
-        pruned = self.decorated(lambda args: args["size"] % args["BLOCK"] == 0, kernels.at_least_128)
-        digests = [digest_evaluation(function) for function in (exact, moved, never, pruned)]
-        assert digests[0] == digests[1]
-        assert len(set(digests)) == 3
-
-    def test_a_value_that_a_heuristic_reads_changes_the_identity(self) -> None:
-        """Variables of a closure, defaults, a partial's arguments, an object's state, globals and functions called."""
-
-        class Model:
-            def __init__(self, limit: int) -> None:
-                self.limit = limit
-
-            def __call__(self, args: dict[str, Any]) -> bool:
-                return bool(args["size"] % self.limit == 0)
-
-        def limited(args: dict[str, Any], limit: int) -> bool:
-            return bool(args["size"] % limit == 0)
-
-        def of_globals(text: str) -> Any:
-            known: dict[str, Any] = {"__name__": "app"}
-            exec(f"{text}\ndef even(args): return called(args)", known)
-            return known["even"]
-
-        def closing_over(limit: int) -> Any:
-            return lambda args: args["size"] % limit == 0
-
-        def of_default(limit: int) -> Any:
-            return lambda args, limit=limit: args["size"] % limit == 0
-
-        def called(limit: int) -> Any:
-            return of_globals(f"LIMIT = {limit}\ndef called(args): return args['size'] % LIMIT == 0")
-
-        def edited(limit: int) -> Any:
-            return of_globals(f"def called(args): return args['size'] % {limit} == 0")
-
-        for make in (closing_over, of_default, Model, lambda limit: partial(limited, limit=limit), called, edited):
-            digests = [digest_evaluation(self.decorated(make(limit))) for limit in (16, 16, 32)]
-            assert digests[0] == digests[1]
-            assert digests[1] != digests[2]
-
-    def test_a_digest_is_the_same_in_each_process(self) -> None:
-        """Sets of strings and addresses of objects are not."""
-        code = (
-            "from types import SimpleNamespace as N\n"
-            "from functools import cache\n"
-            "from ktuned_triton.evaluation import digest_evaluation\n"
-            "prune = lambda configs, *rest: [c for c in configs if c in {'a', 'b', 'c', 'd'} and (lambda: c)()]\n"
-            "print(digest_evaluation(N(early_config_prune=prune, perf_model=cache(min), fn=N(params=()))))\n"
-        )
-        seeds = {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
-        other = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **seeds}, capture_output=True, text=True, check=True
-        )
-        with contextlib.redirect_stdout(io.StringIO()) as own:
-            exec(code)
-        assert other.stdout == own.getvalue()
-        assert len(other.stdout.strip()) == 16
 
 
 class TestDevice:

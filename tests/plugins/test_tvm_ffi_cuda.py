@@ -122,7 +122,7 @@ def test_the_daemon_is_told_the_backend_that_the_sources_choose(tmp_path: Path) 
 
     items: list[replies.InspectedFile] = []
     shutil.copytree(CUDA_SOFTMAX, tmp_path / "softmax")
-    places = Places({"p": str(tmp_path)}, "", "", "")
+    places = Places({"p": str(tmp_path)}, "", "")
     Inspector(Registry(), places).inspect_files(requests.Inspect("p", ("softmax/tune_softmax.py",)), KeptItems())
     ((kernel,),) = (item.kernels for item in items)
     assert kernel.backend == "tvm_ffi_cuda"

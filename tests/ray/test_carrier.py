@@ -58,7 +58,7 @@ def there() -> Cluster:
 @pytest.fixture
 def carrier(there: Cluster, tmp_path: Path) -> Carrier:
     """Return what carries files to it."""
-    return Carrier(cast(Bridge, there), cast(NodeLink, there), tmp_path / "artifacts", tmp_path / "captures")
+    return Carrier(cast(Bridge, there), cast(NodeLink, there), tmp_path / "artifacts")
 
 
 def made(kind: type[Any], **given: Any) -> Any:

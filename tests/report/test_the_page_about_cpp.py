@@ -1,4 +1,4 @@
-"""The programs of ``docs/from-cpp.md``, word for word: with an exported header, and with a compiled winner."""
+"""The programs of ``docs/from-cpp.md``, word for word: an exported file, a request, and a compiled winner."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from ktuned.backends import Unit, cpu
-from ktuned.protocol import ExportedWinner, WinnersDocument
-from ktuned.report import render_c_file
 from ktuned_tvm_ffi import Build, TvmFfi
+from tests.e2e.harness import Daemon, kernel_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,26 +23,42 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ comp
 
 def read_blocks(document: str, language: str = "") -> list[str]:
     """Return a document's blocks of code in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+    return [block for name, block in blocks if name == language]
 
 
-def test_the_page_s_program_finds_the_nearest_winner(tmp_path: Path) -> None:
-    """It compiles without a warning, and prints the config of the nearest size."""
-    program, _ = read_blocks("docs/from-cpp.md", "cpp")
-    rows = [ExportedWinner({"M": m}, {"BM": m // 16}, m / 10, 0.0, "", "", "", 1) for m in (64, 1024, 4096)]
-    name, header = render_c_file(WinnersDocument(1, "project:gemm", "demo", rows))
-    assert f'#include "{name}"' in program
-    (tmp_path / name).write_text(header)
-    (tmp_path / "main.cc").write_text(program)
-    strict = ["-std=c++11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
-    subprocess.run(["g++", *strict, "main.cc", "-lm", "-o", "main"], cwd=tmp_path, check=True, timeout=60)
-    ran = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True, timeout=10)
-    assert ran.stdout == "BM=256, measured in 409.6 us for M=4096\n"
+def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
+    """They compile without a warning; one reads an exported file, the other asks a daemon, and each says what fails."""
+    for name, program in zip(("winners", "lookup"), read_blocks("docs/from-cpp.md", "cpp"), strict=False):
+        (tmp_path / f"{name}.cc").write_text(program)
+        strict = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+        subprocess.run(["g++", *strict, f"{name}.cc", "-o", name], cwd=tmp_path, check=True, timeout=60)
+
+    def run(*words: str) -> tuple[int, str]:
+        ran = subprocess.run([f"./{words[0]}", *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=10)
+        return ran.returncode, ran.stdout + ran.stderr
+
+    with Daemon(tmp_path) as daemon:
+        text = kernel_text("space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b')])")
+        daemon.tune(path=str(daemon.kernel_file(text)))
+        assert daemon.ktuned("export", str(tmp_path / "exported"), "--kernel", "it").returncode == 0
+        (file,) = (tmp_path / "exported").glob("*.json")
+        code, said = run("winners", str(file), "n=64")
+        assert (code, said.startswith("tag=a us=50.0 in ")) == (0, True), said
+        assert run("winners", str(file), "n=65") == (1, "")
+        code, said = run("winners", str(tmp_path / "gone.json"), "n=64")
+        assert (code != 0, "iostream error" in said) == (True, True)
+        assert run("lookup", str(daemon.socket), "it", "n=64") == (0, "fresh: us=50.000000 tag=a\n")
+        assert run("lookup", str(daemon.socket), "nothing", "n=64") == (0, "unknown:\n")
+        code, said = run("lookup", str(daemon.socket), "it", "wrong=1")
+        assert (code, "wrong" in said) == (1, True), said
+    code, said = run("lookup", str(daemon.socket), "it", "n=64")
+    assert (code, str(daemon.socket) in said) == (1, True), said
 
 
 def test_the_page_s_program_runs_a_compiled_winner(tmp_path: Path) -> None:
     """By the page's own command: it loads the artifact that the backend makes of the README's kernel."""
-    _, program = read_blocks("docs/from-cpp.md", "cpp")
+    program = read_blocks("docs/from-cpp.md", "cpp")[-1]
     (source,) = read_blocks("README.md", "cpp")
     (tmp_path / "main.cc").write_text(program)
     (tmp_path / "dot.cc").write_text(source)

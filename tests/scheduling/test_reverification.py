@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from ktuned.devices.machine import Machine
 from ktuned.model.trial import Context
 from ktuned.scheduling.reverification import Reverification
-from ktuned.store import Capture
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -24,30 +23,15 @@ class Newer(Machine):
         return replace(super().build_context(*asked), toolchain="newer")
 
 
-def capture(digest: str) -> Capture:
-    """Return captured inputs of the tests' problem."""
-    return Capture("project:it", '{"n":64}', digest, 1, 0.0)
-
-
-@pytest.mark.parametrize("digest", ["", "the digest of some inputs"])
-async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: str) -> None:
-    """Of captured inputs too, which belong to what the kernel means."""
-    if digest:
-        await parts.captured_inputs.keep_capture(capture(digest))
+async def test_a_new_toolchain_has_winners_measured_again(parts: Parts) -> None:
+    """A winner of the kernel's present sources is queued."""
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
     assert await parts.daemon.reverification.queue_reverification() == []
 
-    newer = Newer(parts.machine.environments, find_captured_digest=parts.captured_inputs.find_captured_digest)
+    newer = Newer(parts.machine.environments)
     again = Reverification(catalog=parts.catalog, machine=newer, store=parts.store, jobs=parts.jobs)
     (job,) = await again.queue_reverification()
     assert job.reason == "a driver or toolchain changed"
-
-
-async def test_captured_inputs_are_no_driver(parts: Parts) -> None:
-    """A winner of the declared inputs waits for a request, like one of older sources."""
-    await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
-    await parts.captured_inputs.keep_capture(capture("the digest of some inputs"))
-    assert await parts.daemon.reverification.queue_reverification() == []
 
 
 async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:

@@ -50,7 +50,7 @@ def sharing(parts: Parts) -> WinnerExchange:
     return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
-        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces, parts.machine.digest_kernel),
+        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,

@@ -1,10 +1,13 @@
 import os
+import shutil
 import socket
 import stat
 from pathlib import Path
 
+import anyio
 import pytest
 
+from ktuned.serve import listener
 from ktuned.serve.listener import CannotListen, bind_socket
 from ktuned_client.paths import LOCK_NAME
 from tests.client import daemon
@@ -37,6 +40,49 @@ def test_a_second_daemon_is_told_who_serves(path: str) -> None:
         assert "ktuned stop" in caught.value.hint
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
+
+
+def test_a_served_socket_is_not_taken_over_when_its_lock_is_gone(path: str) -> None:
+    """A cleaner may remove the lock; the process that listens is asked for, and named."""
+    with daemon.running(path) as process:
+        os.unlink(Path(path).with_name(LOCK_NAME))
+        with (
+            pytest.raises(CannotListen, match=rf"a daemon \(pid {process.pid}\) already serves {path}"),
+            bind_socket(path),
+        ):
+            pass
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("removed", ["directory", "lock", "socket"])
+async def test_what_a_cleaner_removes_comes_back(path: str, removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory, the lock and the socket are made again, so that no other daemon takes the place."""
+    monkeypatch.setattr(listener, "LOOK_S", 0.01)
+    lock = Path(path).with_name(LOCK_NAME)
+    again: list[socket.socket] = []
+
+    async def listen(found: socket.socket) -> None:
+        found.listen()
+        again.append(found)
+
+    with bind_socket(path) as listening:
+        listening.listen()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.keep_reachable, path, listen)
+            if removed == "directory":
+                shutil.rmtree(os.path.dirname(path))
+            else:
+                os.unlink(lock if removed == "lock" else path)
+            with anyio.fail_after(30):
+                while not (lock.exists() and os.path.exists(path)):  # noqa: ASYNC110 - files have no event
+                    await anyio.sleep(0.01)
+            with pytest.raises(CannotListen, match=rf"pid {os.getpid()}\) already serves"), bind_socket(path):
+                pass
+            tasks.cancel_scope.cancel()
+    for found in again:
+        found.close()
 
 
 def test_a_stale_socket_is_replaced(path: str) -> None:

@@ -60,7 +60,7 @@ def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
     """Inspect a file as a worker does and return its only kernel."""
     reply = Items()
     root = str(project.root)
-    places = Places({"project": root}, "", "", "")
+    places = Places({"project": root}, "", "")
     Inspector(Fakes(), places).inspect_files(requests.Inspect("project", (name,)), reply)  # type: ignore[arg-type]
     (item,) = [answer.value for answer in reply.sent if isinstance(answer, replies.Item)]
     assert item.errors == ()

@@ -13,7 +13,7 @@ from ktuned.model.errors import StoreError
 from ktuned.model.job import JobState
 from ktuned.model.kernel import Root
 from ktuned.model.values import Outcome
-from ktuned.store import Capture, exchange
+from ktuned.store import exchange
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, kernel_info, measured, new_job, tried
 
@@ -46,7 +46,6 @@ READS: dict[str, Callable[[Store], object]] = {
     "winner": lambda store: store.get_winner(CONTEXT.key),
     "winners": Store.list_winners,
     "shared": lambda store: exchange.load_exported_winners(store.path, CONTEXT.kernel, CONTEXT.device),
-    "captures": lambda store: store.captured.list_captures(),
     "counts": Store.measure_store,
     "pauses": Store.load_pauses,
 }
@@ -60,7 +59,6 @@ async def filled(database: Path) -> None:
         await store.save_probe("here", {"backends": {}})
         await store.save_versions({"f": {"gcc": "12"}})
         await store.save_pauses({"cpu-y"})
-        await store.captured.save_capture(Capture("proj:gemm", "{}", "d", 9, 1.0))
         job = await new_job(store)
         for config in (8, 16, 32):
             await tried(store, job, config, measured(100.0 / config))

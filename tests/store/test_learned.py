@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.kernel import KernelFacts, KernelInfo
-from ktuned.model.trace import Observation, add_captured, extend_digest
+from ktuned.model.trace import Observation, extend_digest
 from ktuned.model.trial import Context
-from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, kernel_info, measured, new_job, tried
 
@@ -23,8 +22,8 @@ async def _learn(store: Store, kernel: KernelInfo, *names: Observation) -> Kerne
     return learned
 
 
-def _context(kernel: KernelInfo, captured: str = "") -> Context:
-    return replace(CONTEXT, kernel=kernel.name, digest=add_captured(kernel.digest, captured))
+def _context(kernel: KernelInfo) -> Context:
+    return replace(CONTEXT, kernel=kernel.name, digest=kernel.digest)
 
 
 async def test_results_have_the_new_name(store: Store) -> None:
@@ -67,16 +66,6 @@ async def test_states_that_have_the_name_stay(store: Store) -> None:
     learned = await _learn(store, kernel, HEADER)
     for digest in (extend_digest(earlier.digest, [HEADER]), knowing.digest, learned.digest):
         assert len(store.list_best_trials(replace(_context(kernel), digest=digest), 9)) == 1
-
-
-async def test_captured_inputs_are_renamed_too(store: Store) -> None:
-    """A context of captured inputs has the name as well."""
-    kernel = kernel_info()
-    await store.save_kernels([kernel])
-    await store.captured.save_capture(Capture(kernel.name, CONTEXT.problem, "cafe", 1, 0.0))
-    await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(kernel, "cafe"))
-    learned = await _learn(store, kernel, HEADER)
-    assert len(store.list_best_trials(_context(learned, "cafe"), 9)) == 1
 
 
 async def test_trials_of_a_renamed_context_are_merged_and_the_new_stay(store: Store) -> None:

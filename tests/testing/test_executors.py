@@ -20,7 +20,6 @@ async def test_workers_of_this_machine_conform(tmp_path: Path) -> None:
         scratch=tmp_path / "tmp",
         cache=tmp_path / "cache",
         artifacts=tmp_path / "artifacts",
-        captures=tmp_path / "captures",
         base_env=base_env(),
     )
     async with executor.run_workers():

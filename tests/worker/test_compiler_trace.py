@@ -29,7 +29,7 @@ def project(tmp_path: Path) -> Path:
 def trace(project: Path, *known: str) -> CompilerTrace:
     """Return the trace of a request that begins now."""
     kernel = KernelRef("p", "tune_k.py", "k", "fake", (), dict.fromkeys(known, "00"), known)
-    return CompilerTrace(kernel, Places({"p": str(project)}, "", "", ""))
+    return CompilerTrace(kernel, Places({"p": str(project)}, "", ""))
 
 
 def read(trace: CompilerTrace, *paths: Path) -> tuple[Observation, ...]:
@@ -55,7 +55,7 @@ def test_variables_that_the_daemon_knows_by_their_value_are_left_out(project: Pa
     """They are a part of the key that it asked for; one with another value is told, and contradicts it."""
     known = {"CC": digest_variable("gcc"), "CXX": digest_variable(None)}
     kernel = KernelRef("p", "tune_k.py", "k", "fake", (), {}, variables=known)
-    trace = CompilerTrace(kernel, Places({"p": str(project)}, "", "", ""))
+    trace = CompilerTrace(kernel, Places({"p": str(project)}, "", ""))
     assert trace.list_observations({}, {"CC": "gcc", "CXX": None}, ()) == ()
     found = trace.list_observations({}, {"CC": "clang", "CXX": None, "CPATH": None}, ())
     assert [(one.name, one.digest) for one in found] == [("env:CC", digest_variable("clang")), ("env:CPATH", "")]

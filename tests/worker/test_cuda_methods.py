@@ -190,7 +190,7 @@ def test_a_reference_is_timed_as_its_kernel_is(
             raise RuntimeError("operation not permitted when stream is capturing")
         gpu.launch()
 
-    bench = Bench(Registry(), Places({}, "", "", ""))
+    bench = Bench(Registry(), Places({}, "", ""))
     data = SimpleNamespace(restores=restores, make_reference_launch=lambda: reference)
     opened = SimpleNamespace(
         data=data,

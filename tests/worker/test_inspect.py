@@ -147,7 +147,7 @@ def kernel_ref(root: Path, name: str = "it") -> requests.KernelRef:
 
 def places(root: Path) -> Places:
     """Return the places of a worker that has the project alone."""
-    return Places({"proj": str(root)}, "", "", "")
+    return Places({"proj": str(root)}, "", "")
 
 
 def test_the_kernel_of_a_request_is_loaded(root: Path) -> None:

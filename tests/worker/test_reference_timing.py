@@ -61,7 +61,7 @@ def timed(
 ) -> TrialResult:
     """Return what a worker has measured of the reference."""
     monkeypatch.setattr(contention, "CpuWatch", lambda: Watch(contended))
-    worker = Bench(Registry([]), Places({}, "", "", ""))
+    worker = Bench(Registry([]), Places({}, "", ""))
     device = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
     watch = contention.ContentionWatch(device)
     opened: Any = SimpleNamespace(device=device, data=Data(reference), timer=HostTimer(), observers=watch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections import deque
 from pathlib import Path
@@ -10,11 +9,15 @@ from typing import TextIO
 
 import click
 
-from ktuned.cli import output, service_units
-from ktuned.cli.commands.service import run_systemctl
+from ktuned.cli import output
 from ktuned.cli.options import WholeNumber
 from ktuned.cli.output import Exit
 from ktuned.cli.spawn import LOG_NAME, state_directory
+
+SERVICE = "ktuned.service"
+"""The daemon's user unit."""
+
+SYSTEMCTL_DEADLINE_S = 5.0
 
 QUIET_MS = 500
 """Interval at which a followed file is read even without an event: lines may be written before the watch starts, or on
@@ -50,13 +53,16 @@ def logs(follow: bool, lines: int) -> int:
 
 
 def _is_run_by_systemd() -> bool:
-    if not (service_units.units_directory(os.environ) / service_units.SERVICE).exists():
+    command = ["systemctl", "--user", "is-active", "--quiet", SERVICE]
+    try:
+        done = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=SYSTEMCTL_DEADLINE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return False
-    return run_systemctl("is-active", service_units.SERVICE).returncode == 0
+    return done.returncode == 0
 
 
 def _show_journal(lines: int, *, follow: bool) -> int:
-    command = ["journalctl", "--user", "--unit", service_units.SERVICE, "--lines", str(lines), "--no-pager"]
+    command = ["journalctl", "--user", "--unit", SERVICE, "--lines", str(lines), "--no-pager"]
     try:
         # No deadline: it ends when its reader does, or with Ctrl-C.
         done = subprocess.run([*command, *(["--follow"] if follow else [])], check=False)

@@ -27,7 +27,7 @@ from ktuned.protocol import (
     call_method,
     find_root,
 )
-from ktuned.report import render_c_file, render_vllm_files
+from ktuned.report import render_vllm_files
 from ktuned_client import Client, DaemonError, winners
 
 _PART = 200
@@ -36,7 +36,7 @@ _PART = 200
 _DEADLINE_S = 60.0
 
 
-FORMATS = ("git", "vllm", "c")
+FORMATS = ("git", "vllm")
 """Formats of exported winners; the first is the default."""
 
 DEFAULT_SIZE = "M"
@@ -87,8 +87,8 @@ def export(
     By default they are those of the project in the working directory. Each kernel and device model has one file in
     DIRECTORY (default: winners).
 
-    Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The formats vllm
-    (JSON by one size) and c (a header that finds the nearest problem) are for programs without ktuned.
+    Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The format vllm
+    is JSON by one size, for programs without ktuned.
     """
     if artifacts is not None and form != FORMATS[0]:
         raise click.UsageError(f"--with-artifacts does not go with --format {form}")
@@ -153,8 +153,6 @@ def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, 
     """Return the texts of the files that an export writes for one document, by the files' names."""
     if form == "vllm":
         return render_vllm_files(document, by)
-    if form == "c":
-        return dict([render_c_file(document)])
     return {
         winners.make_file_name(document.kernel, document.device): winners.render_document(msgspec.to_builtins(document))
     }

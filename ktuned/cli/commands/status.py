@@ -22,16 +22,9 @@ NOTICE_CHARS = 1000
 
 
 @click.command()
-@click.option("--openmetrics", is_flag=True, help="Print the daemon's figures for a Prometheus node exporter.")
 @json_option
-def status(openmetrics: bool, as_json: bool) -> int:
-    """Show the daemon's state.
-
-    With --openmetrics: `ktuned status --openmetrics > …/ktuned.prom` into the exporter's textfile directory, at regular
-    intervals.
-    """
-    if openmetrics and as_json:
-        raise click.UsageError("--openmetrics and --json exclude each other")
+def status(as_json: bool) -> int:
+    """Show the daemon's state."""
     with Client() as client:
         answer = client.call(STATUS.name)
     if as_json:
@@ -39,11 +32,6 @@ def status(openmetrics: bool, as_json: bool) -> int:
         output.emit_json(answer)
         return Exit.DONE
     found = STATUS.read_answer(answer)
-    if openmetrics:
-        from ktuned.cli.metrics import render_metrics
-
-        output.emit_line(render_metrics(found).removesuffix("\n"))
-        return Exit.DONE
     if found.protocol != PROTOCOL_VERSION:
         output.emit_line(f"ktuned {found.version}, pid {found.pid or text.ABSENT}")
         output.print_message(

@@ -14,7 +14,7 @@ from ktuned import backends
 from ktuned.backends import Absent, Compiled, Unit, cpu, torch_cuda_devices
 from ktuned.model import Device, Outcome, Unsupported
 from ktuned_command.build import Build
-from ktuned_command.program import CommandFailed, Program, run_command
+from ktuned_command.program import C_LOCALE, CommandFailed, Program, run_command
 
 COMMAND_FILE = "command.json"
 
@@ -50,7 +50,7 @@ class Command(backends.Backend):
             started = time.perf_counter()
             build, artifact = cast(Build, unit.build), into / unit.key
             (artifact / COMMAND_FILE).write_text(json.dumps(build.to_plain(), indent=1, sort_keys=True) + "\n")
-            env = {**os.environ, **build.make_environment(str(artifact))}
+            env = {**os.environ, **C_LOCALE, **build.make_environment(str(artifact))}
             try:
                 for command in build.prepare:
                     run_command(build.insert_artifact(command, str(artifact)), unit.kernel_file.parent, env)

@@ -5,7 +5,7 @@ are carried, each once. A snapshot is used for :data:`SNAPSHOT_S`, and only if i
 the request's kernel was inspected. If a file is saved meanwhile, the node finds a different digest, and the work is
 repeated.
 
-*Artifacts* and captured inputs travel by key, as parcels. Small parcels travel with the request itself, because each
+*Artifacts* travel by key, as parcels. Small parcels travel with the request itself, because each
 call before it costs a lane a millisecond. The carrier remembers which parcels the node has; a parcel that the node
 finds damaged is forgotten, and carried again. An artifact that comes back is checked before it is sealed here.
 """
@@ -55,13 +55,12 @@ class _Project(msgspec.Struct, eq=False):
 
 
 class Carrier:
-    """Carries files between this machine and one node: projects by content, artifacts and captures by key."""
+    """Carries files between this machine and one node: projects by content, artifacts by key."""
 
-    def __init__(self, bridge: Bridge, link: NodeLink, artifacts: Path, captures: Path) -> None:
+    def __init__(self, bridge: Bridge, link: NodeLink, artifacts: Path) -> None:
         self._bridge = bridge
         self._link = link
         self._artifacts = artifacts
-        self._captures = captures
         self._projects: dict[tuple[str, str], _Project] = {}
         self._parcels: dict[str, None] = {}
 
@@ -78,8 +77,6 @@ class Carrier:
         elif isinstance(request, requests.Inspect):
             await self._lay_out_project(environment, dict.fromkeys(request.files))
         named = {f"artifact-{key}": str(locate_artifact(self._artifacts, key)) for key in _list_artifact_keys(request)}
-        if isinstance(request, requests.Open) and request.captured:
-            named[f"capture-{request.captured}"] = str(self._captures / f"{request.captured}.safetensors")
         lacking = {name: place for name, place in named.items() if name not in self._parcels}
         if not lacking:
             return {}

@@ -131,7 +131,7 @@ class ClusterExecutor(RemoteExecutor):
 
     def _on_node_up(self, link: NodeLink) -> None:
         self._links[link.info.name] = link
-        self._carriers[link] = Carrier(self.bridge, link, self._surroundings.artifacts, self._surroundings.captures)
+        self._carriers[link] = Carrier(self.bridge, link, self._surroundings.artifacts)
         self._events.on_up(link.info.name, link.cores)
 
     def _on_node_down(self, link: NodeLink) -> None:

@@ -211,7 +211,6 @@ async def keep_workers(descriptor: int, home: Path) -> None:
         scratch=home / "tmp",
         cache=home / "cache",
         artifacts=home / "artifacts",
-        captures=home / "captures",
         base_env={name: value for name, value in os.environ.items() if name not in _OTHER_DAEMONS_VARIABLES},
         compile_cores=cores[1:],
         ends_orphans=True,

@@ -26,7 +26,7 @@ MAX_IN_FRAME_BYTES: Final = 256 << 10
 MAX_ALL_IN_FRAME_BYTES: Final = 2 << 20
 """Most bytes of parcels in one call, because other lanes' calls wait behind it."""
 
-_NAME = re.compile(r"(file|artifact|capture)-([0-9A-Za-z_.]{1,200})")
+_NAME = re.compile(r"(file|artifact)-([0-9A-Za-z_.]{1,200})")
 
 
 class BadParcel(Exception):
@@ -45,8 +45,6 @@ def parcel_path(name: str, home: Path) -> Path:
     kind, key = match.groups()
     if kind == "artifact":
         return locate_artifact(home / "artifacts", key)
-    if kind == "capture":
-        return home / "captures" / f"{key}.safetensors"
     return home / "files" / key
 
 

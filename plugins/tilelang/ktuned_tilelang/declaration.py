@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ktuned import dropin
-from ktuned.dropin import FunctionName, name_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +12,6 @@ class Declaration(dropin.Declaration):
     """Everything besides the call that decides a measurement of a function; the call has the programs.
 
     Attributes:
-        module: the function's module.
-        qualname: its name there.
         restored: the tensors that are restored before each run: all if it is not known which tensors the kernel writes.
         rtol: relative tolerance of the comparison with the first config's results.
         atol: absolute tolerance.
@@ -25,8 +22,6 @@ class Declaration(dropin.Declaration):
         timing: ``events`` or ``graph``.
     """
 
-    module: str
-    qualname: str
     restored: tuple[str, ...]
     rtol: float
     atol: float
@@ -35,8 +30,3 @@ class Declaration(dropin.Declaration):
     timeout_s: float
     early_stop: float
     timing: str
-
-    @property
-    def name(self) -> FunctionName:
-        """The function's name for people."""
-        return name_function(self.module, self.qualname)

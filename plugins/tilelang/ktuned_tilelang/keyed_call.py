@@ -30,6 +30,7 @@ from ktuned.dropin import (
     find_device_model,
     find_log,
     leave_to_framework,
+    name_function,
 )
 from ktuned.model import Unsupported
 from ktuned_tilelang.artifact import load
@@ -105,6 +106,7 @@ class TunerRun:
         """Return everything besides the call that decides a measurement of the function."""
         profile = self.profile_args
         return Declaration(
+            name=name_function(self.function.__module__, self.function.__qualname__),
             module=self.function.__module__,
             qualname=self.function.__qualname__,
             specialize=tuple(evaluated.problem),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ktuned.dropin import CALLS, AdoptedFiles
+from ktuned.dropin import AdoptedFiles
 from ktuned.model import Config, canonical
 from ktuned_triton.build import Build
 from ktuned_triton.call import Call
@@ -70,12 +70,11 @@ class _AdoptedKernel:
 
     def make_build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        origin = self._declared.origin
+        declared = self._declared
         return self._files.find_call(p).make_build(
             canonical(dict(c)),
-            origin.build_name,
-            library=Library("" if origin.source else origin.module.partition(".")[0], self._declared.paths),
-            source=f"{CALLS}/{origin.module}.py" if origin.source else "",
-            cache_key=self._declared.cache_key,
-            globals_read=self._declared.constants,
+            f"{declared.module}:{declared.qualname}",
+            library=Library(declared.module.partition(".")[0], declared.paths),
+            cache_key=declared.cache_key,
+            globals_read=declared.constants,
         )

@@ -25,6 +25,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ from ktuned.dropin import (
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, list_tensor_names, make_problem, map_arguments, read_knobs
 from ktuned_triton.compile_trace import TracedConfigs, find_tracing_context
-from ktuned_triton.declaration import Declaration, describe_function, find_origin
+from ktuned_triton.declaration import Declaration, describe_function, require_importable
 from ktuned_triton.environment import find_deciding_variables
 from ktuned_triton.keyed_call import CallArguments, TritonCall, define_launched_config
 
@@ -149,7 +150,7 @@ def explain_non_adoption(tuner: Any) -> str:
         function = find_jit_function(tuner)
         if any(getattr(config, "ir_override", None) for config in _read_own_configs(tuner)):
             return "a config has an ir_override, a file of its own that replaces the function"
-        find_origin(function)
+        require_importable(function)
     except NotTunable as error:
         return str(error)
     return ""
@@ -209,11 +210,13 @@ _announced_libraries: set[str] = set()
 
 
 def _adopt_methods(cls: type[Any]) -> None:
-    """Wrap the two methods that a cache miss calls, if this class defines them."""
+    """Wrap the methods that a cache miss calls, if this class defines them."""
     if "prune_configs" in vars(cls):
         cls.prune_configs = _wrap_prune_configs(vars(cls)["prune_configs"])
     if "_bench" in vars(cls):
         cls._bench = _wrap_bench(vars(cls)["_bench"])
+    if callable(getattr(cls, "policy", None)) and "policy" in vars(cls):
+        cls.policy = _wrap_policy(vars(cls)["policy"])
 
 
 def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
@@ -261,6 +264,46 @@ def _wrap_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
     return _bench
 
 
+def _wrap_policy(policy: Any) -> Callable[..., Any]:
+    """Return a ``policy``, FlagGems' choice among configs, that does not measure a config of ours.
+
+    FlagGems stores each measurement, so its store would get the zeros of :func:`_wrap_bench`.
+    """
+
+    @wraps(policy)
+    def choose_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for configs in args:
+            if isinstance(configs, list) and len(configs) == 1 and isinstance(configs[0], define_launched_config()):
+                return configs[0], {}
+        return policy.__get__(self, type(self))(*args, **kwargs)
+
+    return choose_config
+
+
+class _UnsavedWinners(dict[Any, Any]):
+    """A tuner's cache of winners in place of a library's own store, which never gets a config of ours.
+
+    The library's store may outlive the process, and holds only what the library itself has measured.
+    """
+
+    def __init__(self, stored: Any) -> None:
+        super().__init__()
+        self._stored = stored
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._stored
+
+    def __missing__(self, key: Any) -> Any:
+        return self._stored[key]
+
+    def __setitem__(self, key: Any, config: Any) -> None:
+        if isinstance(config, define_launched_config()):
+            super().__setitem__(key, config)
+        else:
+            self.pop(key, None)
+            self._stored[key] = config
+
+
 def _make_traced_property(name: str) -> property:
     """Return a property for ``name`` that shows ``torch.compile`` a single config if all keys have the same winner."""
 
@@ -299,6 +342,8 @@ def _adopt_tuner(tuner: Any, policy: Policy) -> AdoptedFunction:
         )
         # Otherwise Triton would write our single config to its disk cache as the measured best.
         tuner.cache_results = False
+        if not isinstance(tuner.cache, dict):
+            tuner.cache = _UnsavedWinners(tuner.cache)
     return adopted  # type: ignore[no-any-return]
 
 
@@ -353,11 +398,11 @@ class AdoptedFunction:
         """Return the tuning key of a call; the key's first call makes it."""
         tuner, model = self.tuner, call.model
         texts = tuple(dict.fromkeys(canonical(read_knobs(config)) for config in call.configs))
-        problem = make_problem(tuner, call.args, call.kwargs)
+        problem = make_problem(tuner, call.configs, call.args, call.kwargs)
         tensors = list_tensor_names(tuner, call.args, call.kwargs)
-        key = canonical(problem), tensors, texts, model
+        key = canonical(problem), tensors, model
         if key not in self._calls:
-            declaration = declaration.for_key(tuple(problem), tensors, texts)
+            declaration = replace(declaration, specialize=tuple(problem), tensors=tensors)
             self._calls[key] = TritonCall(tuner, self.name, problem, model, declaration, texts, self._policy)
         return self._calls[key]
 

@@ -22,7 +22,7 @@ FUNCTION = "function"
 MEMBER = "member"
 """Keys of the maps that stand for constants that are not plain values: ``{"dtype": "fp16"}``."""
 
-_LIBRARY_FIELDS = ("library", "source", "cache_key", "globals_read")
+_LIBRARY_FIELDS = ("library", "cache_key", "globals_read")
 
 _DESCRIPTOR_FIELDS = {entry.name for entry in fields(Descriptor)}
 
@@ -51,10 +51,9 @@ class Build(backends.Build):
         options: more options of Triton's compiler: ``{"enable_fp_fusion": False}``.
         dtypes: the dtypes of the tensors that ``args`` names; ktuned fills this in.
         library: for drop-ins: where functions are imported from instead of the kernel file.
-        source: with a ``library``: a Python file, relative to the kernel file, for functions that no import finds.
         cache_key: with a ``library``: Triton's digest of the function in the application.
         globals_read: with a ``cache_key``: the globals that Triton compiles in but leaves out of that digest
-            (:func:`ktuned_triton.evaluation.list_constants_read`).
+            (:func:`ktuned_triton.library.list_constants_read`).
 
     Raises:
         ValueError: a function cannot be found by its name, or a size is not a positive int.
@@ -74,7 +73,6 @@ class Build(backends.Build):
     options: Mapping[str, Any] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
     library: Library | None = None
-    source: str = ""
     cache_key: str = ""
     globals_read: tuple[str, ...] = ()
 

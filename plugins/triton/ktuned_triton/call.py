@@ -12,9 +12,9 @@ with a table of pointers, which mean nothing in another process.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from ktuned.dropin import (
     CAPTURED,
@@ -23,6 +23,7 @@ from ktuned.dropin import (
     RecordedCall,
     check_captured_size,
     convert_to_scalar,
+    digest_content,
     shorten_dtype,
 )
 from ktuned.model import Problem, canonical
@@ -33,6 +34,9 @@ from ktuned_triton.signature import ALIGNMENT_BYTES
 
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes whose content is drawn at random; tensors of all other dtypes are captured."""
+
+CONSTANTS_KEY: Final = "@constants"
+"""The problem key with the digest of what the application computes for a call: its configs, constants and options."""
 
 ADDRESS_BYTES = 8
 SMALLEST_ADDRESS, LARGEST_ADDRESS = 1 << 40, 1 << 57
@@ -113,15 +117,55 @@ def read_knobs(config: Any) -> dict[str, bool | int | float | str]:
     }
 
 
-def make_problem(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
-    """Return a call's tuning key as a problem: the values of ``key``, and the dtypes of all tensors.
+def make_problem(tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
+    """Return a call's tuning key as a problem.
 
-    A key argument that the call leaves out gets ``~``; Triton's own key leaves it out.
+    It has the values of ``key``, the dtypes of all tensors, and a digest of what the application itself has computed:
+    the configs that are left after pruning, with all constants and options that each is compiled with. A key argument
+    that the call leaves out gets ``~``; Triton's own key leaves it out.
+
+    Raises:
+        NotTunable: a second autotuner wraps the function.
+        Exception: whatever a heuristic raises.
     """
     arguments = map_arguments(tuner, args, kwargs)
     problem = {name: convert_to_scalar(arguments[name]) if name in arguments else "~" for name in tuner.keys}
     dtypes = (getattr(value, "dtype", None) or _read_descriptor_dtype(value) for value in arguments.values())
-    return {**problem, TYPES_KEY: ",".join(shorten_dtype(dtype) for dtype in dtypes if dtype is not None)}
+    types = ",".join(shorten_dtype(dtype) for dtype in dtypes if dtype is not None)
+    return {**problem, TYPES_KEY: types, CONSTANTS_KEY: _digest_constants(tuner, configs, args, kwargs)}
+
+
+def _digest_constants(tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    positional = dict(zip(tuner.arg_names, args, strict=False))
+    heuristics, function = list_heuristics(tuner.fn), find_jit_function(tuner.fn)
+    # Arguments of a launch are no part of the key, unless a config or a heuristic sets them.
+    given = {parameter.name for parameter in function.params if not parameter.is_constexpr} | {*_LAUNCH_ONLY}
+    texts = []
+    for config in configs:
+        chosen = config.all_kwargs()
+        named = _resolve_named(positional, kwargs, chosen, heuristics)
+        decided = {*chosen, *(name for name, _ in heuristics)}
+        constants = {
+            # A function that is passed as a constant has Triton's digest, too.
+            name: getattr(value, "cache_key", None) or convert_to_scalar(value)
+            for name, value in {**positional, **named}.items()
+            if name in decided or name not in given
+        }
+        texts.append(canonical(constants))
+    return digest_content("\n".join(texts))
+
+
+def _resolve_named(
+    positional: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    heuristics: Iterable[tuple[str, Any]],
+) -> dict[str, Any]:
+    """Return a launch's keyword arguments as Triton resolves them: the call's, the config's, then the heuristics'."""
+    named = {**kwargs, **chosen}
+    for name, heuristic in heuristics:
+        named[name] = heuristic({**positional, **named})
+    return named
 
 
 def _read_descriptor_dtype(value: Any) -> Any:
@@ -200,10 +244,7 @@ def evaluate_call(
         # The config's own hook comes before the arguments are read, because it may reshape descriptors.
         if config.pre_hook is not None:
             reader.zeroed |= observe_config_hook(config.pre_hook, {**positional, **kwargs, **chosen})
-        # All arguments by name, as Triton resolves them: the call's, the config's, then heuristics in their order.
-        named = {**kwargs, **chosen}
-        for name, heuristic in heuristics:
-            named[name] = heuristic({**positional, **named})
+        named = _resolve_named(positional, kwargs, chosen, heuristics)
         if absent := [name for name in missing if name not in named]:
             raise TypeError(f"{function.__name__}() is missing the argument {absent[0]!r}")
         values = {**given, **named}

@@ -1,51 +1,28 @@
 """The declaration of an autotuned function: where another process finds it, its configs, and the values that it reads.
 
 Its digest is the function's identity. If the source, the configs or the environment change, the application declares
-another kernel when it runs again, so the daemon watches none of these files.
+another kernel when it runs again, so the daemon watches none of these files. What the application's own code computes
+for a call (heuristics, pruning) is a part of the call's key (:func:`~ktuned_triton.call.make_problem`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from ktuned import dropin
-from ktuned.dropin import FunctionName, NotTunable, digest_content, list_application_paths, name_function
+from ktuned.dropin import NotTunable, list_application_paths, name_function
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, read_knobs
 from ktuned_triton.environment import find_deciding_variables
-from ktuned_triton.evaluation import digest_evaluation, list_constants_read
-from ktuned_triton.script import is_importable, is_script, write_module
+from ktuned_triton.library import list_constants_read, unwrap_function
 
-
-@dataclass(frozen=True)
-class Origin:
-    """Where another process finds a function, and its name for people.
-
-    Attributes:
-        module: the module to import, or the name of the module that travels as ``source``.
-        qualname: the function's name in it.
-        source: whether that module's text travels, because no import finds the function (it is in a script, or a
-            closure).
-        package: the library's name, for people.
-        release: the library's version.
-        function: the function's name within the library.
-    """
-
-    module: str
-    qualname: str
-    source: bool
-    package: str
-    release: str
-    function: str
-
-    @property
-    def build_name(self) -> str:
-        """The function's name in a Build."""
-        return self.qualname if self.source else f"{self.module}:{self.qualname}"
+_SCRIPTS = ("__main__", "__mp_main__")
+"""Names of the script's module; it has the second name in a process that multiprocessing spawned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,69 +30,37 @@ class Declaration(dropin.Declaration):
     """Everything besides the call that decides a measurement of a function.
 
     Attributes:
-        origin: where the function is found.
-        cache_key: Triton's digest of its source and of all functions that it calls.
-        configs: the texts of all its configs, and of the configs that pruning added.
+        cache_key: Triton's digest of its source, of all functions that it calls, and of the constants that these read.
+        configs: the texts of all its configs.
         paths: the entries that the application added to ``sys.path``.
-        evaluation: digest of the code that runs only in the application: pruning and heuristics.
         constants: the values of globals that it is compiled with and that ``cache_key`` does not cover.
         is_timed_by_graph: whether the application asked for CUDA graphs.
         tensors: its tensor parameters. All are restored before each run and compared after it, because it is not known
             which of them the kernel writes.
-        source: the text of the module that travels, if there is one; it is a separate file, not part of the plain data.
     """
 
-    origin: Origin
     cache_key: str
     configs: tuple[str, ...]
     paths: tuple[str, ...]
-    evaluation: str
     constants: tuple[str, ...]
     is_timed_by_graph: bool
     tensors: tuple[str, ...] = ()
-    source: str = ""
-
-    def for_key(self, specialize: tuple[str, ...], tensors: tuple[str, ...], configs: Sequence[str]) -> Declaration:
-        """Return the declaration for the keys of one shape; ``configs`` are those left after pruning."""
-        return replace(
-            self, configs=tuple(dict.fromkeys((*self.configs, *configs))), specialize=specialize, tensors=tensors
-        )
-
-    @property
-    def name(self) -> FunctionName:
-        """The function's name for people."""
-        return FunctionName(self.origin.package, self.origin.release, self.origin.function)
-
-    @property
-    def library_module(self) -> str:
-        """The module that a front end imports, or that travels."""
-        return self.origin.module
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """Files that travel with the declaration, by name."""
-        return {f"{self.origin.module}.py": self.source.encode()} if self.source else {}
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain data; the source travels as a file, and the module's name has its digest."""
-        return {name: value for name, value in asdict(self).items() if name != "source"}
 
 
 def describe_function(tuner: Any, numerics: str) -> Declaration:
     """Return the declaration that all keys of a function share.
 
     Raises:
-        NotTunable: no other process can find the function.
+        NotTunable: the function is no ``@triton.jit`` function.
     """
     function = find_jit_function(tuner)
-    origin, source = find_origin(function)
     return Declaration(
-        origin=origin,
-        source=source,
+        name=name_function(function.__module__, function.__qualname__),
+        module=function.__module__,
+        qualname=function.__qualname__,
         cache_key=function.cache_key,
         configs=tuple(dict.fromkeys(canonical(read_knobs(config)) for config in tuner.__dict__["configs"])),
         paths=list_application_paths(),
-        evaluation=digest_evaluation(tuner),
         constants=list_constants_read(function),
         variables=find_deciding_variables(),
         is_timed_by_graph=bool(getattr(tuner, "use_cuda_graph", False)),
@@ -123,29 +68,41 @@ def describe_function(tuner: Any, numerics: str) -> Declaration:
     )
 
 
-def find_origin(function: Any) -> tuple[Origin, str]:
-    """Return where another process finds a ``@triton.jit`` function, and the source that must travel.
-
-    The source is empty if an import finds the function. Otherwise it also contains the plain values that the function
-    reads.
+def require_importable(function: Any) -> None:
+    """Check that another process finds a ``@triton.jit`` function by its name.
 
     Raises:
-        NotTunable: no import finds the function, and its source cannot travel; the message says why.
+        NotTunable: it does not; the message says why.
     """
     module, qualname = str(function.__module__), str(function.__qualname__)
-    name = name_function(module, qualname)
-    if _is_found_by_import(function):
-        return Origin(module, qualname, False, *name), ""
-    source = write_module(function)
-    return Origin(f"source_{digest_content(source)}", function.__name__, True, *name), source
-
-
-def _is_found_by_import(function: Any) -> bool:
-    """Return whether an import by the function's name finds it in another process."""
-    if is_script(function) or "<locals>" in function.__qualname__:
-        return False
+    if module in _SCRIPTS:
+        raise NotTunable("it belongs to a script or a notebook, which no other process can import")
+    if "<locals>" in qualname:
+        raise NotTunable("it is defined inside a function, where no other process can find it")
+    if not _is_importable(module):
+        raise NotTunable(f"another process that imports {module} does not find the module of this process")
     try:
-        found = attrgetter(function.__qualname__)(sys.modules[function.__module__])
-        return find_jit_function(found) is function and is_importable(function.__module__)
-    except (KeyError, AttributeError, NotTunable):
+        named = attrgetter(qualname)(sys.modules[module])
+        is_found = unwrap_function(named, function.cache_key).cache_key == function.cache_key
+    except Exception:
+        is_found = False
+    if not is_found:
+        raise NotTunable(f"{module}.{qualname} is not the function and does not wrap it")
+
+
+def _is_importable(name: str) -> bool:
+    """Return whether an import of ``name`` in another process finds the same module as in this process.
+
+    It does not for a module that the program made itself, or loaded from a file or with ``runpy``.
+    """
+    parent = name.rpartition(".")[0]
+    module = sys.modules.get(name)
+    if module is None or (parent and not _is_importable(parent)):
         return False
+    path = getattr(sys.modules[parent], "__path__", None) if parent else None
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    spec: ModuleSpec | None = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    file = getattr(module, "__file__", None)
+    if spec is None or file is None or not spec.has_location or spec.origin is None:
+        return spec is not None
+    return Path(spec.origin).resolve() == Path(file).resolve()

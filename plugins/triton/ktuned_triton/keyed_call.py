@@ -62,7 +62,6 @@ class TritonCall(KeyedCall):
     ) -> None:
         super().__init__(function, problem, model, declaration, configs, policy)
         self._tuner: Any = weakref.ref(tuner)
-        self._files = declaration.files
         self._has_own_bench = getattr(tuner, "_do_bench", None) is not None and not declaration.is_timed_by_graph
         self._configs: dict[str, Any] = {}
         self._launched_config: Any = None
@@ -107,7 +106,7 @@ class TritonCall(KeyedCall):
         self._recorded_call, files = call.pack_captured(copy_contents(captured, call.tensors) if captured else {})
         if self._has_own_bench:
             account.record_note(f"{self._function} has its own do_bench; ktuned times it in ktuned's way")
-        return self._recorded_call, {**self._files, **files}
+        return self._recorded_call, files
 
     def load_config(self, config: str, answer: Answer | None) -> bool:
         """Load a config before its first launch: put its artifact into Triton's cache, or compile the config here.

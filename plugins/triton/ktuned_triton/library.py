@@ -1,21 +1,22 @@
 """Finds functions of an application's library only by name, in any process and without importing a kernel file.
 
 Builds of the drop-in name a ``library``. One front end imports the library for all its functions. The library found
-here may differ from the application's (edited, or another version). So each Build has the digest of the application's
-function, and a function with another digest is refused (:func:`find_difference`).
+here may differ from the application's (edited, or another version). So each Build has Triton's digest of the
+application's function, and a function with another digest is refused (:func:`find_difference`).
+
+A name may lead to a wrapper instead of the ``@triton.jit`` function: an autotuner, heuristics, or an object that a
+library's own decorator made. :func:`unwrap_function` follows wrappers until it finds the function with the digest.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 from ktuned.model import BackendError
@@ -24,13 +25,21 @@ from ktuned.spec import functions
 if TYPE_CHECKING:
     from ktuned_triton.build import Build
 
+_WRAPPED_ATTRIBUTES = ("fn", "jit_function", "__wrapped__", "func")
+"""Attributes in which wrappers keep what they wrap: Triton's, FlagGems', and those of :mod:`functools`."""
+
+_MAX_WRAPPERS = 20
+"""Most objects between a name and its function; no library nests its decorators that deep."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Library:
     """Where an application's functions are imported from; Builds with equal libraries share a front end.
 
     Attributes:
-        module: the package to import ahead of the first function, such as ``fla``; empty for a script.
+        module: the package to import ahead of the first function, such as ``fla``; empty if there is none.
         paths: the application's own entries of ``sys.path``; they are appended to the worker's.
     """
 
@@ -54,8 +63,8 @@ class Library:
         """
         # At the end, so that the worker's own modules keep priority.
         sys.path += [path for path in self.paths if path not in sys.path]
-        named = [] if build is None or build.source else [str(build.function).rpartition(":")[0]]
-        for name in filter(None, [self.module, *named]):
+        named = "" if build is None else str(build.function).rpartition(":")[0]
+        for name in filter(None, [self.module, named]):
             try:
                 importlib.import_module(name)
             except Exception as error:
@@ -76,46 +85,68 @@ def find_function(name: str, build: Build, kernel_file: Path) -> Callable[..., A
         return functions.find_function(name, kernel_file)
     module_name, _, qualname = name.rpartition(":")
     try:
-        if module_name or not build.source:
-            module = importlib.import_module(module_name)
-        else:
-            module = _import_source(kernel_file.parent / build.source)
-        found: Any = attrgetter(qualname)(module)
-        while not hasattr(found, "params"):
-            # Unwrap autotuners and heuristics.
-            found = found.fn
-    except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
+        named = attrgetter(qualname)(importlib.import_module(module_name))
+        function: Callable[..., Any] = unwrap_function(named, build.cache_key if name == build.function else "")
+    except (ImportError, AttributeError, ValueError) as error:
         raise LookupError(f"the function {name!r} no longer exists: {error}") from error
-    return found  # type: ignore[no-any-return]
+    return function
+
+
+def unwrap_function(named: Any, cache_key: str = "") -> Any:
+    """Return the ``@triton.jit`` function that an object is or wraps.
+
+    Args:
+        named: the object that a function's name leads to.
+        cache_key: Triton's digest of the function to look for. If no function has it, the first function is returned.
+
+    Raises:
+        AttributeError: it wraps no such function.
+    """
+    found = list(_walk_jit_functions(named))
+    if not found:
+        raise AttributeError(f"a {type(named).__name__} wraps no @triton.jit function")
+    if not cache_key:
+        return found[0]
+    return next((function for function in found if function.cache_key == cache_key), found[0])
+
+
+def _walk_jit_functions(named: Any) -> Iterator[Any]:
+    pending, seen = [named], [named]
+    while pending:
+        item = pending.pop(0)
+        if hasattr(item, "params"):
+            yield item
+            continue
+        wrapped = [getattr(item, name) for name in _WRAPPED_ATTRIBUTES if hasattr(item, name)]
+        new = [value for value in wrapped if not any(value is known for known in seen)]
+        pending += new
+        seen += new
+        if len(seen) > _MAX_WRAPPERS:
+            return
 
 
 def find_difference(function: Any, build: Build) -> str:
     """Return how the function found here differs from the application's; empty if it does not."""
-    if build.cache_key and function.cache_key != build.cache_key:
+    if not build.cache_key:
+        return ""
+    if function.cache_key != build.cache_key:
         return (
             f"{build.function} is not the application's function: it changed after the application started, or the "
             "application runs in another environment"
         )
-    # Imported here, because kernel files without a library do not need the application's side.
-    from ktuned_triton.evaluation import list_constants_read
-
-    constants = list_constants_read(function) if build.cache_key else build.globals_read
-    if constants != build.globals_read:
+    if (constants := list_constants_read(function)) != build.globals_read:
         return f"{build.function} reads other globals than in the application: {', '.join(constants) or 'none'}"
     return ""
 
 
-def _import_source(path: Path) -> ModuleType:
-    """Import a source file that was written for one function; its path has the digest of its content."""
-    name = f"_ktuned_source_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{path} is no Python file")
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+def list_constants_read(function: Any) -> tuple[str, ...]:
+    """Return the globals, as ``name=value``, that a function is compiled with and that Triton's digest leaves out.
+
+    These are the globals that are annotated as constants. Values of ``constexpr`` objects are in Triton's digest.
+    """
+    # Triton collects them while it computes its digest.
+    _ = function.cache_key
+    used_globals: Mapping[Any, Any] = getattr(function, "used_global_vals", {})
+    named = {name: value for (name, _), (value, _) in used_globals.items() if type(value).__name__ != "constexpr"}
+    # An object's address differs between processes.
+    return tuple(f"{name}={_ADDRESS.sub('', repr(value))}" for name, value in sorted(named.items()))

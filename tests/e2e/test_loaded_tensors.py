@@ -1,0 +1,70 @@
+"""Inputs that an application saved: kernels are measured with them, and an edit or a loss of the file is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.e2e.harness import Daemon, kernel_text
+
+PROBLEM = dict(n=64)
+KERNEL = kernel_text(
+    "space([dict(us=100.0), dict(us=900.0)])",
+    inputs="lambda p: dict(ktuned.load_tensors('saved/x.safetensors'), y=tensor((p.n,), output=True))",
+    check="lambda i, o: float(i['x'][0]) < 1.0",
+    default="dict(us=900.0)",
+).replace("from ktuned import", "import ktuned\nfrom ktuned import", 1)
+
+
+def _save(path: Path, value: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"x": np.full(64, value, "float32")}, path)
+
+
+def _list_changes(daemon: Daemon) -> list[str]:
+    (why,) = daemon.client.call("kernels", kernel="it", why=True)["kernels"][0]["why"]
+    return [change["where"] for change in why["changes"]]
+
+
+def _until(daemon: Daemon, status: str) -> None:
+    daemon.until(lambda: daemon.client.lookup("it", PROBLEM).status == status, f"a {status} answer")
+
+
+def test_a_saved_tensor_is_an_input_and_its_edit_makes_the_winner_stale(daemon: Daemon) -> None:
+    """The edit is tuned again, with the new numbers; the old file brings the old winner back."""
+    saved = daemon.directory / "project/saved/x.safetensors"
+    _save(saved, 0.5)
+    _, (job,) = daemon.tune(path=str(daemon.kernel_file(KERNEL)))
+    assert job["state"] == "done", job["message"]
+    assert daemon.client.lookup("it", PROBLEM).status == "fresh"
+
+    _save(saved, 7.0)
+    daemon.until(lambda: _list_changes(daemon) == ["saved/x.safetensors"], "the change to be named")
+    assert daemon.client.lookup("it", PROBLEM).status == "stale"
+    daemon.tune(kernel="it")
+    newest = daemon.client.call("results", kernel="it", order="newest", limit=2)["trials"]
+    assert {trial["outcome"] for trial in newest} == {"mismatch"}
+
+    _save(saved, 0.5)
+    _until(daemon, "fresh")
+
+
+def test_a_file_that_is_lost_or_damaged_is_one_line(daemon: Daemon) -> None:
+    """The job fails with the kernel file's line and the name of the file; once it is saved, the kernel is tuned."""
+    saved = daemon.directory / "project/saved/x.safetensors"
+    path = daemon.kernel_file(KERNEL)
+    line = next(number for number, text in enumerate(KERNEL.splitlines(), 1) if "load_tensors" in text)
+    _, (job,) = daemon.tune(path=str(path))
+    assert job["state"] == "failed"
+    expected = f"tune_it.py:{line}: it: inputs(p): load_tensors cannot read {saved}: No such file or directory"
+    assert expected in job["message"], job["message"]
+
+    _save(saved, 0.5)
+    _, (job,) = daemon.tune(kernel="it")
+    assert job["state"] == "done", job["message"]
+    saved.write_bytes(saved.read_bytes()[:40])
+    _until(daemon, "stale")
+    _, (job,) = daemon.tune(kernel="it")
+    assert (job["state"], f"load_tensors cannot use {saved}: " in job["message"]) == ("failed", True), job["message"]
