@@ -41,10 +41,10 @@ LANES = 2
 LEAST_OF_N = 0.95
 MOST_MS = 3.0
 MOST_CPU_MS = 0.7
-"""Goals: the share of n lanes, the wall time that a remote trial costs more, the CPU time of daemon and bridge."""
+"""Goals: the share of n lanes, the wall time that a remote trial costs more, the CPU time here."""
 
 READY_S = 60.0
-"""Time for the nodes' keepers: Ray starts its actors, and each keeper probes its backends."""
+"""Time for the nodes: Ray starts an actor on each, and its first worker probes the backends."""
 
 MARK_S = 0.1
 """Interval of looks at the CPU time."""
@@ -124,8 +124,8 @@ class Found:
             yield Goal(f"ms that a node adds to {what}", more, MOST_MS), said
         batched, local = self.remote.get("batched"), self.local.get("batched")
         cpu_ms = None if batched is None else batched.cpu_ms
-        said = "" if local is None else f"{local.cpu_ms:.3f} for one here, with no bridge"
-        yield Goal("CPU ms of daemon and bridge for a trial in a batch", cpu_ms, MOST_CPU_MS), said
+        said = "" if local is None else f"{local.cpu_ms:.3f} for one here, with no cluster"
+        yield Goal("CPU ms of daemon and its child for a trial in a batch", cpu_ms, MOST_CPU_MS), said
 
     def rows(self, ended: str) -> list[dict[str, Any]]:
         """Return a row for each goal, and the reason why some are missing."""
@@ -233,10 +233,10 @@ def _cluster(options: argparse.Namespace) -> Iterator[str]:
 
 def _wait_for_nodes(daemon: PrivateDaemon) -> None:
     deadline = perf_counter() + READY_S
-    with _timed("the nodes' keepers"), daemon.client() as client:
+    with _timed("the nodes"), daemon.client() as client:
         while True:
             status = client.call("status")
-            states = {host["name"]: host["state"] for one in status["executors"].values() for host in one["hosts"]}
+            states = {host["name"]: host["state"] for host in (status["cluster"] or {"hosts": ()})["hosts"]}
             if [states.get(f"n{number}") for number in range(1, LANES + 1)] == ["ready"] * LANES:
                 return
             if perf_counter() > deadline:
@@ -296,10 +296,10 @@ def _steady(told: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _cpu_s(daemon: PrivateDaemon) -> float:
-    """Return the CPU seconds of the daemon and of its bridge, all threads."""
+    """Return the CPU seconds of the daemon, and of its process that has joined the cluster, all threads."""
     process = psutil.Process(daemon.process.pid)
-    bridges = [child for child in process.children() if "ktuned.bridge" in child.cmdline()]
-    return float(sum(sum(one.cpu_times()[:2]) for one in (process, *bridges)))
+    members = [child for child in process.children() if "ktuned_ray" in child.cmdline()]
+    return float(sum(sum(one.cpu_times()[:2]) for one in (process, *members)))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from ktuned.daemon.assembly import Replacements
 from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.systemd import Notifier
+from ktuned.fleet.cluster import ClusterSettings
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
@@ -37,7 +38,6 @@ from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
 from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
-from ktuned_ray.executor import ClusterSettings
 from tests.assembled import Parts
 from tests.trials import make_trial
 

@@ -29,7 +29,7 @@ PROGRAMS = {"ktuned_team"}
 """Plugins that the daemon only starts as a program: they import nothing of ktuned."""
 
 SERVICES = {"ktuned_ray"}
-"""Plugins of executors and of the bridge; on other hosts they run workers with the fleet's own parts."""
+"""Plugins that run in processes of their own; on other hosts, one runs workers with the fleet's own parts."""
 
 SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "store"}
 

@@ -200,8 +200,8 @@ class Kernel(ABC):
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
         """Return a call without arguments that launches the kernel on ``tensors`` (by their names in ``inputs``).
 
-        The tensors are on the kernel's device. Prepare everything here, so that the launch itself costs the host as
-        little as possible.
+        The tensors are on the kernel's device. On a GPU, the call launches in torch's current stream, also while that
+        stream is captured. Prepare everything here, so that the launch itself costs the host as little as possible.
 
         Raises:
             KeyError: ``args`` names a tensor that ``inputs`` does not declare.

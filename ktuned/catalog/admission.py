@@ -150,9 +150,6 @@ class Admission:
         self._loaded: set[tuple[str, str]] = set()
         self._count = 0
 
-    def __len__(self) -> int:
-        return self._count
-
     def find_known_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
         """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
         declared = decide_by_declaration(kernel, problem, config)

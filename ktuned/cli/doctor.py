@@ -7,7 +7,6 @@ daemon; facts that only a daemon has come from its ``status``.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -202,35 +201,29 @@ def check_notices(status: StatusAnswer) -> list[Finding]:
     return [Finding(Level.WARN, "daemon", text.first_line(notice, 400)) for notice in status.notices or ()]
 
 
-def check_hosts(status: StatusAnswer, version: str) -> Iterator[Finding]:
-    """Check the other hosts in a daemon's status; ``version`` is ktuned's version on this machine."""
-    for name, executor in status.executors.items():
-        if not executor.version:
-            message = f"{executor.name} is not joined; the notices say why"
-            yield Finding(Level.WARN, name, message, executor.mend)
-            continue
-        count = text.format_count(len(executor.hosts), "host")
-        yield Finding(Level.OK, name, f"{executor.name}: {executor.version}, {count}")
-        for host in executor.hosts:
-            yield _check_host(host, status.environments, version)
+def check_hosts(status: StatusAnswer) -> Iterator[Finding]:
+    """Check the cluster's hosts in a daemon's status."""
+    cluster = status.cluster
+    if cluster is None:
+        return
+    if not cluster.version:
+        mend = "the interpreter in [cluster] python needs ktuned-ray, and the cluster's Ray and Python"
+        yield Finding(Level.WARN, "cluster", f"{cluster.address} is not joined; the notices say why", mend)
+        return
+    count = text.format_count(len(cluster.hosts), "host")
+    yield Finding(Level.OK, "cluster", f"{cluster.address}: {cluster.version}, {count}")
+    for host in cluster.hosts:
+        yield _check_host(host, status.environments)
 
 
-def _check_host(host: HostInfo, environments: Iterable[EnvironmentInfo], version: str) -> Finding:
-    name = f"host {host.name}"
-    if host.state != "ready":
-        reason = text.first_line(host.reason)
-        return Finding(Level.WARN, name, reason or "it is being started", host.mend if reason else "")
-    differs = []
-    if host.ktuned != version:
-        differs.append(f"ktuned {host.ktuned}, here {version}")
-    if host.python.split(".")[:2] != platform.python_version().split(".")[:2]:
-        differs.append(f"Python {host.python}, here {platform.python_version()}")
+def _check_host(host: HostInfo, environments: Iterable[EnvironmentInfo]) -> Finding:
+    name, mend = f"host {host.name}", "install the same there, or bring it by [cluster] runtime_env"
+    if host.reason:
+        return Finding(Level.WARN, name, text.first_line(host.reason), mend)
+    found = f"{text.format_count(host.cpus, 'CPU')}, {text.format_count(host.gpus, 'GPU')}"
     if missing := _find_missing_backends(host, environments):
-        differs.append(f"no backend {', '.join(sorted(missing))}")
-    found = f"{host.interpreter}, {text.format_count(host.cpus, 'CPU')}, {text.format_count(host.gpus, 'GPU')}"
-    if not differs:
-        return Finding(Level.OK, name, found)
-    return Finding(Level.WARN, name, f"{found}; {'; '.join(differs)}", host.mend)
+        return Finding(Level.WARN, name, f"{found}; no backend {', '.join(sorted(missing))}", mend)
+    return Finding(Level.OK, name, found)
 
 
 def _find_missing_backends(host: HostInfo, environments: Iterable[EnvironmentInfo]) -> set[str]:

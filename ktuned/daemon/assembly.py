@@ -36,13 +36,12 @@ from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, Toolc
 from ktuned.fleet import (
     BENCH_MODULES,
     Applications,
+    ClusterExecutor,
     Executor,
     Executors,
     Fleet,
-    HostEvents,
     LocalExecutor,
     StartProcess,
-    Surroundings,
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import (
@@ -146,7 +145,6 @@ class Parts:
             last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
-        surroundings = Surroundings(settings.artifacts, settings.state, base_env, executor.mark, known_children)
 
         # These are called only when the daemon runs; the parts that they use are built below.
         def on_host_up(host: str, cores: int) -> None:
@@ -162,14 +160,19 @@ class Parts:
         async def is_device_used(device: Device) -> bool:
             return await observer.is_used_by_others(device)
 
-        executors = self.executors = Executors(
-            executor if replaced.executor is None else replaced.executor(executor),
-            surroundings,
-            HostEvents(on_host_up, on_host_lost, on_host_changed),
+        cluster = self.cluster = ClusterExecutor(
+            artifacts=settings.artifacts,
+            state=settings.state,
+            base_env=base_env,
+            mark=executor.mark,
+            known_children=known_children,
+            on_up=on_host_up,
+            on_lost=on_host_lost,
+            on_changed=on_host_changed,
         )
-        executors.apply_settings(settings.executors, has_memory_limits=settings.has_memory_limits)
+        cluster.apply_settings(settings.file.cluster, has_memory_limits=settings.has_memory_limits)
         fleet = self.fleet = Fleet(
-            executors,
+            Executors(executor if replaced.executor is None else replaced.executor(executor), cluster),
             compile_slots=settings.file.compile_slots,
             spawn_s=settings.deadlines["spawn"],
             memory_limits=(settings.bench_bytes, settings.compile_bytes),
@@ -189,7 +192,7 @@ class Parts:
         )
         admission = self.admission = Admission(catalog, fleet, store, deadlines)
         environments = Environments(
-            fleet, store, deadlines=deadlines, wait_for_hosts=executors.await_hosts, base_env=replaced.base_env
+            fleet, store, deadlines=deadlines, wait_for_hosts=cluster.await_hosts, base_env=replaced.base_env
         )
         machine = self.machine = Machine(
             environments,

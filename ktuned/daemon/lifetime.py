@@ -99,10 +99,6 @@ class Lifetime:
         self._idleness.limit_s = self._default_idle_exit_s if idle_exit_s is None else idle_exit_s
         self._changed.set()
 
-    def read_totals(self) -> WorkFigures:
-        """Return the totals of all activity since the start."""
-        return self._totals()
-
     def describe_idleness(self) -> IdleInfo:
         """Return the idle time after which the daemon ends, and the reasons why it must not end now."""
         return IdleInfo(self.idle_exit_s, tuple(self._list_reasons_to_stay()))

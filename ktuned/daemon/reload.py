@@ -99,7 +99,7 @@ class Reload:
         parts.artifact_cleanup.request_collection()
         if settings.file.share != before.file.share:
             parts.team_store.apply_settings(settings.file.share)
-        parts.executors.apply_settings(settings.executors, has_memory_limits=settings.has_memory_limits)
+        parts.cluster.apply_settings(settings.file.cluster, has_memory_limits=settings.has_memory_limits)
         await self._apply_roots(settings)
 
     async def _apply_roots(self, settings: Settings) -> None:

@@ -1,8 +1,7 @@
 """Settings: paths, and the content of ``config.toml``. They are read once, checked as a whole, and then frozen.
 
 An invalid file has no effect: a start fails, and a reload keeps the settings before. The error names the file, the
-field, and the values that it accepts. A table that is not ours belongs to the plugin that registered an executor of
-that name, and the plugin checks it.
+field, and the values that it accepts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import msgspec
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
-from ktuned.fleet import choose_compile_slots, count_compile_workers, list_executor_names, load_executor, memory
+from ktuned.fleet import ClusterSettings, choose_compile_slots, count_compile_workers, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES
 from ktuned.serve import ShareSettings
@@ -57,7 +56,7 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All settings in ``config.toml``, except the tables of plugins' executors."""
+    """All settings in ``config.toml``."""
 
     roots: tuple[RootSettings, ...] = ()
     deadlines: dict[str, float] = {}
@@ -73,6 +72,7 @@ class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_exit_s: float | None = None
     trusted_directories: tuple[str, ...] = ()
     share: ShareSettings = ShareSettings()
+    cluster: ClusterSettings = ClusterSettings()
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -93,7 +93,6 @@ class Settings(msgspec.Struct, frozen=True):
         idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never, None is the default.
         trusted_directories: Directories that workers may read although others may write to them.
         file: The content of ``config.toml``.
-        executors: The tables of plugins' executors in ``config.toml``.
         environment: The variables that the settings were made of; None for the process's own.
     """
 
@@ -111,7 +110,6 @@ class Settings(msgspec.Struct, frozen=True):
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
     file: ConfigFile = ConfigFile()
-    executors: Mapping[str, msgspec.Struct] = {}
     environment: Mapping[str, str] | None = None
 
     @property
@@ -139,11 +137,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     def list_changes_since(self, before: Settings) -> list[str]:
         """Return the names of the settings in ``config.toml`` that differ from ``before``."""
-        changed = [
-            name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)
-        ]
-        tables = sorted({*self.executors, *before.executors})
-        return changed + [name for name in tables if self.executors.get(name) != before.executors.get(name)]
+        return [name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
 
 
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -161,7 +155,7 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     except NoHomeDirectory as error:
         raise SettingsError(str(error), hint=NO_HOME_HINT) from None
     config_path = directories.config / "config.toml"
-    file, executors = _read_config(config_path)
+    file = _read_config(config_path)
     slots = file.compile_slots or choose_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
     cores = sorted(os.sched_getaffinity(0))
@@ -182,24 +176,22 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
         idle_exit_s=file.idle_exit_s,
         trusted_directories=_expand_directories(file.trusted_directories, config_path),
         file=file,
-        executors=executors,
         environment=environment,
     )
 
 
-def _read_config(path: Path) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
+def _read_config(path: Path) -> ConfigFile:
     try:
         if path.exists() and not path.is_file():
             # Reading a pipe would block until there is a writer.
             raise SettingsError(f"{path} cannot be read: it is not a regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        return ConfigFile(), {}
+        return ConfigFile()
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="correct its mode or its owner") from error
     try:
         table = msgspec.toml.decode(text)
-        executors = _split_executor_settings(table)
         _check_value(table, ConfigFile, "")
     except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
         raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
@@ -217,33 +209,11 @@ def _read_config(path: Path) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
     if fault := file.share.find_fault():
         name, _, _ = fault.partition(" is ")
         raise SettingsError(f"{path}: [share] {fault}", hint=f"docs/settings.md describes `{name}`")
+    if fault := file.cluster.find_fault():
+        raise SettingsError(f"{path}: [cluster] {fault}", hint="see docs/cluster.md")
     if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:
         raise SettingsError(f"{path}: idle_exit_s is {file.idle_exit_s}", hint="give seconds, or 0 for never")
-    return file, executors
-
-
-def _split_executor_settings(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
-    """Remove the tables of installed executors from a file's tables; return their settings by name.
-
-    Raises:
-        _ConfigError: a table is invalid, or belongs to no installed executor.
-    """
-    unknown = [
-        name for name, value in table.items() if isinstance(value, dict) and name not in ConfigFile.__struct_fields__
-    ]
-    found = {}
-    # Plugins are listed only if there is such a table, because listing them takes a tenth of a second.
-    for name in set(unknown) & set(list_executor_names() if unknown else ()):
-        executor, values = load_executor(name), table.pop(name)
-        _check_value(values, executor.settings, name)
-        found[name] = msgspec.convert(values, executor.settings)
-        if fault := executor.check_settings(found[name]):
-            raise _ConfigError(f"[{name}] {fault}")
-    for name in set(unknown) - found.keys():
-        raise _ConfigError(
-            f"there is no setting {name!r} {listed(get_type_hints(ConfigFile), near=name)}, and no plugin here has it"
-        )
-    return found
+    return file
 
 
 class _ConfigError(Exception):

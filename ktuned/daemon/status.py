@@ -30,7 +30,6 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         epoch=parts.events.epoch,
         seq=parts.events.seq,
         idle=lifetime.describe_idleness(),
-        totals=lifetime.read_totals(),
         rates=lifetime.compute_rates(),
         lanes=tuple(lane.describe_lane() for lane in jobs.list_lanes()),
         workers=fleet.describe_workers(),
@@ -38,7 +37,6 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         compile_slots=fleet.compile_slots.total_tokens,
         channels=jobs.describe_channels()
         | {"follow_ups": parts.follow_ups.describe_queue(), "writer": parts.store.describe_writer()},
-        caches=parts.caches.measure_sizes(admitted=len(parts.admission)),
         server=server.describe_traffic(),
         events=parts.events.describe_ring(),
         jobs=jobs.count_jobs(),
@@ -46,7 +44,7 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         paused=tuple(sorted(jobs.pauses)),
         store=parts.store.measure_store(),
         artifacts=parts.artifacts.describe_artifacts(),
-        executors=parts.executors.describe_hosts(),
+        cluster=parts.cluster.describe_cluster(),
         environments=parts.machine.environments.describe_environments(),
         roots=tuple(map(RootInfo.from_root, parts.catalog.roots)),
         share=parts.team_store.describe_exchange(),
@@ -66,7 +64,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
     yield from parts.adoptions.notices
     yield from parts.fleet.machine.notices
     yield from parts.team_store.notices
-    yield from parts.executors.notices
+    yield from parts.cluster.notices
     yield from parts.machine.notices
 
 

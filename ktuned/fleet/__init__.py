@@ -1,9 +1,10 @@
 """The daemon's side of workers: processes, the fleet of them, lanes, compile slots, kills, usage."""
 
-from ktuned.fleet import memory
+from ktuned.fleet import cluster_messages, memory
 from ktuned.fleet.applications import Applications
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls
+from ktuned.fleet.cluster import ClusterExecutor, ClusterSettings
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
 from ktuned.fleet.failures import (
@@ -29,7 +30,6 @@ from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.program import ProgramFailed, run_program
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
-from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, list_executor_names, load_executor
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
 
@@ -49,6 +49,8 @@ __all__ = [
     "BridgeSlow",
     "Calls",
     "CannotOpen",
+    "ClusterExecutor",
+    "ClusterSettings",
     "CpuUse",
     "DeadlineExpired",
     "Environment",
@@ -58,7 +60,6 @@ __all__ = [
     "FrontEndKey",
     "FrontEnds",
     "Health",
-    "HostEvents",
     "HostLost",
     "KernelCode",
     "Lane",
@@ -69,10 +70,8 @@ __all__ = [
     "ProgramFailed",
     "QuietGate",
     "ReferenceUnusable",
-    "RemoteExecutor",
     "RequestFailed",
     "StartProcess",
-    "Surroundings",
     "Turn",
     "Turns",
     "Usage",
@@ -80,10 +79,9 @@ __all__ = [
     "WorkerDied",
     "age_rank",
     "choose_compile_slots",
+    "cluster_messages",
     "count_compile_workers",
     "is_outside_kill",
-    "list_executor_names",
-    "load_executor",
     "memory",
     "run_program",
 ]

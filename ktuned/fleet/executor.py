@@ -1,8 +1,8 @@
 """The interface between the fleet and machines: an executor starts workers, a worker answers requests.
 
 The fleet decides which worker is needed and when; an executor knows how to run it on a machine. The executor for this
-machine is :class:`~ktuned.fleet.local_executor.LocalExecutor`; for other machines see :mod:`ktuned.fleet.remote`. To
-test an executor of your own, run :func:`ktuned.testing.executors.check_executor` on it.
+machine is :class:`~ktuned.fleet.local_executor.LocalExecutor`, that for others
+:class:`~ktuned.fleet.cluster.ClusterExecutor`.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from ktuned.fleet.failures import (
 )
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.ipc import replies, requests
-from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Role, WorkerError
+from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Phase, Role, WorkerError
 
 WorkerKind = tuple[Role, Environment]
 
@@ -525,8 +525,10 @@ class LaneMachine:
         may_be_worker = is_refused and bool(ended or lane.was_used)
         may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
         if isinstance(error, HostLost):
-            # A lost host says nothing about the problem: the lane waits for the host, or another lane stands in.
-            yield from self._lose_worker(lane)
+            # A lost host says nothing about the problem: the lane waits for the host, or another lane stands in. If
+            # the worker was not even started, the device is not suspect.
+            has_started = lane.worker is None or error.phase is not Phase.SPAWN
+            yield from (self._lose_worker(lane) if has_started else self._end_worker_of(lane))
             yield from self._fall_sick(lane, LaneSick(error.message), error)
         elif (may_be_worker or may_be_device) and not lane.has_retried:
             lane.has_retried = True
@@ -813,6 +815,9 @@ class LaneMachine:
 
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None
+        if lane.device.host:
+            # A worker on another host is started by the request that names its device.
+            return
         count_by_kind = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
         # No spare makes a context beside an application: it would take memory that the application may need.
         device = lane.device if lane.is_gpu and not lane.is_shared else None

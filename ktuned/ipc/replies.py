@@ -96,7 +96,7 @@ class Explored(msgspec.Struct, frozen=True):
     """An opened space, and the strategy that walks it.
 
     Attributes:
-        size: number of configs; None if it cannot be counted.
+        size: number of configs; None if it cannot be counted, or is above 2^63.
         strategy: the name of the strategy.
         notice: why the strategy is not the plan's.
         observed: names that the operation has read and that the request's kernel does not list. Other replies have

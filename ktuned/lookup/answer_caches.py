@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from ktuned.lookup.shortcuts import Shortcuts
 from ktuned.lookup.winner_table import WinnerTable
 from ktuned.model import Observation, Winner, extend_digest
-from ktuned.protocol import CacheSizes
 
 
 class AnswerCaches:
@@ -31,11 +30,6 @@ class AnswerCaches:
         self.when_changed: Callable[[], None] = lambda: None
         self.shortcuts = Shortcuts()
         self.winners: dict[str, list[Winner]] = {}
-
-    def measure_sizes(self, *, admitted: int) -> CacheSizes:
-        """Return how many entries the caches have; ``admitted`` is the number of known verdicts on configs."""
-        winners = sum(map(len, self.winners.values()))
-        return CacheSizes(self.shortcuts.held, len(self.shortcuts), winners, admitted)
 
     def forget_answers(self, kernel: str) -> None:
         """Forget a kernel's answers, because its winners or their context have changed.

@@ -69,11 +69,6 @@ class Shortcuts:
     def __len__(self) -> int:
         return len(self._answers)
 
-    @property
-    def held(self) -> int:
-        """Lookups whose answers are kept."""
-        return sum(kept.lookups for kept in self._answers.values())
-
     def find_response(self, request: bytes) -> bytes | None:
         """Return the response to the bytes of a ``request``, if the same request was answered a moment ago."""
         end = _ID_ENDS.get(request[2]) if len(request) > 2 else None

@@ -109,15 +109,6 @@ class ChannelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     commits: int | None = None
 
 
-class CacheSizes(msgspec.Struct, frozen=True):
-    """Numbers of entries in the caches of lookups."""
-
-    answers: int
-    shortcuts: int
-    winners: int
-    admitted: int
-
-
 class TrafficInfo(msgspec.Struct, frozen=True):
     """Open connections and pending requests, and the requests that were answered and refused since the start."""
 
@@ -167,29 +158,20 @@ class ArtifactsInfo(msgspec.Struct, frozen=True):
 
 
 class HostInfo(msgspec.Struct, frozen=True):
-    """Another machine: its state (``ready``, ``starting`` or ``failed``) with the reason, its interpreter, the remedy.
-
-    ``python`` and ``ktuned`` are the versions on that machine; they and the ``interpreter``'s path are empty until they
-    are known. ``mend`` is the remedy.
-    """
+    """A node of the cluster: its CPUs and GPUs, its state (``ready`` or ``failed``), and why not all of it is used."""
 
     name: str
     cpus: int
     gpus: int
     state: str
     reason: str
-    interpreter: str
-    python: str
-    ktuned: str
-    mend: str
 
 
-class ExecutorInfo(msgspec.Struct, frozen=True):
-    """A plugin that adds other machines. ``version`` is empty while it reaches none; ``mend`` is then the remedy."""
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """The cluster whose nodes are used. ``version`` is empty while it is not joined."""
 
-    name: str
+    address: str
     version: str
-    mend: str
     hosts: tuple[HostInfo, ...]
 
 
@@ -255,14 +237,12 @@ class StatusAnswer(msgspec.Struct, frozen=True):
         cpu_s: CPU time of the daemon process itself.
         epoch, seq: the position in the stream of events.
         idle: when the daemon ends without work.
-        totals: the figures since the start.
         rates: the figures per second, over the last minute.
         lanes: each device's lane.
         workers: each worker process.
         gate: whether compiles may run.
         compile_slots: how many compiles may run at once.
         channels: each queue by its name; those of a running job are named ``NAME (job ID)``.
-        caches: the sizes of the lookups' caches.
         server: connections and requests.
         events: the ring of events.
         jobs: the numbers of open jobs.
@@ -270,7 +250,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
         paused: the device models whose tuning is paused; ``""`` stands for all tuning.
         store: the store's size.
         artifacts: the artifacts' size.
-        executors: the plugins that add other machines, by name.
+        cluster: the cluster whose nodes are used, if there is one.
         environments: each interpreter with its backends.
         roots: the watched roots.
         share: the team's store, if there is one.
@@ -288,14 +268,12 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     epoch: int = 0
     seq: int = 0
     idle: IdleInfo | None = None
-    totals: WorkFigures | None = None
     rates: WorkFigures | None = None
     lanes: tuple[LaneInfo, ...] = ()
     workers: tuple[WorkerInfo, ...] = ()
     gate: str = ""
     compile_slots: float = 0
     channels: Mapping[str, ChannelInfo] = msgspec.field(default_factory=dict)
-    caches: CacheSizes | None = None
     server: TrafficInfo | None = None
     events: EventsInfo | None = None
     jobs: JobCounts | None = None
@@ -303,7 +281,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     paused: tuple[str, ...] = ()
     store: StoreInfo | None = None
     artifacts: ArtifactsInfo | None = None
-    executors: Mapping[str, ExecutorInfo] = msgspec.field(default_factory=dict)
+    cluster: ClusterInfo | None = None
     environments: tuple[EnvironmentInfo, ...] = ()
     roots: tuple[RootInfo, ...] = ()
     share: ShareInfo | None = None

@@ -44,19 +44,11 @@ class Candidates:
         self._random = random
         self._neighbours_of: dict[Point, list[Point]] = {}
         self._points: list[Point] = []
-        self.is_whole = domain.is_exact and domain.count <= ENUMERATED
-        if self.is_whole:
+        self._is_whole = domain.is_exact and domain.count <= ENUMERATED
+        if self._is_whole:
             self._points = [point for point in domain.walk_points() if point is not None]
         else:
             self._draw_fresh_points(POOL // 4, FIRST_DRAWING_S)
-
-    def __len__(self) -> int:
-        return len(self._points)
-
-    @property
-    def points(self) -> Sequence[Point]:
-        """All points of the pool; for a small space, all its points."""
-        return self._points
 
     def pick_candidates(
         self, number: int, taken: Collection[Point], around: Sequence[Point]
@@ -65,7 +57,7 @@ class Candidates:
 
         They are ``number`` random points of the pool, and the neighbours of the points ``around``.
         """
-        if number and not self.is_whole:
+        if number and not self._is_whole:
             self._draw_fresh_points(REFRESHED, DRAWING_S)
         chosen: dict[Point, None] = {}
         for point in around:

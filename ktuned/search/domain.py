@@ -215,7 +215,7 @@ class ProductDomain(Domain):
         """Draw one of the chain's points; :meth:`_passes_rest` decides whether it is valid."""
         if self._is_unchained:
             return self._draw_anywhere(random)
-        return self._chain.point_at_rank(int(random.random() * self._chain.count))
+        return self._chain.point_at_rank(_draw_below(self._chain.count, random))
 
     def _draw_anywhere(self, random: Random) -> Point:
         return tuple([int(random.random() * length) for length in self._lengths])
@@ -249,6 +249,16 @@ class ProductDomain(Domain):
             drawn += 1
             hits += self._passes_rest(self._draw_candidate(random))
         return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
+
+
+def _draw_below(count: int, random: Random) -> int:
+    """Draw a number of ``range(count)``, also if a float cannot hold them all."""
+    # Only Random.random() is promised to be the same on every Python; it has 53 bits.
+    if count <= 2**53:
+        return int(random.random() * count)
+    drawn = count.bit_length() // 53 + 2
+    bits = sum(int(random.random() * 2**53) << 53 * number for number in range(drawn))
+    return bits * count >> 53 * drawn
 
 
 class ListedDomain(Domain):

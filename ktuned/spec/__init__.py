@@ -18,7 +18,7 @@ from ktuned.spec.poisons import (
     look_up_poison,
     view_as_bits,
 )
-from ktuned.spec.spaces import space
+from ktuned.spec.spaces import make_plain_size, space
 from ktuned.spec.tensor_files import load_tensors, load_tensors_to
 from ktuned.spec.tensors import TensorSpec, find_layout, materialise, materialise_numpy, tensor
 from ktuned.spec.user_errors import iterate_causes, locate_user_line
@@ -53,6 +53,7 @@ __all__ = [
     "load_tensors_to",
     "locate_user_line",
     "look_up_poison",
+    "make_plain_size",
     "materialise",
     "materialise_numpy",
     "mix_bits",

@@ -42,6 +42,11 @@ LARGEST_PLAIN_SIZE = 2**63 - 1
 """MessagePack and SQLite carry no larger integer."""
 
 
+def make_plain_size(size: int | None) -> int | None:
+    """Return a space's size as messages and the store carry it: ``None`` also for a size that is too large for them."""
+    return None if size is None or size > LARGEST_PLAIN_SIZE else size
+
+
 @dataclass(frozen=True)
 class Space(ABC):
     """A declared space, not yet bound to a problem.
@@ -75,12 +80,16 @@ class Space(ABC):
 
     def describe_space(self) -> SpaceInfo:
         """Return the declaration as data, without user code, and with up to :data:`MAX_PLAIN_VALUES` values."""
-        size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
         texts = [write_constraint(where, self.knobs or ()) for where in self.where]
         constraints = tuple(text for text in texts if text is not None)
         if len(constraints) < len(texts) or sum(map(len, constraints)) > MAX_PLAIN_CHARS:
             constraints = ()
-        return replace(self._describe_space(), constrained=bool(self.where), constraints=constraints, size=size)
+        return replace(
+            self._describe_space(),
+            constrained=bool(self.where),
+            constraints=constraints,
+            size=make_plain_size(self.size),
+        )
 
     @abstractmethod
     def _bind(self, problem: Problem, site: Site) -> BoundSpace: ...

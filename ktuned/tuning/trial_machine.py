@@ -38,8 +38,8 @@ times in a trial's life (:data:`~ktuned.tuning.trial_lifecycle.EXCUSES`); the tr
 ==============  ====  =============================================================================================
 excuse          most  the reason, and why it ends
 ==============  ====  =============================================================================================
-killed          2     a user sent SIGKILL, or the kernel did because memory ran out. A config that is killed in every
-                      try is the cause
+killed          2     a user sent SIGKILL to the worker or to a compiler below it, or the kernel did because memory ran
+                      out. A config that is killed in every try is the cause
 worker damaged  1     the config before it, in the same worker, had written outside its tensors. The second try has a
                       new worker. A missed deadline is never excused this way: checking it would cost a second full
                       deadline
@@ -67,6 +67,7 @@ would make the evidence plain, but costs more than everything else that the daem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, assert_never
@@ -273,6 +274,11 @@ EVENT_OF_CARRIED_OUTCOME: dict[Outcome, TrialEvent] = {
 }
 """Outcomes that a trial takes over from its twin. Crashes and hangs are not: they may have been the device's fault."""
 
+_KILLED_COMPILER = re.compile(
+    r"Killed signal terminated program|unable to execute command: Killed|died due to signal 9|was killed by SIGKILL"
+)
+"""How GCC, Clang, nvcc and ktuned's own code say that a program below them got SIGKILL."""
+
 _MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
 """Events that a damaged worker may have caused."""
 
@@ -369,6 +375,11 @@ class TrialMachine:
     def _judge_compiled(self, report: ConfigCompiled) -> Iterator[Instruction]:
         if report.outcome is None:
             report.attempt.make_move(TrialEvent.COMPILE_DONE)
+            return
+        # The worker lives, but somebody killed the compiler below it.
+        if _KILLED_COMPILER.search(report.message) and report.attempt.has_excuse(TrialEvent.KILLED):
+            report.attempt.make_move(TrialEvent.KILLED)
+            yield Compile([report.attempt])
             return
         is_refused = report.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN

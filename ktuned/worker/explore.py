@@ -34,7 +34,7 @@ from ktuned.model import (
     UsageError,
     canonical,
 )
-from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
+from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace, make_plain_size
 from ktuned.spec import space as declare_space
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
@@ -76,7 +76,7 @@ class Explorer:
         self._exploration = opened
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Explored(
-            opened.size,
+            make_plain_size(opened.size),
             opened.strategy,
             opened.notice,
             self._trace.take_new_observations(),

@@ -17,7 +17,7 @@ env = { OMP_NUM_THREADS = "1" }
 [defaults]
 preset = "fast"
 trials = 200
-seconds = 60
+time_limit_s = 60
 """
 
 
@@ -47,7 +47,7 @@ def test_all_that_it_may_say_is_read() -> None:
         ("[defaults]\npreset = 'quick'", "defaults.preset takes one of fast, default, thorough"),
         ("[defaults]\ntrials = 0", "defaults.trials takes a whole number above 0"),
         ("[defaults]\ntrials = true", "defaults.trials takes a whole number above 0"),
-        ("[defaults]\nseconds = inf", "defaults.seconds takes seconds above 0"),
+        ("[defaults]\ntime_limit_s = inf", "defaults.time_limit_s takes seconds above 0"),
         ("[defaults]\nstrategy = 'random'", "there is no setting defaults.strategy"),
         ("name = 'a'\nenv = ", "Invalid value"),
     ],

@@ -24,7 +24,7 @@ def refuse(params: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("tune", "gemm"), ("lookup", "gemm"), ("jobs",), ("results", "gemm"), ("forget", "gemm"), ("watch",), ("prune",)],
+    [("tune", "gemm"), ("lookup", "gemm"), ("jobs",), ("results", "gemm"), ("forget", "gemm"), ("watch",)],
     ids=lambda words: words[0],
 )
 def test_what_may_have_another_meaning_is_not_asked(run: Run, serve: Serve, words: tuple[str, ...]) -> None:

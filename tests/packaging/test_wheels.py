@@ -123,10 +123,7 @@ def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[st
             "optuna_tpe": "ktuned_optuna:Tpe",
         }
     }
-    assert _entry_points(wheels["ktuned-ray"]) == {
-        "ktuned.executors": {"cluster": "ktuned_ray.executor:ClusterExecutor"},
-        "ktuned.services": {"cluster": "ktuned_ray.service:Cluster"},
-    }
+    assert _entry_points(wheels["ktuned-ray"]) == {}
     assert _entry_points(wheels["ktuned-team"]) == {}
     assert _entry_points(wheels["ktuned-tilelang"]) == {"ktuned.backends": {"tilelang": "ktuned_tilelang:TileLang"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}

@@ -405,36 +405,6 @@ class TestOnGpu:
 
         return launch
 
-    def test_it_launches_on_torchs_current_stream(self, launch: Callable[..., Callable[[], float | None]]) -> None:
-        """Also on one that is chosen after binding, and into a graph that is being captured."""
-        import torch
-
-        sleep: Any = torch.cuda._sleep
-        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        x, y = torch.arange(float(SIZE), device="cuda"), torch.zeros(SIZE, device="cuda")
-        run = launch(build(), x=x, y=y)
-        run()
-        torch.cuda.synchronize()
-        assert torch.equal(y, 3 * x)
-        y.zero_()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            # The launch comes after this sleep only if it is on this stream.
-            sleep(100_000_000)
-            run()
-        assert not side.query()
-        assert torch.equal(y, torch.zeros_like(y))
-        side.synchronize()
-        assert torch.equal(y, 3 * x)
-        y.zero_()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        assert torch.equal(y, torch.zeros_like(y))
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(y, 3 * x)
-
     @pytest.mark.parametrize("constants", [dict(SHARED=227 * 1024 // 4), dict(CLUSTER=8), dict(CLUSTER=16)], ids=str)
     def test_kernels_at_the_limits_of_the_architecture_launch(
         self, constants: dict[str, Any], launch: Callable[..., Callable[[], float | None]]
@@ -472,21 +442,3 @@ class TestOnGpu:
             print(driver.cuDevicePrimaryCtxGetState(device)[2])
         """
         assert run_python(code, tmp_path) == "0"
-
-    def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], float | None]]) -> None:
-        """A few µs, printed; the bound is loose, for the machine may be busy."""
-        import time
-
-        import torch
-
-        x, y = torch.ones(SIZE, device="cuda"), torch.ones(SIZE, device="cuda")
-        run = launch(build(), x=x, y=y)
-        costs = []
-        for _ in range(50):
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            for _ in range(20):
-                run()
-            costs.append((time.perf_counter() - started) / 20)
-        print(f"a launch costs the host {sorted(costs)[25] * 1e6:.2f} µs")
-        assert sorted(costs)[25] < 50e-6

@@ -183,42 +183,6 @@ def test_what_the_device_cannot_launch_is_unsupported_when_it_is_loaded(build: B
     assert out.item() == 3
 
 
-def test_launches_go_on_torchs_current_stream(load: Load) -> None:
-    """Behind what is queued there, and ahead of what comes next, with no synchronisation in between."""
-    import torch
-
-    out, stream = zeros(1), torch.cuda.Stream(gpu().name)  # type: ignore[no-untyped-call]
-    launch = load(Build("add_one", ("out",))).bind({"out": out})
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
-        launch()
-        assert not stream.query()
-        out.mul_(10)
-        launch()
-    stream.synchronize()
-    assert out.item() == 11
-
-
-def test_launches_can_be_captured_in_a_graph(load: Load) -> None:
-    """A graph's replays run the kernel, capturing does not."""
-    import torch
-
-    out = zeros(1)
-    launch = load(Build("add_one", ("out",))).bind({"out": out})
-    launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(5):
-            launch()
-    torch.cuda.synchronize()
-    assert out.item() == 1
-    for _ in range(4):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert out.item() == 21
-
-
 def test_many_kernels_come_and_go(load: Load) -> None:
     """A module goes with the last launch that needs it, not before."""
     out = zeros(1)
@@ -227,24 +191,6 @@ def test_many_kernels_come_and_go(load: Load) -> None:
         launches = [*launches[-2:], load(Build("add_one", ("out",))).bind({"out": out})]
         launches[0]()
     assert out.item() == 200
-
-
-def test_a_launch_costs_the_host_little(load: Load) -> None:
-    """Some 2 us; 20 us leaves room for a slow machine, and fails when arguments are packed at each launch."""
-    import time
-
-    import torch
-
-    launch = load(Build("add_one", ("out",))).bind({"out": zeros(1)})
-    costs_us = []
-    for _ in range(50):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(20):
-            launch()
-        costs_us.append((time.perf_counter() - begin) / 20 * 1e6)
-    torch.cuda.synchronize()
-    assert sorted(costs_us)[len(costs_us) // 2] < 20, costs_us
 
 
 def test_an_application_of_twenty_lines_can_launch_an_artifact(tmp_path: Path) -> None:

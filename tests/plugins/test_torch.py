@@ -346,18 +346,6 @@ class TestOnCuda:
         self.load(Build("scale", ("x", "y", 3), options, LAYOUTS), compile_one).bind(tensors)()
         torch_kernels.verify(tensors)
 
-    def test_it_launches_on_torchs_current_stream(self, compile_one: Compile) -> None:
-        """A launch in another stream is captured there, as the timer's graphs need it."""
-        tensors = torch_kernels.inputs("cuda:0")
-        launch = self.load(Build("scale", ("x", "y", 3), {}, LAYOUTS), compile_one).bind(tensors)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            launch()
-        tensors["y"].zero_()
-        graph.replay()
-        torch_kernels.verify(tensors)
-
     def test_what_the_gpu_lacks_is_unsupported_when_it_is_bound(self, compile_one: Compile) -> None:
         """CuDNN's attention does not take float32."""
         with pytest.raises(Unsupported, match="No available kernel"):

@@ -145,38 +145,6 @@ def test_an_expression_that_names_no_function_is_an_error_at_once(name: str) -> 
         Build(name, ())
 
 
-@pytest.mark.gpu
-def test_a_launch_goes_to_torchs_stream(compile_group: CompileGroup) -> None:
-    """The environment's stream is torch's current one, in a stream of its own and while a graph is captured."""
-    import torch
-
-    devices = TvmFfiCuda().devices()
-    assert not isinstance(devices, Absent)
-    _, into = compile_group({"key": shift(3)})
-    unit = EXAMPLE.unit("key", shift(3), devices[0].target)
-    x, y = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
-    launch = TvmFfiCuda().load(into / "key", unit, devices[0]).bind({"x": x, "y": y})
-    # The first launch loads the code, for which some drivers wait until the device is idle.
-    launch()
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
-        launch()
-        assert not stream.query()
-    stream.synchronize()
-    assert y.sum().item() == 3000
-    y.zero_()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch()
-    torch.cuda.synchronize()
-    assert y.sum().item() == 0
-    graph.replay()
-    torch.cuda.synchronize()
-    assert y.sum().item() == 3000
-
-
 @needs_nvcc
 def test_compiling_imports_neither_torch_nor_tvm_ffi(tmp_path: Path) -> None:
     """Compile workers stay light, and so does what reports the devices."""

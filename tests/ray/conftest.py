@@ -15,8 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.fleet import warden
-from ktuned_ray.executor import ClusterExecutor, ClusterSettings
+from ktuned.fleet import ClusterSettings, warden
 from tests.assembled import FAKE_BACKEND, PATIENCE_S, Parts, assembled
 
 NODES = 3
@@ -78,7 +77,8 @@ def running(
     # A socket's path must be short.
     directory = Path("/tmp", f"kt-ray-{uuid.uuid4().hex[:8]}")
     mark = uuid.uuid4().hex
-    command = [sys.executable, str(Path(__file__).with_name("cluster_process.py")), str(count), str(directory)]
+    script = Path(__file__).with_name("cluster_process.py")
+    command = [sys.executable, str(script), str(count), str(directory), "--gpus"]
     port = 0
     if has_client_server:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -116,19 +116,16 @@ def running(
 def follow(parts: Parts, address: str, runtime_env: str = "") -> None:
     """Have a daemon join a cluster, as its settings do."""
     settings = ClusterSettings(address, runtime_env=runtime_env)
-    parts.daemon.executors.apply_settings({"cluster": settings}, has_memory_limits=False)
-
-
-def executor_of(parts: Parts) -> ClusterExecutor:
-    """Return the executor of a daemon that has joined a cluster."""
-    (found,) = parts.daemon.executors.remotes.values()
-    assert isinstance(found, ClusterExecutor)
-    return found
+    parts.daemon.cluster.apply_settings(settings, has_memory_limits=False)
 
 
 @asynccontextmanager
 async def joined(
-    tmp_path: Path, nodes: Nodes, *chosen: str, address: str = "", runtime_env: str = ""
+    tmp_path: Path,
+    nodes: Nodes,
+    *chosen: str,
+    address: str = "",
+    runtime_env: str = "",
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon that has joined the cluster, and may use some devices alone."""
     async with assembled(tmp_path, env={}) as parts, anyio.create_task_group() as tasks:
@@ -137,7 +134,8 @@ async def joined(
         follow(parts, address or nodes.address, runtime_env)
         with anyio.fail_after(2 * PATIENCE_S):
             # Ray's client server was seen to refuse the first one; the daemon tries again.
-            while not set(chosen) <= set(parts.machine.environments.hosts):  # noqa: ASYNC110 - Ray's to say
+            hosts = {name.partition("/")[0] for name in chosen}
+            while not hosts <= set(parts.machine.environments.hosts):  # noqa: ASYNC110 - Ray's to say
                 await anyio.sleep(0.05)
             await parts.machine.environments.probe_hosts(parts.environment)
         yield parts

@@ -1,4 +1,4 @@
-"""A daemon on a Ray cluster: conformance, tuning over nodes, and each part killed in the middle.
+"""A daemon on a Ray cluster: tuning over nodes, and each part killed in the middle.
 
 In the order of what they leave of the shared cluster: the last tests kill a node, and then its head.
 """
@@ -13,14 +13,10 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
-from msgspec.structs import replace
 
-from ktuned.bridge import CallFailed
 from ktuned.scheduling import TuningRequest
-from ktuned.testing.executors import check_executor
-from ktuned_ray.leases import Leases
 from tests.assembled import PATIENCE_S, Parts, kernel_text
-from tests.ray.conftest import Nodes, executor_of, joined
+from tests.ray.conftest import Nodes, joined, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -53,13 +49,6 @@ ALL = Counter({("measured", us): 1 for us in US})
 """Every config is measured, and counted once."""
 
 
-@pytest.mark.usefixtures("only_in_chaos")
-async def test_workers_on_a_node_conform(tmp_path: Path, nodes: Nodes) -> None:
-    """The executor of a cluster does all that the fleet counts on, as this machine's does."""
-    async with joined(tmp_path, nodes) as parts:
-        await check_executor(executor_of(parts), replace(parts.environment, host="n1"))
-
-
 async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None:
     """Lanes have the nodes' names, files travel by content, artifacts come here, and the winner is known here."""
     async with joined(tmp_path, nodes, "n0", "n1", "n2") as parts:
@@ -79,59 +68,68 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         assert trial is not None
         assert trial.artifact is not None
         assert parts.artifacts.find_artifact(trial.artifact) is not None
-        assert (cluster := executor_of(parts).describe_hosts()) is not None
+        assert (cluster := parts.daemon.cluster.describe_cluster()) is not None
         assert {"n0", "n1", "n2"} == {host.name for host in cluster.hosts}
-        keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned_ray.keeper")]
-    psutil.wait_procs([psutil.Process(pid) for pid in keepers if psutil.pid_exists(pid)], timeout=PATIENCE_S)
-    assert not [pid for pid in keepers if psutil.pid_exists(pid)]
+        actors = [psutil.Process(pid) for node in nodes.raylets for pid in nodes.below(node, "NodeActor")]
+        assert len(actors) >= len(nodes.raylets)
+    assert psutil.wait_procs(actors, timeout=PATIENCE_S)[1] == []
+
+
+HOLDER = """
+import sys, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+(node,) = [one["NodeID"] for one in ray.nodes() if one["NodeName"] == "n1"]
+
+
+@ray.remote(num_gpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+class Holder:
+    def hold(self):
+        pass
+
+
+holder = Holder.remote()
+ray.get(holder.hold.remote())
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.mark.usefixtures("only_in_chaos")
-async def test_lanes_and_slots_lease_what_they_use(tmp_path: Path, nodes: Nodes) -> None:
-    """Lanes and slots hold Ray's resources while they are used, no more than there are, and give them back."""
-    async with joined(tmp_path, nodes, "n0") as parts, anyio.create_task_group() as tasks:
-        executor = executor_of(parts)
-        (link,) = [link for link in executor.cluster.links if link.info.name == "n0"]
-        ended: list[str] = []
-        leases = Leases(executor.bridge, ended.append, idle_s=0.1)
-        hasty = Leases(executor.bridge, ended.append, wait_s=1.0)
-        tasks.start_soon(leases.return_idle_leases)
-        async with (
-            leases.hold_resource(link, "n0/cpu:0"),
-            leases.hold_resource(link, "n0/cpu:0"),
-            leases.hold_resource(link, ""),
-        ):
-            assert leases.devices == ["n0/cpu:0", ""]
-            with pytest.raises(CallFailed, match="other jobs of the cluster"):
-                async with hasty.hold_resource(link, ""):
-                    pass
-        with anyio.fail_after(PATIENCE_S):
-            while leases.devices:  # noqa: ASYNC110 - an actor's end is no event of ours
-                await anyio.sleep(0.02)
-        assert ended == ["n0/cpu:0"]
-        async with parts.working():
+async def test_a_gpu_that_another_job_holds_is_waited_for(tmp_path: Path) -> None:
+    """Its lane says who has it; the job is done once it is free."""
+    with running(2, tmp_path, {"FAKE_DEVICES": "cuda:0"}) as nodes:
+        holder = await anyio.open_process([sys.executable, "-c", HOLDER, nodes.address])
+        async with holder, joined(tmp_path, nodes, "n1/cuda:0") as parts, parts.working():
+            assert holder.stdout is not None
+            assert holder.stdin is not None
+            assert b"held" in await holder.stdout.receive()
             await _tune(parts, "")
+            with anyio.fail_after(2 * PATIENCE_S):
+                while not any("no GPU came free" in lane.describe_lane().reason for lane in parts.jobs.list_lanes()):  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+            await holder.stdin.aclose()
             (job,) = await parts.told.ended()
-        assert job["state"] == "done"
-        assert "n0/cpu:0" in executor.leases.devices
-        tasks.cancel_scope.cancel()
+            assert (job["state"], _measured(parts)) == ("done", ALL)
+            assert {lane.device.name for lane in parts.jobs.list_lanes()} == {"n1/cuda:0"}
 
 
 @pytest.mark.usefixtures("only_in_chaos")
 async def test_a_laptop_joins_through_the_client_server(tmp_path: Path, nodes: Nodes) -> None:
-    """By ``ray://`` all is as by a node's address: lanes, files, artifacts; keepers have the runtime environment."""
+    """By ``ray://`` all is as by a node's address: lanes, files, artifacts; workers have the runtime environment."""
     runtime_env = '{"env_vars": {"OF_THE_RUNTIME_ENV": "yes"}}'
     async with joined(tmp_path, nodes, "n1", address=nodes.client, runtime_env=runtime_env) as parts:
         async with parts.working():
             await _tune(parts, "")
             (job,) = await parts.told.ended()
         assert (job["state"], _measured(parts)) == ("done", ALL)
-        (keeper,) = nodes.below("n1", "ktuned_ray.keeper")
-        assert psutil.Process(keeper).environ()["OF_THE_RUNTIME_ENV"] == "yes"
-        leases = [psutil.Process(pid) for pid in nodes.below("n1", "LeaseActor")]
-        assert leases
+        worker, *_ = nodes.below("n1", "ktuned.worker")
+        assert psutil.Process(worker).environ()["OF_THE_RUNTIME_ENV"] == "yes"
+        actors = [psutil.Process(pid) for pid in nodes.below("n1", "NodeActor")]
+        assert actors
     # The client's server would keep them for 30 s.
-    assert psutil.wait_procs(leases, timeout=10)[1] == []
+    assert psutil.wait_procs(actors, timeout=10)[1] == []
 
 
 @pytest.mark.usefixtures("only_in_chaos")
@@ -152,16 +150,20 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(tmp_path: Path, nodes: No
         assert winner.latency_us > 0
 
 
-def _actor(nodes: Nodes, node: str) -> int:
-    (keeper,) = nodes.below(node, "ktuned_ray.keeper")
-    return psutil.Process(keeper).ppid()
+def _worker(parts: Parts) -> int:
+    return next(lane.worker_pid or 0 for lane in parts.jobs.list_lanes())
+
+
+def _member() -> int:
+    """Return the daemon's process that has joined the cluster."""
+    (found,) = [child.pid for child in psutil.Process().children() if "ktuned_ray" in child.cmdline()]
+    return found
 
 
 KILLS: dict[str, Callable[[Nodes, Parts], int]] = {
-    "worker": lambda nodes, parts: next(lane.worker_pid or 0 for lane in parts.jobs.list_lanes()),
-    "keeper": lambda nodes, parts: nodes.below("n1", "ktuned_ray.keeper")[0],
-    "actor": lambda nodes, parts: _actor(nodes, "n1"),
-    "bridge": lambda nodes, parts: executor_of(parts).bridge.pid or 0,
+    "worker": lambda nodes, parts: _worker(parts),
+    "actor": lambda nodes, parts: psutil.Process(_worker(parts)).ppid(),
+    "member": lambda nodes, parts: _member(),
 }
 
 
@@ -171,21 +173,20 @@ async def test_a_kill_loses_and_repeats_nothing(
 ) -> None:
     """After a SIGKILL in the middle of a trial every config is measured once, on the node that comes back."""
     if what != "actor":
-        # Of an actor the keeper and its workers end, too.
         request.getfixturevalue("only_in_chaos")
     async with joined(tmp_path, nodes, "n1") as parts, parts.working():
         gate = f"kill-{what}"
         await _tune(parts, gate)
         await nodes.reached(gate)
-        workers = nodes.below("n1", "ktuned.worker")
         pid = KILLS[what](nodes, parts)
+        children = [] if what == "worker" else psutil.Process(_worker(parts)).parents()[0].children(recursive=True)
+        workers = [child for child in children if "ktuned.worker" in child.cmdline()]
         os.kill(pid, signal.SIGKILL)
         nodes.open(gate)
         (job,) = await parts.told.ended()
         assert (job["state"], _measured(parts)) == ("done", ALL)
-        psutil.wait_procs([psutil.Process(worker) for worker in workers if psutil.pid_exists(worker)], timeout=1)
-        left = [worker for worker in workers if psutil.pid_exists(worker)]
-        assert what == "worker" or left == []
+        left = psutil.wait_procs(workers, timeout=5)[1]
+        assert [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE] == []
 
 
 @pytest.mark.usefixtures("only_in_chaos")
@@ -227,7 +228,7 @@ async def test_local_tuning_goes_on_when_the_cluster_ends(tmp_path: Path, nodes:
         (job,) = await parts.told.ended()
         assert (job["state"], _measured(parts)) == ("done", ALL)
         with anyio.fail_after(PATIENCE_S):
-            while not any("cluster" in line for line in parts.daemon.executors.notices):  # noqa: ASYNC110
+            while not any("cluster" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
                 await anyio.sleep(0.05)
         assert parts.machine.environments.hosts == ()
         assert sys.executable == parts.environment.python

@@ -27,7 +27,7 @@ async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
         async with assembled(directories[0], env={}) as parts:
             follow(parts, nodes.address)
             with anyio.fail_after(2 * PATIENCE_S):
-                while not any("token" in line for line in parts.daemon.executors.notices):  # noqa: ASYNC110
+                while not any("token" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             assert parts.machine.environments.hosts == ()
         monkeypatch.setenv("RAY_AUTH_MODE", "token")

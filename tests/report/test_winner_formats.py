@@ -34,6 +34,23 @@ def test_vllm_has_a_file_for_each_shape_and_an_entry_for_each_size() -> None:
     assert found["16"] == {"BLOCK_SIZE_M": 16, "num_warps": 4}
 
 
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        ({"E": 8, "N": 14336}, "E=8,N=14336,device_name={}.json"),
+        ({"N": 14336, "dtype": "fp8_w8a8", "E": 8}, "E=8,N=14336,device_name={},dtype=fp8_w8a8.json"),
+        ({"E": 8, "N": 14336, "dtype": ""}, "E=8,N=14336,device_name={}.json"),
+        (
+            {"K": 512, "N": 4096, "dtype": "fp8_w8a8", "block_shape": "[128, 128]"},
+            "N=4096,K=512,device_name={},dtype=fp8_w8a8,block_shape=[128,128].json",
+        ),
+    ],
+)
+def test_files_have_the_names_that_vllm_asks_for(problem: dict[str, Any], name: str) -> None:
+    """Whatever order the kernel file declares the keys in."""
+    assert [*render_vllm_files(document((problem | {"M": 1}, {"B": 1})), "M")] == [name.format("NVIDIA_H100_80GB_HBM3")]
+
+
 @pytest.mark.parametrize("size", ["K", "dtype"])
 def test_vllm_needs_a_size(size: str) -> None:
     """A key that the problem lacks, or that is no integer, is one clear error."""

@@ -21,8 +21,10 @@ from ktuned.model.errors import KernelFileError, UsageError
 from ktuned.model.values import Outcome, Scalar, canonical
 from ktuned.search.domain import ESTIMATE_S, SAMPLE_S
 from ktuned.search.exhaustive import FEW, MIXED, Exhaustive, mix_configs
+from ktuned.search.guided import Guided
 from ktuned.search.random import WINDOW, Random, permute_indices
 from ktuned.search.strategy import ASK_S, Strategy, load_strategy
+from ktuned.spec import make_plain_size
 
 SPACES = {
     "axes": space(A=range(7), B=["x", "y"], where=lambda p, c: c.A != p.M),
@@ -157,6 +159,22 @@ def test_huge_space_costs_nothing(strategy: type[Strategy]) -> None:
     tracemalloc.stop()
     assert len({canonical(config) for config in asked}) == 50
     assert peak_bytes < 2**20
+
+
+@pytest.mark.parametrize("strategy", [Exhaustive, Random, Guided])
+@pytest.mark.parametrize("where", [(), lambda p, c: c.K0 != c.K1])
+def test_more_configs_than_any_integer_type_holds(strategy: type[Strategy], where: Any) -> None:
+    """A compiler's flags as knobs make 3^258 configs: the strategy starts, proposes, and takes outcomes."""
+    bound = space(**{f"K{number}": ["on", "off", "default"] for number in range(258)}, where=where).bind({})
+    made = strategy(bound, 0)
+    for _ in range(6):
+        for config in made.ask(4):
+            assert len(config) == 258
+            made.tell(config, Outcome.MEASURED, 1.0 + sum(value != "on" for value in config.values()))
+    assert make_plain_size(bound.size) is None
+    assert made.valid is None or made.valid.number > 2**64
+    # More than a BLAKE2b digest holds, and more than a float.
+    assert len(set(itertools.islice(permute_indices(3**700, 0), 20))) == 20
 
 
 @pytest.mark.parametrize("strategy", [Exhaustive, Random])

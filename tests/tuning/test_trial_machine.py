@@ -360,6 +360,28 @@ def test_kills_while_compiling_and_while_measuring_count_together() -> None:
     assert outcomes(on_lane([attempt], killed())) == [Outcome.CRASHED]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "c++: fatal error: Killed signal terminated program cc1plus",
+        "clang: error: unable to execute command: Killed",
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "`g++ -O3 sort.cc` was killed by SIGKILL",
+    ],
+)
+def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_config(message: str) -> None:
+    """Its config is compiled again as often as after a kill of the worker itself; then its message is the outcome."""
+    machine, (attempt,) = TrialMachine(), trials(1, TrialState.ASKED)
+    report = ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message)
+    for _ in range(EXCUSES[TrialEvent.KILLED]):
+        machine.handle_report(CompilerTook([attempt]))
+        assert machine.handle_report(report) == [Compile([attempt])]
+    machine.handle_report(CompilerTook([attempt]))
+    (end,) = machine.handle_report(report)
+    assert isinstance(end, End)
+    assert (end.result.outcome, end.result.message) == (Outcome.COMPILE_ERROR, message)
+
+
 def test_a_batch_whose_compiler_is_killed_is_compiled_again_whole() -> None:
     """Only the one that was at work has used up an excuse."""
     first, second = trials(2, TrialState.ASKED)

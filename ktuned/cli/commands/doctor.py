@@ -117,7 +117,7 @@ def _examine_installation() -> list[Finding]:
     findings += [
         *checks.check_notices(status),
         *checks.check_lanes(status),
-        *checks.check_hosts(status, read_own_version()),
+        *checks.check_hosts(status),
     ]
     here = [report for report in environments if not report.host]
     findings += [*equipment.check_backends(here, status.roots), *equipment.check_kernels(kernels, here, status.roots)]

@@ -104,11 +104,10 @@ def _list_daemon_settings(environ: Mapping[str, str]) -> Iterator[Setting]:
         "bench_memory_gib": round(settings.bench_bytes / 2**30, 2),
         "idle_exit_s": "1800 if started on demand, else 0" if settings.idle_exit_s is None else settings.idle_exit_s,
     }
-    in_file = {name: getattr(settings.file, name) for name in settings.file.__struct_fields__}
-    for name, value_in_file in {**in_file, **settings.executors}.items():
+    for name in settings.file.__struct_fields__:
         if name in ("roots", "deadlines"):
             continue
-        value = effective.get(name, value_in_file)
+        value = effective.get(name, getattr(settings.file, name))
         if fields := getattr(value, "__struct_fields__", ()):
             # A table of settings: each field has its own source.
             for field in fields:

@@ -93,11 +93,10 @@ def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[out
     ]
     yield "lanes", ["device", "model", "state", "job", "worker", "reason"], lanes
     hosts: list[output.Row] = [
-        [host.name, host.state, host.cpus, host.gpus, host.interpreter or None, text.first_line(host.reason) or None]
-        for executor in found.executors.values()
-        for host in executor.hosts
+        [host.name, host.state, host.cpus, host.gpus, text.first_line(host.reason) or None]
+        for host in (() if found.cluster is None else found.cluster.hosts)
     ]
-    yield "hosts", ["host", "state", "CPUs", "GPUs", "interpreter", "reason"], hosts
+    yield "hosts", ["host", "state", "CPUs", "GPUs", "reason"], hosts
     workers: list[output.Row] = [
         [
             f"{worker.host}/{worker.pid}" if worker.host else worker.pid,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import ray.exceptions
 
 
-def format_error(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
+    """Return an error as one line, with what the user can do."""
+    hint = _find_hint(error)
+    return f"{_format_error(error)} ({hint})" if hint else _format_error(error)
+
+
+def _format_error(error: BaseException) -> str:
     """Return an error as one line: the last line of Ray's text, which has the cause."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):
@@ -17,7 +23,7 @@ def format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
 
 
-def find_hint(error: BaseException) -> str:
+def _find_hint(error: BaseException) -> str:
     """Return what the user can do about an error; empty if that is not known."""
     text = str(error)
     if "ersion mismatch" in text or ("differ" in text and "version" in text):
