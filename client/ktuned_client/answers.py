@@ -127,7 +127,7 @@ class Hit(NamedTuple):
         generation: changes whenever the answer may have changed.
         message: the reason for the status, or the failure of the tuning that would have made the answer ``fresh``.
         final: whether a final round has decided the winner; before that, a better one is likely to follow.
-        metrics: the kernel file's own figures of the winner, and its energy (J) if that was measured.
+        metrics: the winner's metrics.
         file: the kernel file.
         measured: the problem that the winner was measured for, if it is not this problem.
         objective: the objective by which the winner is the best; ``None`` if no daemon answered.

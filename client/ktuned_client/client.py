@@ -88,9 +88,9 @@ class Client:
             problem: the sizes and other keys of the problem.
             default: the config to use as long as the daemon has none.
             device: a name (``cuda:1``) or a model; ``None`` is the kernel's first device.
-            objective: the objective by which the config is the best: ``latency``, ``energy``, ``edp``, ``max:METRIC``
-                or ``min:METRIC``; with the prefix ``exact:`` the config must also reproduce the anchor's bits. ``None``
-                is the kernel's own objective.
+            objective: the objective by which the config is the best: ``latency``, ``max:METRIC`` or ``min:METRIC``
+                (as ``min:energy``); with the prefix ``exact:`` the config must also reproduce the anchor's bits.
+                ``None`` is the kernel's own objective.
         """
         memo = self._memo
         name = kernel if device is None and objective is None else (kernel, device, objective)

@@ -7,7 +7,7 @@ by its ``type``::
         if event["type"] == "job_done":
             print(event["job_state"]["state"])
 
-A field's name ends in its unit; without one, a time is in Unix seconds and an energy in J. A daemon of another version
+A field's name ends in its unit; without one, a time is in Unix seconds. A daemon of another version
 may add fields, or lack some.
 """
 
@@ -333,6 +333,13 @@ class ExportedWinner(TypedDict):
     metrics: NotRequired[Mapping[str, float]]
 
 
+class ExportedFunction(TypedDict):
+    """The application's function that a kernel was adopted from: its name, and the digest of its source."""
+
+    name: str
+    source: str
+
+
 class WinnersDocument(TypedDict):
     """A file of winners, of one kernel on one device model (docs/sharing.md explains its fields)."""
 
@@ -344,6 +351,8 @@ class WinnersDocument(TypedDict):
     specialize: NotRequired[list[str] | None]
     bucket: NotRequired[Mapping[str, Any]]
     names: NotRequired[Mapping[str, list[str]]]
+    function: NotRequired[ExportedFunction]
     objective: NotRequired[str]
     objectives: NotRequired[Mapping[str, list[ExportedWinner]]]
+    portfolios: NotRequired[Mapping[str, Mapping[str, Any]]]
     artifacts: NotRequired[str | None]

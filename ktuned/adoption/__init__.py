@@ -1,7 +1,7 @@
 """Adopted functions of applications: the daemon reads their calls from the spool, tunes them, and answers questions."""
 
-from ktuned.adoption.adopted_files import AdoptedDirectory
+from ktuned.adoption.adopted_files import AdoptedDirectory, read_function
 from ktuned.adoption.adoptions import Adoptions
 from ktuned.adoption.key_tunings import KeyTunings
 
-__all__ = ["AdoptedDirectory", "Adoptions", "KeyTunings"]
+__all__ = ["AdoptedDirectory", "Adoptions", "KeyTunings", "read_function"]

@@ -81,6 +81,20 @@ def read_identity(kernel_file: str) -> str:
     return Path(kernel_file).stem[-_IDENTITY_DIGITS:]
 
 
+def read_function(kernel_file: str) -> tuple[str, str] | None:
+    """Return the name of the function that an adopted kernel file declares, and the digest of its source.
+
+    Returns:
+        ``None`` for any other kernel file.
+    """
+    file, identity = Path(kernel_file), read_identity(kernel_file)
+    try:
+        declaration = json.loads((file.parent / CALLS / f"{identity}.declaration.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return f"{declaration['name']['package']}.{declaration['name']['function']}", str(declaration["source_digest"])
+
+
 def _find_variants(project: Path, function: str) -> Iterator[Path]:
     beginning = f"tune_{function}_"
     for path in project.glob("tune_*.py"):

@@ -175,7 +175,8 @@ class Adoptions:
         """Return whether a waiting key may soon get the config of another key, whose tuning is under way."""
         if not self._keys.is_waiting(kernel, problem, device):
             return False
-        return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
+        live = [job for job in self._jobs.list_live_jobs() if job.kernel == kernel.name and not job.plan.configs]
+        return any(device in (None, job.device) for job in live)
 
     def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Lookup) -> str:
         """Return why the last tuning of a key has no winner; empty if it has one, or no tuning has ended yet.

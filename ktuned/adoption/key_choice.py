@@ -82,11 +82,6 @@ class KeyChoice:
         return bool(self._waiting)
 
     @property
-    def waiting(self) -> list[WaitingKey]:
-        """The waiting keys."""
-        return list(self._waiting.values())
-
-    @property
     def unlearned(self) -> list[Problem]:
         """The chosen keys whose loss was not learned yet. The next key is chosen when their tunings have ended."""
         return list(self._unlearned.values())

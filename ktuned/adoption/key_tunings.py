@@ -1,20 +1,16 @@
-"""The tunings of adopted functions' keys: requests them, learns from them, and has portfolios made for other keys.
+"""The tunings of adopted functions' keys: requests them, and learns from them.
 
 ::
 
     a call comes ─▶ key choice ─▶ tuned now ─▶ ended: teaches what a neighbour's config loses ─▶ key choice
                        │                                                                           │
                        └─▶ waits ◀── chosen when the last choice's tunings have ended ◀────────────┤
-                             │                                                     nothing is worth tuning
-                             ▼                                                                     ▼
-                   served by the portfolio, or before there is one              a portfolio is fitted to the tuned keys
+                             ▼                                                     nothing is worth tuning
+                   served by the portfolio, or before there is one
                    by the nearest tuned key
 
-If a function has few keys, all of them are tuned, and there is no portfolio. If keys are left that are not worth a
-tuning of their own (:mod:`~ktuned.adoption.key_choice`), a portfolio chooses among a few configs by the key's fields.
-It is fitted to the tuned keys, weighted by the launches of all keys near them, and fitted again when more are tuned. At
-the borders of its leaves, its configs are measured on waiting keys, because a key without a recorded call cannot be
-launched.
+If a function has few keys, all of them are tuned. Keys that are not worth a tuning of their own
+(:mod:`~ktuned.adoption.key_choice`) are served by the function's portfolio (:mod:`ktuned.scheduling.portfolios`).
 """
 
 from __future__ import annotations
@@ -24,23 +20,16 @@ from typing import Final
 
 import structlog
 
-from ktuned.adoption.key_choice import ENOUGH_LOSS, KeyChoice
+from ktuned.adoption.key_choice import KeyChoice
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
-from ktuned.model import Job, JobState, KernelInfo, KtunedError, Priority, Problem, Winner, canonical, is_exact
-from ktuned.protocol import PortfolioLimits
-from ktuned.scheduling import JobRequests, Jobs, Portfolios, PortfolioSpec, TuningRequest
+from ktuned.model import Job, KernelInfo, KtunedError, Problem, Winner, canonical, is_exact
+from ktuned.scheduling import JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY, CallRecord
 from ktuned.store import Store
 
 MAX_CONFIGS: Final = 1_000
 """Most measured configs of a key that are searched for its neighbour's config."""
-
-MAX_JOBS: Final = 2_000
-"""Most jobs of a function that are searched for calls of its keys."""
-
-PORTFOLIO_CONFIGS: Final = 8
-"""Most configs of a portfolio. With growing sizes, a function's best config changes about once per octave."""
 
 _log = structlog.get_logger()
 
@@ -55,18 +44,14 @@ class KeyTunings:
         machine: Machine,
         requests: JobRequests,
         jobs: Jobs,
-        portfolios: Portfolios,
         store: Store,
     ) -> None:
         self._catalog = catalog
         self._machine = machine
         self._requests = requests
         self._jobs = jobs
-        self._portfolios = portfolios
         self._store = store
         self._choices: dict[tuple[str, str], KeyChoice] = {}
-        self._fitted: dict[tuple[str, str], int] = {}
-        """The number of tuned keys to which a function's portfolio was last fitted."""
         self._job_of: dict[str, int] = {}
 
     @property
@@ -80,10 +65,10 @@ class KeyTunings:
         return choice is not None and choice.is_waiting(kernel.select_key_values(problem))
 
     def find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
-        """Return the live job of a key."""
+        """Return the live job of a key that may find a better config; others only fill its function's portfolio."""
         wanted = canonical(kernel.select_key_values(problem))
         for job in self._jobs.list_live_jobs():
-            if job.kernel != kernel.name or device not in (None, job.device):
+            if job.kernel != kernel.name or job.plan.configs or device not in (None, job.device):
                 continue
             if canonical(kernel.select_key_values(job.problem)) == wanted:
                 return job
@@ -122,7 +107,7 @@ class KeyTunings:
             await self._store.anchors.choose_anchor(key, record.configs[0])
 
     async def tune_chosen_keys(self) -> None:
-        """For each function with waiting keys whose last tunings have ended, request the next tuning or a portfolio."""
+        """For each function with waiting keys whose last tunings have ended, request the next tuning."""
         for (name, device), choice in list(self._choices.items()):
             if not choice.has_waiting:
                 continue
@@ -136,8 +121,6 @@ class KeyTunings:
                     self._learn_loss(kernel, device, choice, problem)
                 if (chosen := choice.choose_next()) is not None:
                     await self._request_tuning(kernel, chosen.problem, chosen.call, device)
-                else:
-                    self._request_portfolio(kernel, device, choice)
             except KtunedError as error:
                 # The function is gone, or the store cannot be written. Applications will leave the keys again.
                 _log.warning("keys_not_chosen", kernel=name, reason=error.message)
@@ -173,30 +156,6 @@ class KeyTunings:
         measured = [] if other is None else self._store.list_measured_configs(own.context, MAX_CONFIGS)
         theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
         choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
-
-    def _request_portfolio(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> None:
-        """Have a portfolio made for the waiting keys, unless the last one was fitted to equally many tuned keys.
-
-        With exact numerics no portfolio is made: its configs' bits would not have been compared on these keys.
-        """
-        objective = kernel.objective(None)
-        winners = [winner for winner in self._list_winners(kernel, device) if winner.is_final]
-        if is_exact(objective) or len(winners) <= self._fitted.get((kernel.name, device), 1):
-            return
-        self._fitted[kernel.name, device] = len(winners)
-        # A key can only be measured with a recorded call; jobs and waiting keys name one.
-        jobs = self._store.list_jobs(kernel=kernel.name, states=[JobState.DONE], limit=MAX_JOBS)
-        called = {canonical(kernel.select_key_values(job.problem)): job.problem for job in jobs}
-        launches = choice.selection.sum_weights_nearby()
-        keys = [winner.key.problem for winner in winners if winner.key.problem in called]
-        if len(keys) < 2:
-            return
-        wanted = PortfolioSpec(
-            [(called[key], launches.get(key, 0.0) + 1.0) for key in keys],
-            PortfolioLimits(PORTFOLIO_CONFIGS, ENOUGH_LOSS, tunings=len(keys)),
-            measurable=tuple({**key.problem, CALL_KEY: key.call} for key in choice.waiting),
-        )
-        self._portfolios.request_portfolio(kernel, device or None, objective, wanted, Priority.BACKGROUND)
 
     def _list_winners(self, kernel: KernelInfo, device: str) -> list[Winner]:
         return [winner for winner in self._store.list_winners(kernel.name) if device in ("", winner.key.device)]

@@ -48,7 +48,8 @@ _INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path="
 Launch = Callable[[], float | None]
 """Runs the kernel once on its bound arguments; on a GPU it may return before the kernel ends.
 
-A launch that returns a number has timed itself: the number is the time in microseconds, and replaces the clock's.
+It may return a number. That is its time in microseconds, which replaces the clock's, if the backend
+:attr:`~Backend.reports_time` or the kernel file says ``timing="returned"``; otherwise it means nothing.
 """
 
 EnergyCounter = Callable[[], float]
@@ -228,6 +229,7 @@ class Backend(ABC):
         lowers: whether it has :meth:`lower`, so that compile workers import none of the user's code.
         needs_kernel_file: whether :meth:`load` reads ``unit.kernel_file`` or files beside it.
         times_on_host: whether a launch ends with its work even on a GPU, so that the host's clock can time it.
+        reports_time: whether a launch returns its own time whatever the kernel file says.
         decisive_files: the required files that, together with the Build, decide everything that runs: a measurement of
             one artifact then holds for all others with the same bytes. Empty if other code runs as well, such as a
             Python function.
@@ -243,6 +245,7 @@ class Backend(ABC):
     required_files: ClassVar[tuple[str, ...]]
     decisive_files: ClassVar[tuple[str, ...]] = ()
     times_on_host: ClassVar[bool] = False
+    reports_time: ClassVar[bool] = False
     lowers: ClassVar[bool] = False
     needs_kernel_file: ClassVar[bool] = False
 

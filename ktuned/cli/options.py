@@ -184,7 +184,7 @@ objective_option = click.option(
     "--objective",
     cls=AdvancedOption,
     metavar="OBJECTIVE",
-    help="The best by latency, energy, edp, max:METRIC or min:METRIC, instead of the kernel's own objective.",
+    help="The best by latency, max:METRIC or min:METRIC (as min:energy), instead of the kernel's own objective.",
 )
 
 

@@ -44,7 +44,6 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "kernels": Entry("kernels", "List kernels, or show one and how its winners stand."),
         "results": Entry("results", "List trials of KERNEL, or show everything about one."),
         "report": Entry("report", "Write winners and trials as an HTML file with charts."),
-        "portfolio": Entry("portfolio", "Make few configs that serve many problems of a kernel."),
         "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
         "forget": Entry("upkeep", "Delete a kernel's trials, so that they are tried again."),
     },

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import Objective, escape_controls, name_unit
+from ktuned.model import Objective, escape_controls, is_latency, name_unit
 
 ABSENT = "–"
 """Text of an empty cell."""
@@ -18,23 +18,9 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def format_by_objective(objective: Objective, figure: float | None) -> str:
     """Return a figure in the unit of its objective."""
-    match name_unit(objective):
-        case "µs":
-            return format_latency(figure)
-        case "J":
-            return format_energy(figure)
-        case unit:
-            return ABSENT if figure is None else f"{figure:.4g} {unit}"
-
-
-def format_energy(value_j: float | None) -> str:
-    """Return an energy in a suitable unit."""
-    if value_j is None:
-        return ABSENT
-    for factor, unit in ((1e6, "µJ"), (1e3, "mJ")):
-        if abs(value_j) * factor < 999.95:
-            return f"{_format_digits(value_j * factor, 4)} {unit}"
-    return f"{_format_digits(value_j, 4)} J"
+    if is_latency(objective):
+        return format_latency(figure)
+    return ABSENT if figure is None else f"{figure:.4g} {name_unit(objective)}"
 
 
 def format_metrics(values: Mapping[str, float]) -> str:

@@ -58,6 +58,7 @@ from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
 from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
+    DueKernels,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -65,8 +66,7 @@ from ktuned.scheduling import (
     JobMachine,
     JobRequests,
     Jobs,
-    KeptPortfolios,
-    PortfolioMaker,
+    PortfolioFitter,
     Portfolios,
     Preparation,
     Reading,
@@ -211,7 +211,9 @@ class Parts:
         def on_job_end(kernel: str) -> None:
             team_store.note_job_end(kernel)
 
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, on_job_end)
+        to_fit = DueKernels()
+
+        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, (on_job_end, to_fit.add_kernel))
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
@@ -224,6 +226,7 @@ class Parts:
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
         # Winners of other daemons.
+        portfolios = self.portfolios = Portfolios(store, to_fit)
         exchange = self.exchange = WinnerExchange(
             admission=admission,
             catalog=catalog,
@@ -231,6 +234,7 @@ class Parts:
             machine=machine,
             store=store,
             artifacts=artifacts,
+            portfolios=portfolios,
             publish=router.publish_event,
         )
         team_store = self.team_store = TeamStore(
@@ -250,7 +254,6 @@ class Parts:
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
-        kept_portfolios = KeptPortfolios(store)
         preparation = self.preparation = replaced.preparation_type(
             judges_contention=settings.file.contention,
             admission=admission,
@@ -260,7 +263,7 @@ class Parts:
             deadlines=deadlines,
             find_anchor=store.anchors.find_anchor,
             list_served=served.list_winners,
-            portfolios=kept_portfolios,
+            list_portfolio=portfolios.find_configs,
             await_shared=team_store.await_first_look,
         )
 
@@ -317,7 +320,9 @@ class Parts:
             watched_roots=watched_roots,
         )
 
-        portfolio_maker = PortfolioMaker(
+        self.portfolio_fitter = PortfolioFitter(
+            portfolios,
+            to_fit,
             admission=admission,
             catalog=catalog,
             fleet=fleet,
@@ -326,13 +331,6 @@ class Parts:
             requests=requests,
             store=store,
             deadlines=deadlines,
-        )
-        portfolios = self.portfolios = Portfolios(
-            catalog=catalog,
-            jobs=jobs,
-            kept=kept_portfolios,
-            machine=machine,
-            maker=portfolio_maker,
             on_change=caches.forget_answers,
         )
 
@@ -344,7 +342,7 @@ class Parts:
             artifacts=artifacts,
             certainty=certainty,
             failures=job_machine.failures,
-            portfolios=kept_portfolios,
+            portfolios=portfolios,
             served=served,
             store=store,
         )
@@ -364,16 +362,13 @@ class Parts:
             publication=publication,
             caches=caches,
             jobs=jobs,
-            portfolios=portfolios,
         )
 
         self.adoptions = Adoptions(
             settings.state,
             catalog=catalog,
             intake=intake,
-            keys=KeyTunings(
-                catalog=catalog, machine=machine, requests=requests, jobs=jobs, portfolios=portfolios, store=store
-            ),
+            keys=KeyTunings(catalog=catalog, machine=machine, requests=requests, jobs=jobs, store=store),
             lookups=lookups,
             jobs=jobs,
             machine=machine,

@@ -40,7 +40,6 @@ from ktuned.serve import (
     JobMethods,
     KernelMethods,
     LookupMethods,
-    PortfolioMethods,
     Server,
     Subscriptions,
     TrialMethods,
@@ -153,7 +152,6 @@ class Daemon:
                 intake=parts.intake,
                 watched_roots=parts.watched_roots,
             ).list_handlers(),
-            *PortfolioMethods(catalog, parts.portfolios).list_handlers(),
             *self.reload.list_handlers(),
         ]
 
@@ -192,7 +190,7 @@ class Daemon:
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
                 parts.lookups.run_until_cancelled,
-                parts.portfolios.run_until_cancelled,
+                parts.portfolio_fitter.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
                 parts.watched_roots.check_missing_periodically,

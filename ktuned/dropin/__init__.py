@@ -5,7 +5,7 @@ the daemon for winners (:mod:`~ktuned.dropin.keyed_call`). ``ktuned run`` instal
 it (:mod:`~ktuned.dropin.takeover`). A worker reads the calls that were left (:mod:`~ktuned.dropin.adopted_files`).
 """
 
-from ktuned.dropin.account import RECORDED, TUNED, Account, account
+from ktuned.dropin.account import FIXED, RECORDED, TUNED, Account, account
 from ktuned.dropin.adopted_files import AdoptedFiles
 from ktuned.dropin.application import (
     FunctionName,
@@ -29,6 +29,7 @@ from ktuned.dropin.recorded_call import (
     convert_to_scalar,
 )
 from ktuned.dropin.takeover import adopt_subclasses, explain_bypass, take_over
+from ktuned.dropin.winners_file import CONSTANTS_KEY, PROGRAMS_KEY, WinnersFile
 from ktuned.model import CallKey
 from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, spool_directory
 
@@ -36,9 +37,12 @@ __all__ = [
     "CALLS",
     "CALL_KEY",
     "CAPTURED",
+    "CONSTANTS_KEY",
+    "FIXED",
     "LOOK_DEADLINE_S",
     "MAX_CAPTURED_BYTES",
     "NOT_ACCEPTED",
+    "PROGRAMS_KEY",
     "RECORDED",
     "TUNED",
     "TYPES_KEY",
@@ -58,6 +62,7 @@ __all__ = [
     "Policy",
     "RecordedCall",
     "Standing",
+    "WinnersFile",
     "account",
     "adopt_subclasses",
     "check_captured_size",

@@ -16,17 +16,20 @@ from typing import Any, Final, Self
 
 TUNED: Final = "tuned"
 RECORDED: Final = "recorded"
+FIXED: Final = "fixed"
 
 
 @dataclass
 class Account:
-    """The functions of a process, and its tuning keys with their state: tuned, recorded, or why neither.
+    """The functions of a process, and its tuning keys with their state: tuned, recorded, fixed by a file, or the
+    exception to that.
 
     Attributes:
         drop_ins: the plugins whose drop-in is installed in an interpreter of the program.
         adopted: functions whose configs come from the daemon.
         left_alone: functions and keys that ktuned does not tune, with the reason.
         keys: the state of each key.
+        winners_files: the files whose winners are launched.
         notes: what ktuned does differently from what the program says, each once.
         directory: where this process writes its file; with ``None`` it writes no file.
     """
@@ -35,6 +38,7 @@ class Account:
     adopted: set[str] = field(default_factory=set)
     left_alone: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    winners_files: set[str] = field(default_factory=set)
     notes: dict[str, None] = field(default_factory=dict)
     directory: Path | None = None
 
@@ -60,6 +64,12 @@ class Account:
         if self.keys.get(key) != state:
             self.keys[key] = state
             self._append_entry("key", key, state)
+
+    def record_winners_file(self, path: str) -> None:
+        """Record that a file's winner is launched."""
+        if path not in self.winners_files:
+            self.winners_files.add(path)
+            self._append_entry("winners_file", path)
 
     def record_note(self, text: str) -> None:
         """Record something that the program's author should know, once."""
@@ -87,8 +97,10 @@ class Account:
                 found.record_left_alone(name, *text)
             elif kind == "note":
                 found.record_note(name)
-            # A key counts as tuned if any process saw it tuned.
-            elif found.keys.get(name) != TUNED:
+            elif kind == "winners_file":
+                found.record_winners_file(name)
+            # A key counts as tuned if any process saw it tuned, and as fixed only if all processes did.
+            elif found.keys.get(name) != TUNED and not (name in found.keys and text == [FIXED]):
                 found.record_key(name, *text)
         return found
 

@@ -28,6 +28,11 @@ class FunctionName:
     release: str
     function: str
 
+    @property
+    def full(self) -> str:
+        """The name by which files of winners know the function: ``fla.ops.gla.chunk_fwd``."""
+        return f"{self.package}.{self.function}"
+
 
 def list_application_paths() -> tuple[str, ...]:
     """Return the application's own entries of ``sys.path``: all that do not come with the interpreter."""

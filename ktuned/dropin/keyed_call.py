@@ -21,12 +21,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from ktuned.dropin.account import RECORDED, TUNED, account
+from ktuned.dropin.account import FIXED, RECORDED, TUNED, account
 from ktuned.dropin.captures import allow_captures, is_capturing, use_device
 from ktuned.dropin.daemon_link import daemon_link
-from ktuned.dropin.launch_counts import count_launches, leave_launch_counts
+from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
 from ktuned.dropin.launch_machine import Answer, Called, Followed, LaunchMachine, Policy, Standing, carry_out
 from ktuned.dropin.recorded_call import Declaration, NotTunable, RecordedCall
+from ktuned.dropin.winners_file import FileWinner
 from ktuned.model import CallKey, Problem, canonical
 from ktuned.spool import CallRecord, leave_record, spool_directory
 
@@ -69,13 +70,20 @@ class KeyedCall(ABC):
         """
         self.machine = LaunchMachine(policy, configs)
         self.device: int | None = None
+        self._fixed_state = ""
         self._function = function
         self._declaration = declaration
         self._key = CallKey(declaration.identity, problem, model)
         self._name = f"{function} {canonical(dict(problem))}"
-        self.counter = count_launches(self._key)
-        self._link = daemon_link()
         self._log = find_log(self.framework)
+        # With winners from a file, nothing is recorded.
+        self.counter = LaunchCounter(self._key) if policy.winners is not None else count_launches(self._key)
+        if policy.winners is not None:
+            self._fix_config(
+                policy.winners.find_winner(
+                    declaration.name.full, declaration.source_digest, problem, model, policy.numerics
+                )
+            )
 
     @abstractmethod
     def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
@@ -99,19 +107,56 @@ class KeyedCall(ABC):
         Raises:
             Exception: what the subclass's methods raise.
         """
-        is_captured = is_capturing()
+        is_captured, is_new = is_capturing(), self.machine.standing is Standing.NEW
         carry_out(self.machine, Called(is_captured), self)
+        if self.machine.policy.winners is not None:
+            if is_new:
+                self._report_fixed_config()
+            return self.machine.standing is not Standing.FRAMEWORK
         if self.machine.standing is Standing.FRAMEWORK:
             return False
         if not is_captured:
             leave_launch_counts(at_most_every_s=COUNTS_EVERY_S)
         return True
 
+    # Winners from a file
+
+    def _fix_config(self, found: FileWinner | str) -> None:
+        """Have calls launch the config of a file's winner; or the first one, for the reason that the file has none."""
+        if isinstance(found, str):
+            # Where there is a single config, nothing has to be fixed.
+            self._fixed_state = FIXED if len(self.machine.configs) == 1 else f"{found}: the first config is launched"
+            return
+        self.machine.fixed = Answer(found.config, is_final=True, latency_us=found.latency_us)
+        self._fixed_state = (
+            FIXED if found.is_of_this_source else f"its winner in {found.path} was made from other source or configs"
+        )
+        account.record_winners_file(found.path)
+
+    def refuse_fixed_config(self, reason: str) -> None:
+        """Have calls launch the first config instead of the file's winner, because the function cannot take it."""
+        assert self.machine.fixed is not None
+        self._fixed_state = f"its winner {self.machine.fixed.config} {reason}: the first config is launched"
+        self.machine.fixed = None
+
+    def _report_fixed_config(self) -> None:
+        """Record in the account what calls launch; without ``ktuned run``, which lists the exceptions, log them."""
+        fixed = self.machine.fixed
+        if fixed is not None and self.machine.standing is Standing.FIRST:
+            self.refuse_fixed_config("cannot be launched here")
+        if (
+            self._fixed_state != FIXED
+            and account.keys.get(self._name) != self._fixed_state
+            and account.directory is None
+        ):
+            self._log.warning("%s: %s", self._name, self._fixed_state)
+        account.record_key(self._name, self._fixed_state)
+
     # The machine's instructions (ktuned.dropin.Host)
 
     def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""
-        answer = self._link.ask_about(self._key)
+        answer = daemon_link().ask_about(self._key)
         if answer is not None and answer.is_final and not answer.is_open:
             account.record_key(self._name, TUNED)
         return answer
@@ -128,14 +173,14 @@ class KeyedCall(ABC):
 
     def await_tuning(self) -> Answer | None:
         """Wait until the key's tuning has ended; return the daemon's answer."""
-        answer = self._link.await_tuning(self._key)
+        answer = daemon_link().await_tuning(self._key)
         if answer is not None:
             self._record_ending(answer)
         return answer
 
     def follow_key(self) -> None:
         """Take later answers from the daemon, too."""
-        self._link.follow_key(self._key, self._take_in_answer)
+        daemon_link().follow_key(self._key, self._take_in_answer)
 
     def let_framework_tune(self, reason: str) -> None:
         """Leave the key to the framework's own tuner."""

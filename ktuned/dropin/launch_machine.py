@@ -26,6 +26,10 @@ The states of a key, as an application's calls see it:
   ``always``.
 - **FRAMEWORK**: the framework's own tuner decides, as if ktuned were not there.
 
+With a *winners file* in the policy, a key's first call goes straight to WINNER, with the file's config, or to FIRST, if
+the file lacks the key or the config cannot be launched here. Nothing is asked, recorded or followed, and the config
+never changes. A captured graph gets the same config, because a graph keeps what it has captured.
+
 Three rules hold in every state. A call never waits, except once in the mode ``wait``. A config that pruning has removed
 is never launched, whatever the daemon says. While a graph is captured, nothing is asked, recorded, loaded or decided:
 the next call outside of a capture begins anew.
@@ -37,11 +41,13 @@ in different ways, and with one of them the decision is made in the middle of th
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, Protocol, Self
 
+from ktuned.dropin.winners_file import WinnersFile, read_winners_once
 from ktuned.model import EXACT, NUMERICS, TOLERANCE
 
 MODES: Final = ("background", "wait")
@@ -58,12 +64,14 @@ class Policy:
         takes_over: whether the first config is launched if no daemon runs; otherwise the framework tunes.
         numerics: ``tolerance``, or ``exact``: only configs with the output bits of a key's first config are launched.
             The framework's own tuner might choose a config with other bits, so ``exact`` sets ``takes_over``.
+        winners: files that fix the config of each key; all other choices but the numerics then have no effect.
     """
 
     mode: str = "background"
     upgrade: str = "once"
     takes_over: bool = False
     numerics: str = TOLERANCE
+    winners: WinnersFile | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("mode", MODES), ("upgrade", UPGRADES), ("numerics", NUMERICS)):
@@ -73,15 +81,32 @@ class Policy:
             object.__setattr__(self, "takes_over", True)
 
     @classmethod
-    def from_choices(cls, framework: str, *, mode: str, upgrade: str, without_daemon: str, numerics: str) -> Self:
+    def from_choices(
+        cls,
+        framework: str,
+        *,
+        mode: str,
+        upgrade: str,
+        without_daemon: str,
+        numerics: str,
+        winners: str | os.PathLike[str] | None,
+    ) -> Self:
         """Return the policy for a decorator's arguments; ``without_daemon`` is the framework's name, or ``first``.
 
         Raises:
             ValueError: an argument has a value that it cannot take.
+            WinnersError: a file of ``winners`` cannot be read.
         """
         if without_daemon not in (framework, "first"):
             raise ValueError(f"without_daemon={without_daemon!r}: give one of {framework!r}, 'first'")
-        return cls(mode, upgrade, without_daemon == "first", numerics)
+        read = None if winners is None else read_winners_once(os.path.abspath(winners))
+        return cls(mode, upgrade, without_daemon == "first", numerics, read)
+
+    def with_winners_of(self, other: Policy | None) -> Policy:
+        """Return the policy with another's winners, unless it has winners of its own."""
+        if other is None or other.winners is None or self.winners is not None:
+            return self
+        return replace(self, winners=other.winners)
 
     @property
     def is_exact(self) -> bool:
@@ -224,6 +249,7 @@ class LaunchMachine:
     Attributes:
         policy: the choices of the function's author.
         configs: texts of the configs that are left after pruning, in their order.
+        fixed: the winner in the policy's file, which need not be among ``configs``; ``None`` if the file has none.
         standing: the key's state.
         config: the config that calls launch now; empty before the first decision.
         is_followed: whether the machine takes later answers.
@@ -231,6 +257,7 @@ class LaunchMachine:
 
     policy: Policy
     configs: tuple[str, ...]
+    fixed: Answer | None = None
     standing: Standing = Standing.NEW
     config: str = ""
     is_followed: bool = False
@@ -265,7 +292,10 @@ class LaunchMachine:
     def _decide_call(self, call: Called) -> list[Instruction]:
         if self.standing is not Standing.NEW:
             return []
-        return [Launch(self.configs[0], once=True)] if call.is_capturing else [Ask()]
+        first = self.configs[0] if self.fixed is None or self.fixed.config is None else self.fixed.config
+        if call.is_capturing:
+            return [Launch(first, once=True)]
+        return [Ask()] if self.policy.winners is None else self._try_configs(self.fixed, Standing.WINNER)
 
     def _take_in_answer(self, answer: Answer | None) -> list[Instruction]:
         if self.standing is not Standing.NEW:
@@ -307,7 +337,7 @@ class LaunchMachine:
         """Load the answer's config; if it is unfit, try the other configs in their order."""
         self._candidates = deque(self.configs)
         self._target, self._known = Standing.FIRST, None
-        if answer is not None and answer.config in self.configs:
+        if answer is not None and (answer is self.fixed or answer.config in self.configs) and answer.config is not None:
             self._candidates = deque(dict.fromkeys([answer.config, *self.configs]))
             self._target, self._known = target, answer
         return self._load_next()

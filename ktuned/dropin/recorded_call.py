@@ -55,13 +55,18 @@ class Declaration:
     numerics: str = TOLERANCE
 
     @property
+    def source_digest(self) -> str:
+        """Digest of the function's source, the same on every machine; empty if the key has the programs instead."""
+        return ""
+
+    @property
     def identity(self) -> str:
         """Digest of the declaration and the interpreter; the same in every process that has the function."""
         return digest_content(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain data."""
-        return asdict(self)
+        """Return the fields and the digest of the source as plain data."""
+        return {**asdict(self), "source_digest": self.source_digest}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,9 +141,9 @@ class Proposals(msgspec.Struct, frozen=True):
 
 
 class FittedPortfolio(msgspec.Struct, frozen=True):
-    """A portfolio as plain data; ``fault`` is the reason why there is none."""
+    """A portfolio's tree as plain data; ``fault`` is the reason why there is none."""
 
-    portfolio: Mapping[str, Any]
+    tree: Mapping[str, Any]
     fault: str = ""
 
 

@@ -206,7 +206,6 @@ class FitPortfolio(Request[replies.FittedPortfolio, Never], frozen=True):
 
     matrix: Mapping[str, Any]
     max_configs: int
-    wanted_loss: float
 
 
 class OpenFrontEnd(Request[replies.Empty, Never], frozen=True):
@@ -267,7 +266,6 @@ class Open(Request[replies.Opened, Never], frozen=True):
         guarded: put guards around tensors. Otherwise they are ordinary tensors, whose bounds a sanitizer knows.
         is_shared: an application uses the device, too, so make the data only if there is room for it.
         objective: the figure by which configs are compared.
-        needs_energy: measure the configs' energy, too.
         reference: the default config, if the kernel file says that its outputs are the expected ones.
     """
 
@@ -282,7 +280,6 @@ class Open(Request[replies.Opened, Never], frozen=True):
     guarded: bool = True
     is_shared: bool = False
     objective: str = LATENCY
-    needs_energy: bool = False
     reference: UnitRef | None = None
 
 
@@ -341,7 +338,7 @@ class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
             config of the batch.
         cores: a CPU config whose first launch uses more cores is not timed, and ends the batch.
         tolerated: processes whose load counts only if it changes a median: the applications that the tuning is for.
-        known_us: the units' latencies in µs as far as they are known, if only the energy or the bits are wanted.
+        known_us: the units' latencies in µs as far as they are known, if only the bits are wanted.
         hold_s: how long, in seconds, items may be held back, to be sent together.
         same_bits: how to compare bits; None to compare none.
     """
@@ -361,14 +358,13 @@ class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
 
 
 class Time(Request[replies.Measurement, Never], frozen=True):
-    """Time a finalist of the opened problem again. If ``known_us`` gives its latency, measure only its energy again."""
+    """Time a finalist of the opened problem again, and measure what only finalists are measured for."""
 
     first_phase: ClassVar = Phase.LOAD
 
     unit: UnitRef
     preset: Preset
     judge_contention: bool
-    known_us: float | None = None
 
 
 class Check(Request[replies.Measurement, Never], frozen=True):

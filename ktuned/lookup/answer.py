@@ -38,8 +38,6 @@ class Lookup(msgspec.Struct, frozen=True):
         undecided: configs that may be served instead once a worker has found that the space has them.
         failure: why no tuning is wanted, if it would fail again; the answer's ``message`` may give another reason.
         tuning: the tuning that would improve the answer.
-        suits_portfolio: whether a portfolio's config may be served in place of this tuning.
-        key: the key of the answer; None if nothing can be measured here and now.
     """
 
     answer: Answer
@@ -47,8 +45,6 @@ class Lookup(msgspec.Struct, frozen=True):
     undecided: tuple[Config, ...] = ()
     failure: str = ""
     tuning: WantedTuning | None = None
-    suits_portfolio: bool = False
-    key: WinnerKey | None = None
 
 
 def compute_age(decided: float | None) -> float | None:

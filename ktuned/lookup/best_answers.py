@@ -32,7 +32,7 @@ from ktuned.model import (
     strip_numerics,
 )
 from ktuned.protocol import Answer
-from ktuned.scheduling import KeptPortfolios, KnownFailures
+from ktuned.scheduling import KnownFailures, Portfolios
 from ktuned.store import Artifacts, Store
 
 
@@ -46,7 +46,7 @@ class BestAnswers:
         artifacts: Artifacts,
         certainty: Certainty,
         failures: KnownFailures,
-        portfolios: KeptPortfolios,
+        portfolios: Portfolios,
         served: ServedWinners,
         store: Store,
     ) -> None:
@@ -87,7 +87,7 @@ class BestAnswers:
         if is_exact(objective) and model is not None:
             anchor = self._store.anchors.find_anchor(kernel.make_winner_key(key_problem, model, objective))
             kernel = kernel.with_anchor(anchor, objective)
-        kept = self._portfolios.find_portfolio(kernel, model, objective)
+        portfolio = None if model is None else self._portfolios.find_portfolio(kernel, model, objective)
         winners = self._served.list_winners(kernel, now.environment)
         found = decide_answer(
             kernel,
@@ -99,14 +99,13 @@ class BestAnswers:
             is_certain=not now.doubt,
             objective=objective,
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),
-            portfolio=None if kept is None else kept.portfolio,
+            tree=None if portfolio is None else portfolio.tree,
         )
         # The tuning that would improve the answer, unless it would fail again.
         failure = self._find_failure(kernel, now, objective)
         tuning = None
         if found.wants_tuning and context is not None and not failure:
             tuning = WantedTuning(kernel, key_problem, context, objective)
-        awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
         # Why it is not better.
         message = self._explain_answer(kernel, now, objective, found, now.doubt or failure)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
@@ -120,9 +119,6 @@ class BestAnswers:
             found.undecided,
             failure,
             tuning,
-            # A portfolio cannot answer with exact numerics, because its configs' bits are not compared on this problem.
-            suits_portfolio=not is_exact(objective) and (found.expected_loss is not None or awaits_portfolio),
-            key=None if context is None else context.key_for(objective),
         )
 
     def _make_answer(
@@ -172,8 +168,8 @@ class BestAnswers:
                 return f"its tuning failed: {failed}"
         if now.fault:
             return now.fault
-        if now.device is not None and now.device.no_energy and kernel.needs_energy(objective):
-            return explain_unmeasurable(objective, now.device)
+        if now.device is not None and (unmeasurable := explain_unmeasurable(objective, now.device)):
+            return unmeasurable
         return ""
 
     def _explain_answer(

@@ -6,8 +6,8 @@ configs that lookups were answered with so far (:mod:`ktuned.tuning.served_confi
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -25,7 +25,11 @@ from ktuned.model import (
     find_stand_ins,
     is_exact,
 )
-from ktuned.portfolio import Portfolio
+from ktuned.portfolio import WANTED_LOSS, count_octaves
+from ktuned_client.portfolio_tree import find_leaf, list_configs
+
+CLOSE_OCTAVES = 1.0
+"""A portfolio's expected loss only holds near the problems that it was fitted to: up to this distance from one."""
 
 HasFailed = Callable[[Config], bool]
 """Returns whether a config is known not to work in the context of a measurement made now."""
@@ -44,7 +48,8 @@ class Decision(msgspec.Struct, frozen=True):
         undecided: Configs that a worker has to check, because it is not known whether the space has them.
         is_certain: Whether the present context is certain.
         is_unobserved: Whether the answer is stale only because the kernel is not fully observed.
-        expected_loss: The expected loss of a portfolio's config.
+        expected_loss: The expected loss of a portfolio's choice.
+        is_enough: Whether a portfolio's choice is too good to be worth a tuning.
     """
 
     status: Status
@@ -54,6 +59,7 @@ class Decision(msgspec.Struct, frozen=True):
     is_certain: bool = True
     is_unobserved: bool = False
     expected_loss: float | None = None
+    is_enough: bool = False
 
     @property
     def is_current(self) -> bool:
@@ -68,7 +74,7 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def wants_tuning(self) -> bool:
         """True if tuning would give a better answer, as far as known."""
-        if self.is_unobserved:
+        if self.is_unobserved or self.is_enough:
             return False
         return self.is_certain and self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
 
@@ -84,7 +90,7 @@ def decide_answer(
     is_certain: bool = True,
     objective: Objective = LATENCY,
     has_failed: HasFailed = lambda config: False,
-    portfolio: Portfolio | None = None,
+    tree: Mapping[str, Any] | None = None,
 ) -> Decision:
     """Return the best answer for one problem on one device model, by an objective.
 
@@ -101,7 +107,7 @@ def decide_answer(
         is_certain: Whether the context is certain. If not, no answer is fresh, and none starts a tuning.
         objective: The objective.
         has_failed: Returns whether a config is known to fail in the context.
-        portfolio: Used in place of the winners of near problems.
+        tree: The portfolio's tree, whose choice comes before the winners of near problems.
     """
     key = kernel.make_winner_key(problem, device or "", objective)
     undecided: dict[str, Config] = {}
@@ -126,16 +132,25 @@ def decide_answer(
             is_unobserved = is_current and bool(kernel.unobserved)
             status = Status.FRESH if is_current and not is_unobserved else Status.STALE
             return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
-    if is_exact(objective):
-        portfolio = None
-    leaf = None if portfolio is None else portfolio.find_leaf(kernel.select_key_values(problem))
-    if portfolio is not None and leaf is not None:
-        for text in (leaf.config, *portfolio.configs):
-            config = complete_config(kernel, json.loads(text))
+    if tree is not None:
+        values = kernel.select_key_values(problem)
+        tuned = [one.problem for one in known if (one.key.device, one.objective) == (device, objective)]
+        is_close = any(count_octaves(values, other) <= CLOSE_OCTAVES for other in tuned)
+        leaf = find_leaf(tree, values)
+        for chosen in (leaf["config"], *list_configs(tree)):
+            config = complete_config(kernel, chosen)
             if may_serve(config) and not has_failed(config):
-                loss = leaf.expected_loss if text == leaf.config else leaf.worst_loss
-                return Decision(Status.NEAR, None, config, tuple(undecided.values()), is_certain, expected_loss=loss)
-    for winner in () if portfolio is not None else find_stand_ins(key, kernel.select_key_values(problem), known):
+                loss = leaf["expected_loss"] if chosen == leaf["config"] else None
+                return Decision(
+                    Status.NEAR,
+                    None,
+                    config,
+                    tuple(undecided.values()),
+                    is_certain,
+                    expected_loss=loss,
+                    is_enough=is_close and loss is not None and loss <= WANTED_LOSS,
+                )
+    for winner in find_stand_ins(key, kernel.select_key_values(problem), known):
         config = complete_config(kernel, winner.config)
         if may_serve(config) and not has_failed(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)

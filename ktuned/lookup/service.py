@@ -35,7 +35,7 @@ from ktuned.lookup.ladder import Admits
 from ktuned.lookup.publication import Publication
 from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem, Status
 from ktuned.protocol import Answer
-from ktuned.scheduling import Jobs, Portfolios
+from ktuned.scheduling import Jobs
 
 SETTLE_S = 5.0
 """Longest time that a lookup waits for a worker to start and to run a kernel file's constraints."""
@@ -63,7 +63,6 @@ class Lookups:
         publication: Publication,
         caches: AnswerCaches,
         jobs: Jobs,
-        portfolios: Portfolios,
     ) -> None:
         self.caches = caches
         self.shortcuts = caches.shortcuts
@@ -73,7 +72,6 @@ class Lookups:
         self._follow_ups = follow_ups
         self._publication = publication
         self._jobs = jobs
-        self._portfolios = portfolios
         self._answered = 0
 
     @property
@@ -154,19 +152,11 @@ class Lookups:
         found = self._answers.find_best_answer(kernel, problem, device, objective, tune=tune, admits=admits)
         if found.undecided:
             self._follow_ups.queue_check(kernel, problem, found.undecided)
-        if tune and found.tuning is not None and not self._is_for_portfolio(kernel, problem, found):
+        if tune and found.tuning is not None:
             self._follow_ups.queue_tuning(found.tuning)
             # Count this lookup, and those that got the previous answer from its shortcut.
             self._jobs.count_lookups(found.tuning.key, 1 + self.shortcuts.repeats)
         return replace(found, answer=replace(found.answer, generation=self.table.generation(kernel.name)))
-
-    def _is_for_portfolio(self, kernel: KernelInfo, problem: Problem, found: Lookup) -> bool:
-        """Return whether a portfolio answers a lookup in place of a tuning; the portfolio then counts the lookup."""
-        return (
-            found.suits_portfolio
-            and found.key is not None
-            and self._portfolios.count_portfolio_lookup(kernel, found.key.device, found.key.objective, problem)
-        )
 
     async def settle_answer(self, found: Lookup, look_up: Callable[[], Lookup], ends_at: float) -> Lookup:
         """Return ``found``, or the answer of ``look_up`` after a worker has said which configs the space has.

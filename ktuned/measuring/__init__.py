@@ -1,4 +1,4 @@
-"""How a config is measured: its time, its energy, and everything else that its launches show.
+"""How a config is measured: its time, and everything else that its launches show.
 
 A timer (:mod:`~ktuned.measuring.host_timer`, :mod:`~ktuned.measuring.cuda_timer`) launches a config as often as the
 race (:mod:`~ktuned.measuring.race`) asks for samples: only as long as the config can still win. What it launches are
@@ -6,7 +6,7 @@ race (:mod:`~ktuned.measuring.race`) asks for samples: only as long as the confi
 (:mod:`~ktuned.measuring.launch_observer`) measure everything but the time: cores, contention, energy, the kernel file's
 own metrics. :mod:`~ktuned.measuring.results` makes the config's result of all that.
 
-The rules are without IO: the race, samples, noise, the energy trace.
+The rules are without IO: the race, samples, noise.
 """
 
 from ktuned.measuring.contention import ContentionWatch

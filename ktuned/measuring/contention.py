@@ -25,7 +25,7 @@ from ktuned.measuring.launch_observer import LaunchObserver, Restart
 from ktuned.measuring.results import make_failed_result
 from ktuned.measuring.samples import Samples
 from ktuned.measuring.timed_launches import TimedLaunches
-from ktuned.model import ENERGY, Device, Outcome, Phase, TrialResult
+from ktuned.model import Device, Outcome, Phase, TrialResult
 
 CONTENDED_SHARE = 0.6
 """Share of all CPU time that others must take, with hardly any left idle, before a timing is thrown away.
@@ -107,7 +107,7 @@ def is_gpu_contended(
 
 
 def is_gpu_shared(foreign: Sequence[nvml.Sample]) -> bool:
-    """Return whether other processes used a GPU so much that its energy is not that of one process."""
+    """Return whether other processes used a GPU so much that its counters are not those of one process."""
     return _sum_shares(foreign) >= STRETCHING_SHARE
 
 
@@ -201,7 +201,7 @@ class GpuWatch:
         return is_gpu_contended(self._read_foreign_samples(), samples, self._tolerated)
 
     def is_shared(self) -> bool:
-        """Return whether other processes have used a part of the energy since the watch began."""
+        """Return whether other processes have used a part of the GPU since the watch began."""
         return is_gpu_shared(self._read_foreign_samples())
 
     def _read_foreign_samples(self) -> list[nvml.Sample]:
@@ -213,9 +213,10 @@ class GpuWatch:
 
 
 class ContentionWatch(LaunchObserver):
-    """Discards the latency or energy of a config if other programs disturbed it and the request asks for that.
+    """Discards the figures of a config if other programs disturbed them and the request asks for that.
 
-    A latency is disturbed if its median is. An energy is disturbed by any use that is not negligible.
+    A latency is disturbed if its median is. A metric with launches of its own is disturbed by any use that is not
+    negligible.
     """
 
     def __init__(self, device: Device) -> None:
@@ -241,10 +242,10 @@ class ContentionWatch(LaunchObserver):
         return self._make_contended_result() if self._watch.is_contended(samples) else timed
 
     def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
-        """Judge the energy, if it was measured. If use by others cannot be seen, say so in the result."""
+        """Judge what other observers have measured by launches of their own. Say so if use by others cannot be seen."""
         if self._watch is None or timed.latency_us is None:
             return timed
-        if ENERGY in timed.metrics and self._watch.is_shared():
+        if timed.metrics and self._watch.is_shared():
             return self._make_contended_result()
         absence = self._watch.absence
         return timed.add_details(contention=f"not judged: {absence}") if absence else timed

@@ -1,4 +1,4 @@
-"""The kernel file's own metrics of a config, and what the config costs by the objective of the open problem."""
+"""The kernel file's own metrics of a config, and what the config costs in the search on the open problem."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from ktuned.ipc import replies
 from ktuned.measuring.launch_observer import LaunchObserver, Restart
 from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import (
-    BUILT_IN,
-    ENERGY,
     KernelFileError,
     Objective,
     Outcome,
     TrialResult,
-    compute_energy_figures,
     convert_to_cost,
     needs_metric,
     select_figure,
@@ -28,42 +25,34 @@ class Costs(msgspec.Struct, frozen=True):
     """Computes the costs of configs.
 
     Attributes:
-        objective: the figure by which configs are compared, without its numerics.
-        metrics: returns the kernel file's own metrics of a config, by its latency in µs and its energy in J.
-        needs_energy: whether the latency alone does not decide, so that the energy is measured after it.
+        objective: the figure by which the search compares configs, without its numerics.
+        metrics: returns the kernel file's own metrics of a config, by its latency in µs.
     """
 
     objective: Objective
-    metrics: Callable[[float, float | None], Mapping[str, float]]
-    needs_energy: bool
+    metrics: Callable[[float], Mapping[str, float]]
 
     @property
     def by_latency(self) -> Callable[[float], float | None] | None:
         """Returns the cost of a latency in µs; ``None`` if the latency itself is the objective."""
         return self.compute_cost if needs_metric(self.objective) else None
 
-    def compute_cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
+    def compute_cost(self, latency_us: float) -> float | None:
         """Return what a config costs by the objective; ``None`` if the kernel file's metric fails."""
-        known: dict[str, float] = {} if energy_j is None else compute_energy_figures(energy_j, latency_us)
-        if self.objective not in BUILT_IN:
-            try:
-                known |= self.metrics(latency_us, energy_j)
-            except KernelFileError:
-                return None
+        try:
+            known = self.metrics(latency_us) if needs_metric(self.objective) else {}
+        except KernelFileError:
+            return None
         return convert_to_cost(self.objective, select_figure(self.objective, latency_us, known))
 
     def compute_cost_range(self, result: TrialResult) -> replies.CostRange | None:
-        """Return a measured config's cost and its interval; ``None`` if a figure that it needs was not measured now."""
-        latency_us, joules, detail = result.latency_us, result.metrics.get(ENERGY), result.detail
+        """Return a measured config's cost and its interval; ``None`` if its latency was not measured now."""
+        latency_us, detail = result.latency_us, result.detail
         if result.outcome is not Outcome.MEASURED or latency_us is None:
             return None
-        if joules is None:
-            costs = [self.compute_cost(end) for end in (detail.low_us, detail.high_us) if end is not None]
-        else:
-            ends = (detail.energy_low, detail.energy_high)
-            costs = [self.compute_cost(latency_us, end) for end in ends if end is not None]
+        costs = [self.compute_cost(end) for end in (detail.low_us, detail.high_us) if end is not None]
         known = sorted(cost for cost in costs if cost is not None)
-        cost = self.compute_cost(latency_us, joules)
+        cost = self.compute_cost(latency_us)
         return None if cost is None or not known else replies.CostRange(cost, known[0], known[-1])
 
 
@@ -74,11 +63,11 @@ class FileMetrics(LaunchObserver):
         self._costs = costs
 
     def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
-        """Add the metrics, some of which need the energy."""
+        """Add the metrics."""
         if timed.outcome is not Outcome.MEASURED or timed.latency_us is None:
             return timed
         try:
-            metrics = self._costs.metrics(timed.latency_us, timed.metrics.get(ENERGY))
+            metrics = self._costs.metrics(timed.latency_us)
         except KernelFileError as error:
             return replace(timed, message=error.message).add_details(metrics_fault=error.message)
         return replace(timed, metrics={**timed.metrics, **metrics})

@@ -69,8 +69,10 @@ def measure_clock_cost_ns() -> int:
 class HostTimer:
     """Times launches that return when their work is done (CPU kernels), by the host's monotonic clock.
 
-    Caches are warm: runs follow each other on the same inputs, as in an application's loop. A launch that reports its
-    own time is believed.
+    Caches are warm: runs follow each other on the same inputs, as in an application's loop.
+
+    Args:
+        believes_reports: whether a number that a launch returns is its time, in µs.
 
     Attributes:
         max_output_bytes: most memory for the outputs of launches that are timed together.
@@ -81,6 +83,9 @@ class HostTimer:
     max_output_bytes = RING_BYTES
     returns_early = False
     times_in_graph = False
+
+    def __init__(self, *, believes_reports: bool = False) -> None:
+        self._believes_reports = believes_reports
 
     def synchronize(self) -> None:
         """Do nothing: a launch that has returned is done."""
@@ -98,7 +103,7 @@ class HostTimer:
         start = perf_counter_ns()
         reported_us: float | None = None
         while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
-            elapsed_ns, reported_us = _time_ring(launches)
+            elapsed_ns, reported_us = self._time_ring(launches)
             race.warm.add_sample(elapsed_ns / 1000 if reported_us is None else reported_us)
         if race.ends_after_warm_up((perf_counter_ns() - start) / 1e9):
             return race
@@ -114,7 +119,7 @@ class HostTimer:
             for _ in range(batch):
                 elapsed_ns = 0
                 for _ in range(rings):
-                    ring_ns, reported_us = _time_ring(launches)
+                    ring_ns, reported_us = self._time_ring(launches)
                     elapsed_ns += ring_ns
                 each_us = elapsed_ns / (rings * len(launches.ring)) / 1000
                 race.samples.add_sample(each_us if reported_us is None else reported_us)
@@ -122,17 +127,18 @@ class HostTimer:
                     break
         return race
 
-
-def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:
-    """Time the ring once; return the time of all its launches in ns, and the time that the last one reports, in µs."""
-    launches.prepare_ring()
-    ring = launches.ring
-    reported_us: float | None = None
-    begin = perf_counter_ns()
-    for launch in ring:
-        reported_us = launch()
-    elapsed_ns = perf_counter_ns() - begin
-    # At least 1 ns: for an empty launch, nothing may remain after the subtraction.
-    elapsed_ns = max(1, elapsed_ns - measure_clock_cost_ns())
-    launches.compare_ring(elapsed_ns)
-    return elapsed_ns, None if reported_us is None else require_valid_time(reported_us)
+    def _time_ring(self, launches: TimedLaunches) -> tuple[int, float | None]:
+        """Time the ring once; return the time of all its launches in ns, and what the last one reports, in µs."""
+        launches.prepare_ring()
+        ring = launches.ring
+        returned: float | None = None
+        begin = perf_counter_ns()
+        for launch in ring:
+            returned = launch()
+        elapsed_ns = perf_counter_ns() - begin
+        # At least 1 ns: for an empty launch, nothing may remain after the subtraction.
+        elapsed_ns = max(1, elapsed_ns - measure_clock_cost_ns())
+        launches.compare_ring(elapsed_ns)
+        if returned is None or not self._believes_reports:
+            return elapsed_ns, None
+        return elapsed_ns, require_valid_time(returned)

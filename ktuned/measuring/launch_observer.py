@@ -1,7 +1,7 @@
 """Observers: they measure everything about a config except its time.
 
 The timing code deals with launches, samples and the race. Everything else is measured by an observer: the cores that a
-config uses, use of the device by other programs, its energy, the kernel file's own metrics. To add a figure, write an
+config uses, use of the device by other programs, the energy, the kernel file's own metrics. To add a figure, write an
 observer in a file of its own, and add it to :func:`ktuned.worker.open_problem.make_observers`.
 
 An observer belongs to the open problem. These methods are called for one config after another:

@@ -74,7 +74,7 @@ BATCH = 10
 
 
 Cost = Callable[[float], float | None]
-"""Returns what a latency in µs, or an energy in J, costs by an objective; ``None`` if it has no cost."""
+"""Returns what a latency in µs costs by an objective; ``None`` if it has no cost."""
 
 
 class Ending(Enum):

@@ -27,7 +27,7 @@ from ktuned.model.errors import (
 )
 from ktuned.model.expressions import Expression, Term
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import KernelFacts, KernelInfo, PortfolioRequest, Root, RootSettings, SpaceInfo
+from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelFacts, KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -48,19 +48,18 @@ from ktuned.model.near import find_stand_ins, sort_by_similarity
 from ktuned.model.noise import describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
 from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
-    BUILT_IN,
-    EDP,
     ENERGY,
     EXACT,
     LATENCY,
     NUMERICS,
     TOLERANCE,
     Objective,
-    compute_energy_figures,
+    choose_search_objective,
     compute_gain,
     convert_to_cost,
     format_objective_suffix,
     is_exact,
+    is_latency,
     is_maximized,
     maximize,
     minimize,
@@ -68,6 +67,7 @@ from ktuned.model.objective import (
     name_improvement,
     name_unit,
     needs_metric,
+    needs_own_launches,
     read_objective,
     select_figure,
     select_latency,
@@ -124,10 +124,8 @@ from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
     "BANDWIDTH_METRIC",
-    "BUILT_IN",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
-    "EDP",
     "ENERGY",
     "ENVIRONMENT",
     "EXACT",
@@ -140,6 +138,7 @@ __all__ = [
     "NO_COUNTER",
     "NO_DETAIL",
     "NUMERICS",
+    "PORTFOLIO_CONFIGS",
     "PRECISIONS",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
@@ -183,7 +182,6 @@ __all__ = [
     "Phase",
     "Plan",
     "PlanDefaults",
-    "PortfolioRequest",
     "Preset",
     "Priority",
     "Problem",
@@ -211,8 +209,8 @@ __all__ = [
     "add_digests",
     "apply_bucket_rules",
     "canonical",
+    "choose_search_objective",
     "compare_contexts",
-    "compute_energy_figures",
     "compute_gain",
     "compute_shares",
     "convert_to_cost",
@@ -236,6 +234,7 @@ __all__ = [
     "have_same_bits",
     "is_among",
     "is_exact",
+    "is_latency",
     "is_maximized",
     "is_noisy",
     "is_ratio_implausible",
@@ -251,6 +250,7 @@ __all__ = [
     "name_improvement",
     "name_unit",
     "needs_metric",
+    "needs_own_launches",
     "parse_key_problem",
     "read_device_kind",
     "read_objective",

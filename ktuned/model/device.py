@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ktuned.model.keys import DeviceModel, DeviceName, Target
-from ktuned.model.objective import Objective
+from ktuned.model.objective import Objective, needs_own_launches
 
 NO_COUNTER = "it has no energy counter"
 
@@ -51,5 +51,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def explain_unmeasurable(objective: Objective, device: Device) -> str:
-    """Return the error message if an objective needs the energy and a device cannot measure it."""
+    """Return why a device cannot measure an objective's metric; empty if it can."""
+    if not device.no_energy or not needs_own_launches(objective):
+        return ""
     return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

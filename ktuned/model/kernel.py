@@ -41,15 +41,12 @@ from ktuned.model.keys import (
     make_key_problem,
 )
 from ktuned.model.objective import (
-    BUILT_IN,
-    EDP,
     ENERGY,
     LATENCY,
     Objective,
     is_exact,
     name_figure,
     read_objective,
-    strip_numerics,
 )
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.trace import (
@@ -62,6 +59,10 @@ from ktuned.model.trace import (
     reduce_digest,
 )
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
+
+PORTFOLIO_CONFIGS = 8
+"""Most configs of a portfolio, unless the kernel file says otherwise. With growing sizes, a kernel's best config
+changes about once per octave."""
 
 _DIRECTORY = "dir"
 """The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
@@ -122,15 +123,6 @@ class SpaceInfo(msgspec.Struct, frozen=True):
     size: int | None = None
 
 
-class PortfolioRequest(msgspec.Struct, frozen=True):
-    """The problems of a portfolio with their weights, and its limits. A field that is None is not specified here."""
-
-    over: tuple[tuple[Problem, float], ...] | None = None
-    configs: int | None = None
-    loss: float | None = None
-    tunings: int | None = None
-
-
 class KernelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Further facts about a kernel from its inspection, each for a few readers.
 
@@ -142,11 +134,11 @@ class KernelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
         judges: whether code of the kernel file takes part in measuring. Then ``data_digest`` covers all Python.
         judged: whether outputs are checked at all.
         expects_default_outputs: whether configs are compared with the outputs of the default config.
-        metrics: for each of the file's own metrics, by name, whether it is computed from the energy.
+        metrics: the names of the file's own metrics.
         given: names of the budgets that the file sets itself.
         version: identifies the code that was inspected, independent of what was learned since.
         is_data: whether the file runs no code of the user's.
-        portfolio: the declared portfolio.
+        portfolio: the most configs of its portfolio for problems that are not tuned; 0 for none.
         unobserved: why the inspection could not observe all that it read; empty if it could.
         declares: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
     """
@@ -160,11 +152,11 @@ class KernelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     judges: bool = False
     judged: bool = True
     expects_default_outputs: bool = False
-    metrics: Mapping[str, bool] = msgspec.field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     version: str = ""
     is_data: bool = False
-    portfolio: PortfolioRequest | None = None
+    portfolio: int = PORTFOLIO_CONFIGS
     unobserved: str = ""
     declares: bool = False
 
@@ -378,8 +370,8 @@ class KernelInfo(msgspec.Struct, frozen=True):
         return WinnerKey(self.name, self.make_key_problem(problem), DeviceModel(device), objective)
 
     @property
-    def metrics(self) -> Mapping[str, bool]:
-        """For each of the file's own metrics, by name, whether it is computed from the energy."""
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the file's own metrics."""
         return self.extra.metrics
 
     def objective(self, asked: str | None) -> Objective:
@@ -390,17 +382,12 @@ class KernelInfo(msgspec.Struct, frozen=True):
         """
         objective = read_objective(self.plan.objective if asked is None else asked)
         metric = name_figure(objective)
-        if strip_numerics(objective) not in BUILT_IN and metric not in self.metrics:
+        if metric not in (LATENCY, ENERGY, *self.metrics):
             raise UsageError(
                 f"{self.name} has no metric {metric!r} {listed(self.metrics, near=metric)}",
-                hint="an objective is latency, energy, edp, or max:NAME or min:NAME of one of its metrics=",
+                hint="an objective is latency, min:energy, or max:NAME or min:NAME of one of its metrics=",
             )
         return objective
-
-    def needs_energy(self, objective: Objective) -> bool:
-        """Return whether an objective's figure is computed from the energy of a launch."""
-        plain = strip_numerics(objective)
-        return plain in (ENERGY, EDP) or self.metrics.get(name_figure(plain), False)
 
     def with_anchor(self, anchor: Config | None, objective: Objective) -> KernelInfo:
         """Return the kernel with the anchor as its default, if the objective's numerics are exact.

@@ -1,9 +1,11 @@
 """Objectives: the figure by which a tuning compares configs. No IO.
 
-An objective is a text: ``latency``, ``energy`` (of a launch), ``edp`` (energy times latency), or one of the kernel
-file's metrics with its direction, ``max:tflops`` or ``min:bytes``. A config's energy (J) and edp (J·s) are stored among
-its metrics, so that each figure except the latency is found there by its name. Configs are compared by a figure's
-*cost*, of which less is better.
+An objective is a text: ``latency``, or a metric with its direction, ``max:tflops`` or ``min:energy``. Configs are
+compared by a figure's *cost*; lower is better.
+
+A metric of the kernel file is computed from the latency, so each measured config has it, and it steers the search. The
+energy of a launch needs launches of its own, which take half a second. So ``min:energy`` searches by the latency, and
+the energy decides among the finalists.
 
 *Numerics* are a part of an objective: ``exact:latency`` is the latency of configs that leave the same bits as the
 anchor, and other configs have no such figure (docs/numerics.md). So jobs, winners and lookups with exact numerics
@@ -22,11 +24,9 @@ Objective = NewType("Objective", str)
 """The figure by which configs are compared; see :func:`read_objective` for its form."""
 
 LATENCY: Final = Objective("latency")
-ENERGY: Final = Objective("energy")
-EDP: Final = Objective("edp")
 
-BUILT_IN: Final = (LATENCY, ENERGY, EDP)
-"""The objectives that every kernel has; less is better. No metric of a kernel file may have such a name."""
+ENERGY: Final = "energy"
+"""The metric that every kernel has: the energy of a launch in J."""
 
 TOLERANCE: Final = "tolerance"
 EXACT: Final = "exact"
@@ -70,20 +70,30 @@ def is_latency(objective: str) -> bool:
 
 
 def needs_metric(objective: str) -> bool:
-    """Return whether an objective compares configs by one of their metrics, such as the energy, and not by the latency
-    alone.
-    """
+    """Return whether an objective compares configs by one of their metrics, and not by the latency."""
     return not is_latency(objective)
 
 
+def needs_own_launches(objective: str) -> bool:
+    """Return whether an objective's metric needs launches of its own, so that only finalists have it."""
+    return name_figure(objective) == ENERGY
+
+
+def choose_search_objective(objective: Objective) -> Objective:
+    """Return the objective by which configs are compared until the finalists are known, with the same numerics."""
+    if not needs_own_launches(objective):
+        return objective
+    return with_numerics(LATENCY, EXACT if is_exact(objective) else None)
+
+
 def maximize(metric: str) -> Objective:
-    """Return the objective to make a metric of the kernel file as large as possible."""
+    """Return the objective to make a metric as large as possible."""
     return Objective(f"{_MOST}{metric}")
 
 
 def minimize(metric: str) -> Objective:
-    """Return the objective to make a metric of the kernel file as small as possible."""
-    return Objective(metric if metric in BUILT_IN else f"{_LEAST}{metric}")
+    """Return the objective to make a metric as small as possible."""
+    return Objective(f"{_LEAST}{metric}")
 
 
 def read_objective(text: str) -> Objective:
@@ -93,10 +103,11 @@ def read_objective(text: str) -> Objective:
         UsageError: the text names no objective.
     """
     plain = strip_numerics(text)
-    if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and name_figure(plain).isidentifier()):
+    metric = name_figure(plain)
+    if plain == LATENCY or (plain.startswith((_MOST, _LEAST)) and metric.isidentifier() and metric != LATENCY):
         # Intern the text, because a field is known to hold its default by the object's identity.
         return Objective(sys.intern(text))
-    hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
+    hint = "give latency, or a metric with its direction: min:energy, or max:NAME or min:NAME of one of metrics="
     raise UsageError(f"there is no objective {text!r}", hint=hint)
 
 
@@ -105,7 +116,7 @@ def is_maximized(objective: Objective) -> bool:
     return strip_numerics(objective).startswith(_MOST)
 
 
-def name_figure(objective: Objective) -> str:
+def name_figure(objective: str) -> str:
     """Return the name of an objective's figure: ``latency``, or a metric's name."""
     plain = strip_numerics(objective)
     return plain.partition(":")[2] or plain
@@ -122,23 +133,18 @@ def select_latency(objective: Objective, figure: float | None) -> float | None:
 
 
 def name_unit(objective: Objective) -> str:
-    """Return the unit of an objective's figures; for a kernel file's metric, its name."""
-    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), name_figure(objective))
+    """Return the unit of an objective's figures; for a metric, its name."""
+    return "µs" if is_latency(objective) else name_figure(objective)
 
 
 def format_objective_suffix(objective: str) -> str:
-    """Return an objective as the end of a phrase, ``" by energy"``; nothing for the latency, the usual objective."""
+    """Return an objective as the end of a phrase, ``" by max:tflops"``; empty for the latency."""
     return "" if objective == LATENCY else f" by {objective}"
 
 
 def select_figure(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:
-    """Return a config's figure: µs for ``latency``, J for ``energy``, J·s for ``edp``; ``None`` if it has none."""
+    """Return a config's figure, the latency in µs or a metric; ``None`` if it has none."""
     return latency_us if is_latency(objective) else metrics.get(name_figure(objective))
-
-
-def compute_energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
-    """Return the figures of the objectives ``energy`` and ``edp``, from the energy and the latency of a launch."""
-    return {ENERGY: energy_j, EDP: energy_j * latency_us / 1e6}
 
 
 def convert_to_cost(objective: Objective, figure: float | None) -> float | None:

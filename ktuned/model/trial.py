@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
-from ktuned.model.objective import ENERGY, LATENCY, Objective, is_exact, select_figure
+from ktuned.model.objective import LATENCY, Objective, is_exact, select_figure
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 4
@@ -60,9 +60,6 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
         metrics_fault: why the kernel file's own metrics failed.
         undisputed: the outcome that it gets if the default turns out to be wrong, for a config whose only fault is that
             its outputs differ from the default's. Such a config is timed, too.
-        energy_low, energy_high: ends of the energy's 95 % interval, in J.
-        energy_rounds: number of its rounds as a finalist by energy; see :attr:`round_costs`.
-        round_costs: the costs of its rounds, if the objective is not the latency.
         build: the Build, as plain data.
         facts: the backend's facts about the artifact.
         content: digest of everything that decides the measurement; trials with equal content measure the same.
@@ -70,7 +67,7 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
         open_s: how long it took to open the problem for it.
         spans: for each part of its work, ``compile`` or ``lane``, the slot or device, and its start (Unix s).
         carried_from: the trial with equal content whose measurement was taken over.
-        rounds: number of its rounds as a finalist by latency.
+        rounds: number of its rounds as a finalist.
         round_medians_us: the medians of these rounds.
         first_latency_us: its latency before these rounds.
         reference_us, reference_spread_us: the reference's latency and spread in these rounds.
@@ -99,10 +96,6 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     phase_s: Mapping[str, float] | None = None
     metrics_fault: str | None = None
     undisputed: Outcome | None = None
-    energy_low: float | None = None
-    energy_high: float | None = None
-    energy_rounds: int | None = None
-    round_costs: tuple[float, ...] | None = None
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None
@@ -120,10 +113,6 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     same_bits: bool | None = None
     nondeterministic: bool | None = None
 
-    def count_rounds(self, *, by_energy: bool = False) -> int:
-        """Return the number of its rounds as a finalist; rounds by energy are counted separately."""
-        return (self.energy_rounds if by_energy else self.rounds) or 0
-
 
 NO_DETAIL: Final = TrialDetail()
 
@@ -138,7 +127,7 @@ class TrialResult(msgspec.Struct, frozen=True):
         message: why it failed, or a remark.
         artifact: its artifact's key.
         detail: further facts.
-        metrics: the kernel file's own figures, with the energy (J) and edp (J·s) where the energy was measured.
+        metrics: the kernel file's own figures, and the energy of a launch (J) if that was measured.
     """
 
     outcome: Outcome | None
@@ -157,16 +146,14 @@ class TrialResult(msgspec.Struct, frozen=True):
             return None
         return select_figure(objective, self.latency_us, self.metrics)
 
-    def interval(self, *, by_energy: bool = False) -> tuple[float, float] | None:
-        """Return the ends of the 95 % interval of its latency or energy, relative to that figure, if they are known."""
-        figure = self.metrics.get(ENERGY) if by_energy else self.latency_us
-        detail = self.detail
-        low, high = (detail.energy_low, detail.energy_high) if by_energy else (detail.low_us, detail.high_us)
-        return None if not figure or low is None or high is None else (low / figure, high / figure)
+    def interval(self) -> tuple[float, float] | None:
+        """Return the ends of the 95 % interval of its latency, relative to that, if they are known."""
+        latency_us, low, high = self.latency_us, self.detail.low_us, self.detail.high_us
+        return None if not latency_us or low is None or high is None else (low / latency_us, high / latency_us)
 
-    def doubt(self, *, by_energy: bool = False) -> float | None:
+    def doubt(self) -> float | None:
         """Return half the width of :meth:`interval`, if it is known."""
-        found = self.interval(by_energy=by_energy)
+        found = self.interval()
         return None if found is None else (found[1] - found[0]) / 2
 
     def add_details(self, **details: Any) -> Self:

@@ -8,27 +8,19 @@ config must have been launched and checked on all of the leaf's problems.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from ktuned.model import Config, Scalar, canonical
+from ktuned.model import Scalar, canonical
 from ktuned.portfolio.matrix import FAILED, Matrix, choose_configs, compute_mean_loss, shortlist_configs
 from ktuned.portfolio.tree import (
     MAX_LEAVES,
     Branch,
-    Leaf,
     Tree,
     find_leaf,
     grow_trees,
-    list_leaves,
-    tree_from_wire,
-    tree_to_wire,
     works_everywhere,
 )
-
-FORMAT = 1
 
 FOLDS = 5
 """Number of parts of the problems. Each is held out in turn, to estimate the loss on new problems."""
@@ -39,77 +31,17 @@ SIZES = (2, 3, 4, 6, 8, 12, MAX_LEAVES)
 CANDIDATES = 24
 """A portfolio's configs are chosen among this many of the most useful configs, which always include good ones."""
 
+WANTED_LOSS = 0.01
+"""The loss at which fewer configs are enough: the error of a measurement."""
+
 TOLERANCE = 0.001
 """A smaller tree, or fewer configs, are preferred if their expected loss is at most this much larger."""
 
 
-@dataclass(frozen=True)
-class Portfolio:
-    """A tree of configs.
+def fit_portfolio(matrix: Matrix, max_configs: int, wanted_loss: float = WANTED_LOSS) -> Tree:
+    """Return the tree with the fewest configs whose expected loss is at most ``wanted_loss``.
 
-    Attributes:
-        tree: The tree.
-        expected_loss: Mean loss on problems that were held out.
-        fitted_loss: Mean loss on the problems that it was fitted to.
-        single_loss: Mean loss of the best single config for all problems.
-        wanted_loss: The loss that was asked for.
-        problems: Number of problems that it was fitted to.
-    """
-
-    tree: Tree
-    expected_loss: float
-    fitted_loss: float
-    single_loss: float
-    wanted_loss: float
-    problems: int
-
-    @property
-    def configs(self) -> list[str]:
-        """The configs of its leaves, sorted by their number of problems, the largest first."""
-        counts: dict[str, int] = {}
-        for leaf in list_leaves(self.tree):
-            counts[leaf.config] = counts.get(leaf.config, 0) + leaf.problems
-        return sorted(counts, key=lambda config: (-counts[config], config))
-
-    def find_leaf(self, problem: Mapping[str, Scalar]) -> Leaf:
-        """Return the leaf of a problem, with its config and its expected loss."""
-        return find_leaf(self.tree, problem)
-
-    def choose_config(self, problem: Mapping[str, Scalar]) -> Config:
-        """Return the config for a problem."""
-        config: Config = json.loads(self.find_leaf(problem).config)
-        return config
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the portfolio as plain data."""
-        return {
-            "ktuned_portfolio": FORMAT,
-            "tree": tree_to_wire(self.tree),
-            "configs": self.configs,
-            "expected_loss": self.expected_loss,
-            "fitted_loss": self.fitted_loss,
-            "single_loss": self.single_loss,
-            "wanted_loss": self.wanted_loss,
-            "problems": self.problems,
-        }
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Portfolio:
-        """Rebuild from :meth:`to_wire`'s data.
-
-        Raises:
-            ValueError: The data is of another version.
-        """
-        if data.get("ktuned_portfolio") != FORMAT:
-            raise ValueError(f"a portfolio of format {data.get('ktuned_portfolio')}, and this version reads {FORMAT}")
-        figures = [data[name] for name in ("expected_loss", "fitted_loss", "single_loss", "wanted_loss", "problems")]
-        return cls(tree_from_wire(data["tree"]), *figures)
-
-
-def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.02) -> Portfolio:
-    """Return the portfolio with the fewest configs whose expected loss is at most ``wanted_loss``.
-
-    If there is none with up to ``max_configs``, return the best portfolio.
+    If there is none with up to ``max_configs``, return the best tree.
 
     Raises:
         ValueError: There are no problems, or no tree was found whose configs work on all of their problems.
@@ -121,28 +53,26 @@ def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.0
             raise ValueError(f"no config is known to work for {canonical(matrix.problems[row])}")
     everywhere = {config for config in matrix.costs[0] if all(config in row for row in matrix.costs)}
     matrix = matrix.select_columns(shortlist_configs(matrix.select_columns(everywhere), CANDIDATES))
-    best: Portfolio | None = None
-    single_loss = 0.0
+    best: Tree | None = None
+    best_loss = FAILED
     for count in range(1, max_configs + 1):
         configs = choose_configs(matrix, count)
         if len(configs) < count and best is not None:
             break
-        found = _fit_tree(matrix, configs, wanted_loss)
-        if count == 1:
-            single_loss = found.fitted_loss
-        found = replace(found, single_loss=single_loss)
-        if not works_everywhere(found.tree, matrix):
+        found, expected_loss = _fit_tree(matrix, configs)
+        if not works_everywhere(found, matrix):
             continue
-        if best is None or found.expected_loss < best.expected_loss - TOLERANCE:
-            best = found
-        if best.expected_loss <= wanted_loss:
+        if expected_loss < best_loss - TOLERANCE:
+            best, best_loss = found, expected_loss
+        if best_loss <= wanted_loss:
             break
     if best is None:
         raise ValueError(f"no {max_configs} configs work on all {len(matrix)} problems")
     return best
 
 
-def _fit_tree(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Portfolio:
+def _fit_tree(matrix: Matrix, configs: Sequence[str]) -> tuple[Tree, float]:
+    """Return a tree of these configs, and its expected loss."""
     if not configs:
         raise ValueError("no config was measured on all problems")
     sizes = [1] if len(configs) == 1 else [size for size in SIZES if size >= len(configs)]
@@ -155,7 +85,7 @@ def _fit_tree(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Por
     tree = trees[place]
     fitted = compute_mean_loss(matrix, [find_leaf(tree, problem).config for problem in matrix.problems])
     expected = max(fitted, held_out[place])
-    return Portfolio(_add_expected_loss(tree, expected - fitted), expected, fitted, 0.0, wanted_loss, len(matrix))
+    return _add_expected_loss(tree, expected - fitted), expected
 
 
 def _add_expected_loss(tree: Tree, more: float) -> Tree:

@@ -9,7 +9,7 @@ learned from the loss of each tuned problem with the config of its nearest tuned
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ktuned.model import Scalar, canonical
 
@@ -44,6 +44,16 @@ def count_octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> flo
         else:
             total += OTHER_KIND
     return total
+
+
+def weigh_by_launches(
+    tuned: Sequence[Mapping[str, Scalar]], launches: Iterable[tuple[Mapping[str, Scalar], int]]
+) -> list[float]:
+    """Return for each tuned problem 1 + the launches of all problems to which it is the nearest one."""
+    weights = [1.0] * len(tuned)
+    for problem, count in launches:
+        weights[min(range(len(tuned)), key=lambda place: count_octaves(problem, tuned[place]))] += count
+    return weights
 
 
 class Selection:
@@ -88,14 +98,6 @@ class Selection:
             self._nearest[key] = min(distances, default=(math.inf, ""))
         self._weights[key] = self._weights.get(key, 0.0) + weight
 
-    def sum_weights_nearby(self) -> dict[str, float]:
-        """Return for each tuned problem, by its canonical text, the total weight of the problems nearest to it."""
-        found = dict.fromkeys(self._tuned, 0.0)
-        for key, (_, tuned) in self._nearest.items():
-            if tuned in found:
-                found[tuned] += self._weights[key]
-        return found
-
     def record_tuning(self, problem: Mapping[str, Scalar]) -> None:
         """Record that a problem was tuned."""
         self.add_problem(problem, 0.0)
@@ -113,14 +115,8 @@ class Selection:
 
     def find_neighbour(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
         """Return the tuned problem that is nearest to a problem, which may itself be tuned; never that problem."""
-        return self._find_nearest(problem, self._tuned.keys() - {canonical(problem)})
-
-    def find_nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
-        """Return the tuned problem whose config a problem gets until it is tuned itself."""
-        return self._find_nearest(problem, self._tuned)
-
-    def _find_nearest(self, problem: Mapping[str, Scalar], among: Iterable[str]) -> Mapping[str, Scalar] | None:
-        nearest = min(among, key=lambda key: (count_octaves(problem, self._tuned[key]), key), default=None)
+        others = self._tuned.keys() - {canonical(problem)}
+        nearest = min(others, key=lambda key: (count_octaves(problem, self._tuned[key]), key), default=None)
         return None if nearest is None else self._tuned[nearest]
 
     def estimate_mean_loss(self) -> float:

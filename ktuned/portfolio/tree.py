@@ -12,6 +12,7 @@ large loss.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from ktuned.model import Scalar
-from ktuned.portfolio.matrix import LOSS_OF_FAILURE, Matrix
+from ktuned.portfolio.matrix import Matrix
 
 MAX_LEAVES = 16
-"""Most leaves: a person should be able to read the tree, and its C header should stay short."""
+"""Most leaves: a person should be able to read the tree."""
 
 MOST_FACTOR = 128
 """The largest power of two that counts as a divisor: the number of bytes in a warp's widest access."""
@@ -58,13 +59,11 @@ class Leaf:
     Attributes:
         config: The config's canonical text.
         expected_loss: Its expected mean loss on new problems.
-        worst_loss: Its largest loss on a problem that the tree was fitted to.
-        problems: Number of those problems.
+        problems: Number of problems that it was fitted to.
     """
 
     config: str
     expected_loss: float
-    worst_loss: float
     problems: int
 
 
@@ -226,7 +225,7 @@ class _Node:
         weights = [self._matrix.weights[row] for row in self._rows]
         losses = [self._losses[row][self._config] for row in self._rows]
         mean = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / (sum(weights) or 1.0)
-        return Leaf(configs[self._config], mean, max(losses), len(self._rows))
+        return Leaf(configs[self._config], mean, len(self._rows))
 
 
 def _choose_threshold(low: float, high: float) -> float:
@@ -247,25 +246,12 @@ def works_everywhere(tree: Tree, matrix: Matrix) -> bool:
 
 
 def tree_to_wire(tree: Tree) -> dict[str, Any]:
-    """Return a tree as plain data."""
+    """Return a tree as plain data, which :mod:`ktuned_client.portfolio_tree` reads."""
     if isinstance(tree, Leaf):
-        return {
-            "config": tree.config,
-            "expected_loss": tree.expected_loss,
-            "worst_loss": min(tree.worst_loss, LOSS_OF_FAILURE),
-            "problems": tree.problems,
-        }
+        return {"config": json.loads(tree.config), "expected_loss": tree.expected_loss, "problems": tree.problems}
     return {
         "figure": list(tree.condition.figure),
         "limit": tree.condition.limit,
         "passing": tree_to_wire(tree.passing),
         "failing": tree_to_wire(tree.failing),
     }
-
-
-def tree_from_wire(data: Mapping[str, Any]) -> Tree:
-    """Rebuild from :func:`tree_to_wire`'s data."""
-    if "config" in data:
-        return Leaf(data["config"], data["expected_loss"], data["worst_loss"], data["problems"])
-    condition = Condition(tuple(data["figure"]), data["limit"])
-    return Branch(condition, tree_from_wire(data["passing"]), tree_from_wire(data["failing"]))

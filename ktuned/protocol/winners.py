@@ -1,4 +1,4 @@
-"""Winners: lookups, checks, portfolios, exports, and the exchange with a team's store."""
+"""Winners: lookups, checks, exports, and the exchange with a team's store."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         message: why there is no better answer.
         generation: grows whenever the kernel's answers may have changed.
         is_final: whether a final round on this machine has decided the winner.
-        metrics: the winner's metrics of the kernel file, and its energy if that was measured.
+        metrics: the winner's metrics.
         measured: the problem that the winner was measured for, if it is not this problem.
         objective: the objective by which the config is the best.
         expected_loss: for a portfolio's config, the share of time that it is expected to lose against the best.
@@ -155,108 +155,6 @@ class CheckAnswer(msgspec.Struct, frozen=True):
     winners: Sequence[CheckedWinner]
 
 
-class PortfolioParams(msgspec.Struct, frozen=True):
-    """``portfolio``: a kernel; ``make`` makes a portfolio by the other fields. A field that is left out has the kernel
-    file's value.
-    """
-
-    kernel: str
-    directory: str | None = None
-    device: str | None = None
-    objective: str | None = None
-    make: bool = False
-    configs: int | None = None
-    loss: float | None = None
-    tunings: int | None = None
-
-
-class PortfolioLimits(msgspec.Struct, frozen=True):
-    """Limits of a portfolio: its configs, its expected loss, and the problems that may be tuned for it."""
-
-    configs: int = 4
-    loss: float = 0.02
-    tunings: int = 12
-
-
-class PortfolioDocument(msgspec.Struct, frozen=True):
-    """A portfolio with the data that it was fitted to, as the store keeps it.
-
-    Attributes:
-        ktuned_portfolio: the version of the format; :class:`ktuned.portfolio.Portfolio` reads it.
-        tree: the tree that chooses among the configs, as plain data.
-        configs: the configs as canonical texts; the config for the most problems is the first.
-        expected_loss: mean loss on problems that were held out.
-        fitted_loss: mean loss on the problems that it was fitted to.
-        single_loss: mean loss of the best single config for all problems.
-        wanted_loss: the loss that was requested.
-        problems: the number of problems that it was fitted to.
-        matrix: the costs of these problems: :class:`ktuned.portfolio.Matrix` as plain data.
-        over: the problems that it is for, with their weights.
-        wanted: the limits that it was made with.
-        created: the Unix time of the fit.
-    """
-
-    ktuned_portfolio: int
-    tree: dict[str, Any]
-    configs: Sequence[str]
-    expected_loss: float
-    fitted_loss: float
-    single_loss: float
-    wanted_loss: float
-    problems: int
-    matrix: dict[str, Any]
-    over: Sequence[tuple[Problem, float]]
-    wanted: PortfolioLimits
-    created: float
-
-
-class PortfolioInfo(PortfolioDocument, frozen=True, kw_only=True):
-    """A kernel's portfolio for a device model and an objective; ``current`` if its context has not changed since."""
-
-    device: str
-    objective: Objective
-    current: bool
-
-
-class PortfolioProgress(msgspec.Struct):
-    """The progress of a portfolio that is being made or was made last.
-
-    Attributes:
-        kernel: the kernel's full name.
-        device: the device's model.
-        objective: the objective.
-        problems: the number of problems that it is for.
-        state: ``queued``, ``running``, ``done`` or ``failed``.
-        message: why it failed.
-        tuned: how many of these problems were tuned for it.
-        measured: how many configs were measured for it, on any problem.
-        jobs: the newest job that was created for it, if any.
-    """
-
-    kernel: str
-    device: str
-    objective: Objective
-    problems: int
-    state: str = "queued"
-    message: str = ""
-    tuned: int = 0
-    measured: int = 0
-    jobs: Sequence[int] = ()
-
-    @property
-    def is_under_way(self) -> bool:
-        """True until the portfolio is done or has failed."""
-        return self.state in ("queued", "running")
-
-
-class PortfolioAnswer(msgspec.Struct, frozen=True):
-    """A kernel's portfolios, and the progress of those that are being made or were made last."""
-
-    kernel: str
-    portfolios: Sequence[PortfolioInfo]
-    making: Sequence[PortfolioProgress]
-
-
 class ExportParams(msgspec.Struct, frozen=True):
     """``export``: the document of one kernel on one device model; without both, the list of what can be exported."""
 
@@ -295,6 +193,13 @@ class ExportedWinner(msgspec.Struct, frozen=True):
     metrics: Mapping[str, float] | UnsetType = UNSET
 
 
+class ExportedFunction(msgspec.Struct, frozen=True):
+    """The application's function that a kernel was adopted from: its name, and the digest of its source."""
+
+    name: str
+    source: str
+
+
 class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The winners of one kernel on one device model: the content of a file of winners (docs/sharing.md, "The files").
 
@@ -308,10 +213,14 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
         specialize: the problem keys that winners are kept for; None for all.
         bucket: the rules of shape buckets by problem key.
         names: what was read for the kernel besides its file, each with the ends that it was read for.
+        function: the application's function that the kernel was adopted from, if it was; drop-ins find their winners
+            by it.
         winners: the winners by latency.
         objective: the objective of lookups that name none.
         objectives: the winners by other objectives. They are apart from ``winners``, because a reader that does not
             know objectives takes each of ``winners`` for the fastest.
+        portfolios: by objective the trees that choose configs for other problems
+            (:mod:`ktuned_client.portfolio_tree`).
         artifacts: the directory of the artifacts, relative to the file.
     """
 
@@ -323,8 +232,10 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     specialize: Sequence[str] | UnsetType | None = UNSET
     bucket: Mapping[str, Any] | UnsetType = UNSET
     names: Mapping[str, Sequence[str]] | UnsetType = UNSET
+    function: ExportedFunction | UnsetType = UNSET
     objective: Objective = LATENCY
     objectives: Mapping[Objective, Sequence[ExportedWinner]] = msgspec.field(default_factory=dict)
+    portfolios: Mapping[Objective, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     artifacts: str | None = None
 
     @classmethod
@@ -410,7 +321,6 @@ class ShareAnswer(msgspec.Struct, frozen=True):
 LOOKUP: Final = Method("lookup", LookupParams, Answer)
 LOOKUP_MANY: Final = Method("lookup_many", LookupManyParams, LookupManyAnswer)
 CHECK: Final = Method("check", CheckParams, CheckAnswer)
-PORTFOLIO: Final = Method("portfolio", PortfolioParams, PortfolioAnswer)
 EXPORT: Final = Method("export", ExportParams, ExportAnswer)
 IMPORT: Final = Method("import", ImportParams, ImportAnswer)
 SHARE: Final = Method("share", ShareParams, ShareAnswer)

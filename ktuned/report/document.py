@@ -134,33 +134,6 @@ class Section(Struct, frozen=True):
     numerics: Sequence[str] = ()
 
 
-class PortfolioRow(Struct, frozen=True):
-    """A problem's loss, as a fraction, with each config of a portfolio; ``None`` if it fails or was not measured.
-
-    ``chosen`` is the index of the config that the tree chooses for the problem, and ``expected`` is that config's
-    expected loss. ``is_new`` says that the problem was measured after the fit.
-    """
-
-    problem: Mapping[str, Scalar]
-    losses: Sequence[float | None]
-    chosen: int
-    expected: float
-    is_new: bool = False
-
-
-class ShownPortfolio(Struct, frozen=True):
-    """A portfolio: its configs, its losses, the lines of its tree with their depths, and the rows of its matrix."""
-
-    kernel: str
-    device: str
-    objective: str
-    configs: Sequence[Mapping[str, Scalar]]
-    expected_loss: float
-    single_loss: float
-    tree: Sequence[tuple[int, str]]
-    rows: Sequence[PortfolioRow]
-
-
 class Document(Struct, frozen=True):
     """Everything on the page; ``made`` is Unix time in s, ``is_live`` whether it follows the store."""
 
@@ -169,4 +142,3 @@ class Document(Struct, frozen=True):
     sections: Sequence[Section]
     is_live: bool = False
     notices: Sequence[str] = ()
-    portfolios: Sequence[ShownPortfolio] = ()

@@ -54,7 +54,6 @@ from ktuned.report.document import (
     Standing,
     WinnerSummary,
 )
-from ktuned.report.portfolio_survey import survey_portfolio
 from ktuned.store import ContextSums, Overview, TrialRow
 
 MAX_TRIALS = 100_000
@@ -136,16 +135,7 @@ def survey_store(
                 others.get(key, ()),
             )
         )
-    portfolios = [
-        survey_portfolio(
-            overview,
-            stored,
-            [group[-1] for key, group in groups.items() if (key.kernel, key.device) == (stored.kernel, stored.device)],
-        )
-        for stored in overview.load_portfolios()
-        if kernels is None or stored.kernel in kernels
-    ]
-    return Document(time(), version, sections, is_live, portfolios=portfolios)
+    return Document(time(), version, sections, is_live)
 
 
 def _choose_context(group: Sequence[ContextSums], winner: Winner | None) -> ContextSums:

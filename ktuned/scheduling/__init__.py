@@ -1,16 +1,15 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
 from ktuned.scheduling.dispatcher import Dispatcher, Intervals
+from ktuned.scheduling.due_kernels import DueKernels
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.kept_portfolios import KeptPortfolios
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.portfolio_maker import PortfolioBuild, PortfolioMaker, PortfolioSpec
-from ktuned.scheduling.portfolios import Portfolios
+from ktuned.scheduling.portfolios import PortfolioFitter, Portfolios
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
@@ -21,6 +20,7 @@ __all__ = [
     "EVERYTHING",
     "POLICIES",
     "Dispatcher",
+    "DueKernels",
     "HostObserver",
     "IdlePolicy",
     "Intake",
@@ -28,11 +28,8 @@ __all__ = [
     "JobMachine",
     "JobRequests",
     "Jobs",
-    "KeptPortfolios",
     "KnownFailures",
-    "PortfolioBuild",
-    "PortfolioMaker",
-    "PortfolioSpec",
+    "PortfolioFitter",
     "Portfolios",
     "Preparation",
     "Reading",

@@ -1,212 +1,290 @@
-"""Portfolios of kernels: made on request, used for lookups at once, and made again if they err.
+"""Portfolios: a few configs that serve the problems for which a kernel was not tuned, chosen by a tree.
 
 ::
 
-    looked up ─▶ the tree's config, `near` ─▶ noted ─▶ measured at leisure ─▶ worse than expected? make it again
+    a job ends ─▶ eight keys are tuned ─▶ costs of the useful configs ─▶ fit, in a worker ─▶ store ─▶ lookups, exports
+                                              │            ▲
+                                              ▼ some lack  │ ends
+                                           jobs of the lowest rank, restricted to these configs
 
-:mod:`~ktuned.scheduling.portfolio_maker` makes a portfolio. An application's new problems are not tuned: only the
-portfolio's few configs are measured on them, on the problems with the largest expected loss first, and on at most
-:data:`MAX_MEASURED` problems between two fits.
+A kernel has one portfolio for each device model and objective. It is fitted to the trials in the store, once no job of
+the kernel waits or runs, and again when these costs have changed. A config can only become a leaf's if it was measured
+with right outputs on each key of the leaf. After an edit the portfolio stays, and is replaced once eight keys were
+tuned again.
+
+With exact numerics there is none: the bits of its configs would not have been compared on a new problem.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import structlog
-from msgspec import structs
 
-from ktuned.catalog import Catalog
+from ktuned.catalog import Admission, Catalog
 from ktuned.devices import Machine
-from ktuned.model import KernelInfo, KtunedError, Objective, PortfolioRequest, Priority, Problem
-from ktuned.portfolio import is_choice_wrong
-from ktuned.protocol import PortfolioInfo, PortfolioProgress
+from ktuned.fleet import Fleet
+from ktuned.ipc import requests
+from ktuned.model import (
+    LATENCY,
+    Config,
+    JobState,
+    KernelInfo,
+    KtunedError,
+    Objective,
+    Outcome,
+    Priority,
+    Problem,
+    Role,
+    Winner,
+    canonical,
+    convert_to_cost,
+    is_exact,
+)
+from ktuned.portfolio import FAILED, Matrix, shortlist_configs, weigh_by_launches
+from ktuned.scheduling.due_kernels import DueKernels
+from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, PortfolioKey
-from ktuned.scheduling.portfolio_maker import MAX_PROBLEMS, PortfolioBuild, PortfolioMaker, PortfolioSpec
+from ktuned.scheduling.preparation import find_present_key
+from ktuned.store import Store, StoredPortfolio
+from ktuned_client.portfolio_tree import find_leaf, list_configs
 
-MAX_MEASURED: Final = 40
-"""Most new problems that are measured between two fits."""
+MIN_KEYS: Final = 8
+"""Fewest tuned keys: a tree of fewer says nothing about others that their nearest key does not say."""
 
-IDLE_S: Final = 2.0
-"""Interval at which it is checked whether the daemon has other work."""
+MAX_KEYS: Final = 200
+"""Most keys that a portfolio is fitted to, those with the most launches: a fit takes a second then."""
 
+BEST_OF_KEY: Final = 64
+"""Configs of each key that compete, best first: few others are within 10 % of the best."""
+
+SHORTLIST: Final = 3
+"""For each config of the portfolio, this many candidates are measured on all keys."""
+
+MAX_ASKED: Final = 100_000
+"""Cells that are remembered as requested. At more, all are forgotten, and requested once more if they still lack."""
+
+SETTLE_S: Final = 2.0
+"""Pause after the end of a job: the next key of the same kernel is often chosen within a second."""
 
 _log = structlog.get_logger()
 
+Tree = Mapping[str, Any]
+"""A tree as :mod:`ktuned_client.portfolio_tree` describes it."""
+
 
 class Portfolios:
-    """Makes the portfolios that :meth:`request_portfolio` asks for, and maintains those in use.
-
-    :meth:`run_until_cancelled` does the work.
+    """The portfolios in use, read from the store once.
 
     Args:
-        on_change: Called with the name of a kernel whose lookups get new answers.
+        store: The store.
+        due: Gets each kernel that is used for the first time, in case the last daemon ended before a fit.
+    """
 
-    Attributes:
-        kept: The portfolios in use.
+    def __init__(self, store: Store, due: DueKernels) -> None:
+        self._store = store
+        self._due = due
+        self._known: dict[str, dict[tuple[str, Objective], StoredPortfolio]] = {}
+
+    def find_portfolio(self, kernel: KernelInfo, device: str, objective: Objective) -> StoredPortfolio | None:
+        """Return a kernel's portfolio on a device model, by an objective."""
+        if not kernel.extra.portfolio or is_exact(objective):
+            return None
+        if kernel.name not in self._known:
+            stored = self._store.load_portfolios(kernel.name)
+            self._known[kernel.name] = {(one.device, one.objective): one for one in stored}
+            self._due.add_kernel(kernel.name)
+        return self._known[kernel.name].get((device, objective))
+
+    def find_configs(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> list[Config]:
+        """Return a portfolio's configs, the one for a problem first; none if there is no portfolio."""
+        found = self.find_portfolio(kernel, device, objective)
+        if found is None:
+            return []
+        return [find_leaf(found.tree, kernel.select_key_values(problem))["config"], *list_configs(found.tree)]
+
+    async def keep_portfolio(self, stored: StoredPortfolio) -> None:
+        """Store a portfolio, and use it from now on.
+
+        Raises:
+            StoreError: The portfolio cannot be stored.
+        """
+        await self._store.save_portfolio(stored)
+        self._known.pop(stored.kernel, None)
+
+
+class PortfolioFitter:
+    """Fits the portfolios, and has the costs measured that a fit lacks.
+
+    Args:
+        due: The kernels whose jobs have ended.
+        on_change: Called with the name of a kernel whose lookups get new answers.
     """
 
     def __init__(
         self,
+        portfolios: Portfolios,
+        due: DueKernels,
         *,
+        admission: Admission,
         catalog: Catalog,
+        fleet: Fleet,
         jobs: Jobs,
-        kept: KeptPortfolios,
         machine: Machine,
-        maker: PortfolioMaker,
+        requests: JobRequests,
+        store: Store,
+        deadlines: Mapping[str, float],
         on_change: Callable[[str], None],
     ) -> None:
+        self._portfolios = portfolios
+        self._due = due
+        self._admission = admission
         self._catalog = catalog
+        self._fleet = fleet
         self._jobs = jobs
         self._machine = machine
-        self._maker = maker
+        self._requests = requests
+        self._store = store
+        self._deadlines = deadlines
         self._on_change = on_change
-        self.kept = kept
-        self._builds: dict[PortfolioKey, PortfolioBuild] = {}
-        self._waiting: deque[PortfolioBuild] = deque()
-        self._arrived = anyio.Event()
-
-    def count_portfolio_lookup(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
-        """Count a lookup of a problem without a winner; return whether a portfolio answers such lookups.
-
-        If so, the problem is not tuned on its own. If the kernel file declares a portfolio that was not made yet, its
-        making is requested now.
-        """
-        kept = self.kept.find_portfolio(kernel, device, objective)
-        if kept is not None:
-            kept.count_problem(problem)
-            return True
-        if kernel.extra.portfolio is None:
-            return False
-        if (kernel.name, device, objective) not in self._builds:
-            try:
-                wanted = PortfolioSpec.from_request(kernel, PortfolioRequest())
-                self.request_portfolio(kernel, device, objective, wanted, Priority.BACKGROUND)
-            except KtunedError as error:
-                _log.warning("portfolio_not_made", kernel=kernel.name, reason=error.message)
-                return False
-        return self._builds[kernel.name, device, objective].progress.is_under_way
-
-    def describe_portfolios(self, kernel: KernelInfo) -> list[PortfolioInfo]:
-        """Return a kernel's portfolios, with the known costs of their problems."""
-        found = []
-        for (_, device, objective), kept in self.kept.load_portfolios(kernel.name).items():
-            document = structs.asdict(kept.stored.document)
-            is_current = kept.stored.state == self._maker.describe_state(kernel, device)
-            found.append(PortfolioInfo(**document, device=device, objective=objective, current=is_current))
-        return found
-
-    def list_progress(self, kernel: KernelInfo) -> list[PortfolioProgress]:
-        """Return the progress of the builds of a kernel's portfolios, under way or ended: the last of each."""
-        return [build.progress for key, build in self._builds.items() if key[0] == kernel.name]
-
-    def request_portfolio(
-        self, kernel: KernelInfo, device: str | None, objective: Objective, wanted: PortfolioSpec, priority: int
-    ) -> PortfolioBuild:
-        """Have a portfolio made, unless its build is under way already.
-
-        Raises:
-            UsageError: No portfolio can be made as requested.
-            BackendError: There is no device to measure on.
-        """
-        environment = self._catalog.find_kernel_environment(kernel)
-        model = self._machine.find_device(environment, kernel.backend, device).model
-        key = (kernel.name, model, objective)
-        known = self._builds.get(key)
-        if known is not None and known.progress.is_under_way:
-            return known
-        build = PortfolioBuild.begin(kernel, model, objective, wanted, priority)
-        self._builds[key] = build
-        self._waiting.append(build)
-        self._arrived.set()
-        return build
+        self._asked: set[tuple[int, str]] = set()
+        """The cells that were requested: hashes of contexts, and configs."""
 
     async def run_until_cancelled(self) -> None:
-        """Make the requested portfolios, and measure new problems while the daemon is idle, until cancelled."""
+        """Fit the portfolios of kernels whose jobs have ended, until cancelled."""
         while True:
-            with anyio.move_on_after(IDLE_S):
-                await self._arrived.wait()
-            self._arrived = anyio.Event()
-            while self._waiting:
-                await self._finish_build(self._waiting.popleft())
-            if not self._jobs.list_live_jobs():
-                await self._measure_new_problem()
+            await self._due.wait_for_kernel()
+            await anyio.sleep(SETTLE_S)
+            for name in sorted(self._due.take_kernels()):
+                live = [job for job in self._jobs.list_live_jobs() if job.kernel == name]
+                if any(job.state is not JobState.PAUSED for job in live):
+                    # The end of the last one adds the kernel again.
+                    continue
+                try:
+                    await self.fit_kernel(name)
+                except KtunedError as error:
+                    _log.warning("portfolio_not_fitted", kernel=name, reason=error.message)
 
-    async def _finish_build(self, build: PortfolioBuild) -> None:
-        build.progress.state = "running"
-        try:
-            await self.kept.keep_portfolio(await self._maker.make_portfolio(build))
-            self._on_change(build.kernel.name)
-            build.progress.state = "done"
-        except KtunedError as error:
-            build.progress.state, build.progress.message = "failed", error.message
-            _log.warning("portfolio_not_made", kernel=build.kernel.name, reason=error.message)
+    async def fit_kernel(self, name: str) -> None:
+        """Fit a kernel's portfolios to its present winners, if enough keys are tuned.
 
-    async def _measure_new_problem(self) -> None:
-        """Measure the new problem with the largest expected loss.
-
-        A portfolio that errs there, or whose kernel has changed, is made again.
+        Raises:
+            KtunedError: The kernel is gone, no worker can fit, or the portfolio cannot be stored.
         """
-        for (name, model, objective), kept in self.kept.list_portfolios():
-            if not kept.noted:
-                continue
-            try:
-                kernel = self._catalog.resolve_kernel(name)
-                if kept.stored.state != self._maker.describe_state(kernel, model):
-                    kept.noted.clear()
-                    self._remake_portfolio(kernel, model, objective, kept)
-                elif (problem := self._choose_unmeasured_problem(kernel, kept)) is not None:
-                    await self._measure_problem(kernel, model, objective, kept, problem)
-                    return
-            except KtunedError as error:
-                kept.noted.clear()
-                _log.warning("problem_not_measured", kernel=name, reason=error.message)
+        kernel = self._catalog.resolve_kernel(name)
+        if not kernel.extra.portfolio:
+            return
+        tuned: dict[tuple[str, Objective], list[Winner]] = {}
+        for winner in self._store.list_winners(name):
+            if winner.is_final and not is_exact(winner.objective) and self._is_current(kernel, winner):
+                tuned.setdefault((winner.context.device, winner.objective), []).append(winner)
+        for winners in tuned.values():
+            if len(winners) >= MIN_KEYS:
+                await self._fit_winners(kernel, winners)
 
-    def _choose_unmeasured_problem(self, kernel: KernelInfo, kept: KeptPortfolio) -> Problem | None:
-        """Choose the new problem with the largest expected loss, unless enough have been measured."""
-        waiting = [key for key in kept.noted if key not in kept.measured]
-        if not waiting or len(kept.measured) >= MAX_MEASURED:
+    def _is_current(self, kernel: KernelInfo, winner: Winner) -> bool:
+        """Return whether a winner was measured in the context of a measurement made now."""
+        try:
+            present = find_present_key(
+                self._catalog, self._machine, kernel, winner.problem, winner.context.device, LATENCY
+            )
+        except KtunedError:
+            return False
+        return present.context == winner.context
+
+    async def _fit_winners(self, kernel: KernelInfo, winners: list[Winner]) -> None:
+        """Fit the portfolio of one device model and objective, or request the costs that it lacks."""
+        device, objective = winners[0].context.device, winners[0].objective
+        # Which keys, and which configs are worth measuring on all of them?
+        launches = self._jobs.list_launches(kernel.name, device)
+        winners = sorted(winners, key=lambda winner: (-launches.get(winner.key.problem, 0), -winner.decided))[:MAX_KEYS]
+        keys = tuple(winner.problem for winner in winners)
+        launched = [(json.loads(key), count) for key, count in launches.items()]
+        # In a thread, because thousands of launched keys take a second.
+        weights = tuple(await anyio.to_thread.run_sync(weigh_by_launches, keys, launched))
+        best = tuple([self._list_best_costs(winner) for winner in winners])
+        useful = shortlist_configs(Matrix(keys, weights, best), SHORTLIST * kernel.extra.portfolio)
+        # What did they take? A config that was not measured, for whatever reason, must not be chosen there.
+        costs: list[dict[str, float]] = []
+        is_waiting = False
+        for winner in winners:
+            await anyio.lowlevel.checkpoint()
+            found = {text: self._find_cost(winner, text) for text in useful}
+            holes = [text for text, cost in found.items() if cost is None]
+            is_waiting |= await self._measure_configs(kernel, winner, holes)
+            # The winner itself may not be among the useful configs, and losses are relative to it.
+            own = convert_to_cost(objective, winner.figure)
+            row = {text: FAILED if cost is None else cost for text, cost in found.items()}
+            costs.append(row if own is None else {canonical(winner.config): own} | row)
+        if is_waiting:
+            return
+        # Fit, unless the costs are those of the last fit.
+        matrix = Matrix(keys, weights, tuple(costs)).to_wire()
+        fitted_to = hashlib.sha256(canonical({"configs": kernel.extra.portfolio, **matrix}).encode()).hexdigest()
+        known = self._portfolios.find_portfolio(kernel, device, objective)
+        if known is not None and known.fitted_to == fitted_to:
+            return
+        request = requests.FitPortfolio(matrix, kernel.extra.portfolio)
+        async with self._fleet.lend_worker(Role.INSPECT, self._catalog.find_kernel_environment(kernel)) as worker:
+            reply, _ = await worker.send_request(request, self._deadlines)
+        if reply.fault:
+            _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
+            return
+        await self._portfolios.keep_portfolio(StoredPortfolio(kernel.name, device, objective, fitted_to, reply.tree))
+        self._on_change(kernel.name)
+        _log.info("portfolio_fitted", kernel=kernel.name, device=device, objective=objective, keys=len(keys))
+
+    def _list_best_costs(self, winner: Winner) -> dict[str, float]:
+        """Return the costs of the best configs of a winner's key."""
+        found = self._store.list_measured_configs(winner.context, BEST_OF_KEY, objective=winner.objective)
+        costs = {known.text: convert_to_cost(winner.objective, known.figure) for known in found}
+        return {text: cost for text, cost in costs.items() if cost is not None}
+
+    def _find_cost(self, winner: Winner, config: str) -> float | None:
+        """Return a config's cost for a winner's key: ``FAILED`` if it does not work, ``None`` if it was not tried."""
+        trial = self._store.find_trial(winner.context, json.loads(config))
+        if trial is None or trial.outcome is None:
             return None
+        if trial.outcome is not Outcome.MEASURED:
+            return FAILED
+        return convert_to_cost(winner.objective, trial.figure(winner.objective))
 
-        def expect_loss(key: str) -> tuple[float, str]:
-            leaf = kept.portfolio.find_leaf(kernel.select_key_values(json.loads(key)))
-            return kept.noted[key] * (leaf.expected_loss + 0.001), key
+    async def _measure_configs(self, kernel: KernelInfo, winner: Winner, configs: Sequence[str]) -> bool:
+        """Request that configs are measured for a winner's key, once; return whether a job was requested."""
+        place = hash(winner.context)
+        wanted: list[Config] = [json.loads(text) for text in configs if (place, text) not in self._asked]
+        problem = self._find_measurable_problem(kernel, winner)
+        if not wanted or problem is None:
+            return False
+        if len(self._asked) > MAX_ASKED:
+            self._asked.clear()
+        self._asked |= {(place, canonical(config)) for config in wanted}
+        admitted = await self._admission.check_configs(kernel, problem, wanted)
+        tried = tuple(config for config, is_in in zip(wanted, admitted, strict=True) if is_in)
+        if not tried:
+            return False
+        request = TuningRequest(
+            problem=problem,
+            device=winner.context.device,
+            objective=winner.objective,
+            priority=Priority.VERIFY,
+            reason="portfolio",
+            configs=tried,
+        )
+        return bool(await self._requests.request_jobs(kernel, request))
 
-        chosen = max(waiting, key=expect_loss)
-        kept.measured.add(chosen)
-        problem: Problem = json.loads(chosen)
-        return problem
+    def _find_measurable_problem(self, kernel: KernelInfo, winner: Winner) -> Problem | None:
+        """Return the whole problem of a winner's key, of which an application's recorded call may be a part.
 
-    async def _measure_problem(
-        self, kernel: KernelInfo, model: str, objective: Objective, kept: KeptPortfolio, problem: Problem
-    ) -> None:
-        """Measure a portfolio's configs on a new problem; make the portfolio again if it errs there."""
-        build = PortfolioBuild.begin(kernel, model, objective, PortfolioSpec([(problem, 1.0)]), Priority.BACKGROUND)
-        measured = await self._maker.measure_configs(build, problem, kept.portfolio.configs)
-        leaf = kept.portfolio.find_leaf(kernel.select_key_values(problem))
-        lost = measured.compute_loss(0, leaf.config)
-        _log.info("portfolio_measured", kernel=kernel.name, lost=lost, expected=leaf.expected_loss)
-        if is_choice_wrong(measured, 0, leaf):
-            self._remake_portfolio(kernel, model, objective, kept, problem)
-
-    def _remake_portfolio(
-        self,
-        kernel: KernelInfo,
-        model: str,
-        objective: Objective,
-        kept: KeptPortfolio,
-        problem: Problem | None = None,
-    ) -> None:
-        """Have a portfolio made again, with ``problem`` as an additional one if it is given."""
-        document = kept.stored.document
-        over = list(document.over)
-        if problem is not None and len(over) < MAX_PROBLEMS:
-            over.append((problem, sum(weight for _, weight in over) / len(over)))
-        asked = PortfolioRequest(tuple(over), **structs.asdict(document.wanted))
-        wanted = PortfolioSpec.from_request(kernel, asked)
-        self.request_portfolio(kernel, model, objective, wanted, Priority.BACKGROUND)
+        A key that was imported may have none.
+        """
+        if kernel.specialize is None:
+            return winner.problem
+        trial = self._store.get_trial(winner.trial)
+        job = None if trial is None else self._store.get_job(trial.job)
+        return None if job is None or not job.problem else job.problem

@@ -24,7 +24,6 @@ from ktuned.model import (
     explain_unmeasurable,
     is_exact,
 )
-from ktuned.scheduling.kept_portfolios import KeptPortfolios
 from ktuned.tuning import AwaitShared, Compiler, JobBrief, PresentKey, merge_deadlines
 
 
@@ -48,7 +47,7 @@ class Preparation:
         judges_contention: Whether load by other programs makes a measurement ``contended``; may be changed.
         find_anchor: Returns the config that was chosen as the anchor for exact numerics, in place of the default.
         list_served: Returns the winners that a kernel's lookups are answered with.
-        portfolios: The portfolios in use.
+        list_portfolio: Returns the configs of a kernel's portfolio, the one for a problem first.
         await_shared: Waits for others' winners of a key.
     """
 
@@ -63,7 +62,7 @@ class Preparation:
         deadlines: Mapping[str, float],
         find_anchor: Callable[[WinnerKey], Config | None],
         list_served: Callable[[KernelInfo, Environment], Sequence[Winner]],
-        portfolios: KeptPortfolios,
+        list_portfolio: Callable[[KernelInfo, str, Objective, Problem], list[Config]],
         await_shared: AwaitShared | None = None,
     ) -> None:
         self.judges_contention = judges_contention
@@ -74,7 +73,7 @@ class Preparation:
         self._deadlines = deadlines
         self._find_anchor = find_anchor
         self._list_served = list_served
-        self._portfolios = portfolios
+        self._list_portfolio = list_portfolio
         self._await_shared = await_shared
 
     def prepare_brief(self, job: Job) -> JobBrief:
@@ -95,10 +94,9 @@ class Preparation:
             environment, kernel.backend, job.device, compile_only=job.plan.compile_only
         )
         objective = kernel.objective(job.objective)
-        if kernel.needs_energy(objective):
-            for device in found.devices:
-                if device.no_energy:
-                    raise Unsupported(explain_unmeasurable(objective, device))
+        for device in found.devices:
+            if unmeasurable := explain_unmeasurable(objective, device):
+                raise Unsupported(unmeasurable)
         context = self._machine.build_context(kernel, environment, job.problem, found.representative)
         declared_default = kernel.default
         kernel = kernel.with_anchor(job.plan.anchor or self._find_anchor(context.key_for(objective)), objective)
@@ -123,7 +121,7 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             served=partial(self._list_served, kernel, environment),
-            portfolio=partial(self._portfolios.find_portfolio_configs, kernel, context.device, objective, job.problem),
+            portfolio=partial(self._list_portfolio, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
             await_shared=self._await_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),

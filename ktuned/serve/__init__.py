@@ -12,7 +12,6 @@ from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.peaks import DevicePeaks
-from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.server import Server
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.team_store import ShareSettings, TeamStore
@@ -31,7 +30,6 @@ __all__ = [
     "KernelMethods",
     "LookupMethods",
     "Peer",
-    "PortfolioMethods",
     "Server",
     "ShareSettings",
     "Subscriptions",

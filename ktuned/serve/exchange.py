@@ -15,6 +15,7 @@ import anyio.to_thread
 import msgspec
 from msgspec import UNSET, structs
 
+from ktuned.adoption import read_function
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine
 from ktuned.model import (
@@ -42,6 +43,7 @@ from ktuned.protocol import (
     EXPORT,
     IMPORT,
     ExportAnswer,
+    ExportedFunction,
     ExportedWinner,
     ExportInfo,
     ExportParams,
@@ -52,8 +54,9 @@ from ktuned.protocol import (
     WinnerChanged,
     WinnersDocument,
 )
+from ktuned.scheduling import Portfolios
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Artifacts, Store, exchange
+from ktuned.store import IMPORTED, Artifacts, Store, StoredPortfolio, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
@@ -71,6 +74,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     store: Store
     artifacts: Artifacts
+    portfolios: Portfolios
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -100,8 +104,11 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
         places = {key: self.artifacts.find_artifact(key) for key in sorted(keys)}
+        document = self.build_document(name, params.device, winners)
+        kernel = self.catalog.find_kernel(name)
+        function = None if kernel is None else await anyio.to_thread.run_sync(read_function, kernel.file)
         return ExportAnswer(
-            document=self.build_document(name, params.device, winners),
+            document=structs.replace(document, function=UNSET if function is None else ExportedFunction(*function)),
             artifacts={key: str(place) for key, place in places.items() if place is not None},
         )
 
@@ -149,6 +156,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                     taken[offer.key] = offer
         if taken and not dry_run:
             await self._adopt_offers(kernel, list(taken.values()))
+            await self._adopt_portfolios(kernel, document)
         return ImportAnswer(kernel.name, document.device, entries)
 
     def _explain_unknown_kernel(self, name: str) -> NotFound:
@@ -282,6 +290,12 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 )
             )
 
+    async def _adopt_portfolios(self, kernel: KernelInfo, document: WinnersDocument) -> None:
+        """Use a document's portfolios where there are none yet; those fitted here know this machine."""
+        for objective, tree in document.portfolios.items():
+            if self.portfolios.find_portfolio(kernel, document.device, objective) is None:
+                await self.portfolios.keep_portfolio(StoredPortfolio(kernel.name, document.device, objective, "", tree))
+
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return a kernel's full name; if it does not exist any more, the name as given."""
         try:
@@ -312,6 +326,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.catalog.resolve_kernel(name)
         except NotFound:
             return document
+        stored = self.store.load_portfolios(name) if kernel.extra.portfolio else []
+        portfolios = {one.objective: one.tree for one in stored if one.device == device}
         return structs.replace(
             document,
             default=kernel.default,
@@ -319,6 +335,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             bucket=kernel.bucket,
             names={name: _list_name_purposes(entry) for name, entry in kernel.learned.items()},
             objective=kernel.objective(None),
+            portfolios=portfolios,
         )
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, cast
 from ktuned.dependencies import is_ours
 from ktuned.model import (
     LATENCY,
+    PORTFOLIO_CONFIGS,
     Config,
     KernelFileError,
     Objective,
@@ -129,7 +130,7 @@ def kernel(
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | None = None,
     is_data: bool = False,
-    portfolio: Mapping[str, Any] | None = None,
+    portfolio: int | bool = True,
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -165,12 +166,12 @@ def kernel(
         deadlines: seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
         until: ``"converged"`` ends a job before its budget when a better config is unlikely.
         prior: ``(p, c) -> score`` or ``p -> configs``: configs that the author expects to be good, to try them first.
-        timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
+        timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs. On
+            any device, ``returned``: a launch returns its own time in µs.
         cores: number of cores that a CPU config uses, or ``(p, c) -> cores``, if the first launch does not show it.
         metrics: figures shown beside latencies, such as ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``;
-            ``t`` is in seconds, and a function of ``(p, t, e)`` also gets the energy of a launch in joules.
-        objective: what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric:
-            ``maximize("tflops")``, ``minimize(…)``.
+            ``t`` is in seconds.
+        objective: what a tuning improves: ``"latency"``, or a metric: ``maximize("tflops")``, ``minimize("energy")``.
         numerics: ``"exact"`` lets only configs win whose outputs have the bits of the default's, on every input that is
             tried; ``"tolerance"`` compares outputs with the reference alone.
         flops: operations of a launch, a number or ``p -> number``; ``dict(float16=…)`` for another precision than
@@ -180,8 +181,8 @@ def kernel(
         bucket: rules by problem key that map a problem to the one that stands for it: ``dict(M="pow2")``.
         is_data: for kernel files that programs write. It promises that the file runs no code except ktuned's and its
             plugins', so that one worker can process many such files.
-        portfolio: ``dict(over=[dict(M=16, …), …], configs=4, loss=0.02)`` chooses few configs for many problems, and a
-            decision tree among them for all others; ``over`` is a list like ``problems``, or a callable.
+        portfolio: the most configs among which a decision tree chooses for problems that are not tuned, once eight are;
+            8 by default. False or 0: other problems get the winner of the nearest one.
         **unknown: refused, with the name that was probably meant.
 
     Raises:
@@ -241,7 +242,7 @@ def kernel(
             depends=_as_tuple(depends),
             bucket=bucket,
             is_data=is_data,
-            portfolio=portfolio,
+            portfolio=PORTFOLIO_CONFIGS if portfolio is True else portfolio,
         )
         # Collect a correct kernel if it belongs to the file that is being loaded. Collect or raise an error.
         fault = (

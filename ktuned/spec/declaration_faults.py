@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from ktuned.model import (
-    BUILT_IN,
+    ENERGY,
     EXACT,
+    LATENCY,
     NUMERICS,
     PRESETS,
     UNTIL,
@@ -20,7 +21,6 @@ from ktuned.model import (
     listed,
     name_figure,
     read_objective,
-    strip_numerics,
 )
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.user_values import find_mapping_fault
@@ -29,7 +29,7 @@ from ktuned.spec.work import find_work_fault, list_given_metrics
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
 """Phases for which a kernel file may declare a deadline."""
 
-TIMINGS = ("events", "graph")
+TIMINGS = ("events", "graph", "returned")
 """Ways to time a kernel on a GPU; on the CPU, the host's clock is always used."""
 
 UNSET: Any = object()
@@ -37,6 +37,9 @@ UNSET: Any = object()
 
 MAX_METRICS = 16
 """Most metrics of a kernel: a table has no room for more columns."""
+
+MAX_PORTFOLIO = 16
+"""Most configs of a portfolio: for more, it is better to tune each problem."""
 
 MAX_PROBLEMS = 1000
 
@@ -127,8 +130,8 @@ def _find_metrics_fault(metrics: Any) -> str:
     if len(metrics) > MAX_METRICS:
         return f"there are {len(metrics)} metrics; {MAX_METRICS} are as many as there may be"
     for name, function in metrics.items():
-        if not isinstance(name, str) or not name.isidentifier() or name in BUILT_IN:
-            return f"a metric cannot be called {name!r}; its name is an identifier, and not {', '.join(BUILT_IN)}"
+        if not isinstance(name, str) or not name.isidentifier() or name in (LATENCY, ENERGY):
+            return f"a metric cannot be called {name!r}; its name is an identifier, and not {LATENCY} or {ENERGY}"
         if not callable(function):
             return f"the metric {name} is of type {type(function).__name__}, not a function (p, t) -> number"
     return ""
@@ -149,12 +152,12 @@ def _find_bucket_fault(bucket: Any) -> str:
 
 def _find_objective_fault(objective: Any, metrics: Collection[str]) -> str:
     if not isinstance(objective, str):
-        return f"objective is of type {type(objective).__name__}, not a name such as 'energy', or maximize('a metric')"
+        return f"objective is of type {type(objective).__name__}, not 'latency' or maximize('a metric')"
     try:
         wanted = read_objective(objective)
     except UsageError as error:
-        return f"{error.message}: give 'latency', 'energy', 'edp', maximize('a metric') or minimize('a metric')"
-    if strip_numerics(wanted) in BUILT_IN or name_figure(wanted) in metrics:
+        return f"{error.message}: give 'latency', maximize('a metric') or minimize('a metric')"
+    if name_figure(wanted) in (LATENCY, ENERGY, *metrics):
         return ""
     return f"objective names the metric {name_figure(wanted)!r}, which metrics= lacks {listed(metrics)}"
 
@@ -210,8 +213,8 @@ def find_problems_fault(
 
 
 def _find_number_fault(declared: Any) -> str:
-    if fault := _find_portfolio_fault(declared.portfolio):
-        return fault
+    if not isinstance(declared.portfolio, int) or not 0 <= declared.portfolio <= MAX_PORTFOLIO:
+        return f"portfolio={declared.portfolio!r} is not a number of configs, 0 to {MAX_PORTFOLIO}"
     if declared.timing not in TIMINGS:
         return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
     for name in ("rtol", "atol"):
@@ -219,29 +222,6 @@ def _find_number_fault(declared: Any) -> str:
             return f"{name}={getattr(declared, name)!r} is not a number >= 0"
     ratio = declared.max_mismatched_ratio
     return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
-
-
-PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}
-"""The settings of ``portfolio=`` except ``over``, with their smallest and largest values."""
-
-
-def _find_portfolio_fault(portfolio: Any) -> str:
-    if portfolio is None:
-        return ""
-    if not isinstance(portfolio, Mapping):
-        return f"portfolio={portfolio!r} is not a dict, as dict(over=[…], configs=4)"
-    for name, value in portfolio.items():
-        if name == "over":
-            if not callable(value) and not isinstance(value, list | tuple):
-                return f"portfolio: over is {value!r}, not a list of problems or a callable"
-            continue
-        if name not in PORTFOLIO_RANGES:
-            return f"portfolio has no setting {name!r} {listed([*PORTFOLIO_RANGES, 'over'], near=str(name))}"
-        low, high = PORTFOLIO_RANGES[name]
-        is_fit = _is_number(value) and low <= value <= high and (name == "loss" or type(value) is int)
-        if not is_fit:
-            return f"portfolio: {name} is {value!r}, not a number from {low:g} to {high:g}"
-    return ""
 
 
 def _find_plan_fault(plan: Any) -> str:

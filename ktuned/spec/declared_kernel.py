@@ -6,7 +6,6 @@ kernel file (:meth:`~ktuned.spec.user_values.Site.make_failure`). A result of a 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ktuned.ipc import normalize_path
 from ktuned.model import (
+    PORTFOLIO_CONFIGS,
     Config,
     Plan,
-    PortfolioRequest,
     Problem,
     Scalar,
     Unsupported,
@@ -42,10 +41,8 @@ DEFAULT_OUTPUTS: Final = "default"
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
 
-Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
-"""A figure of a measured config: a function of the problem, the time of a launch in s and, if it has a third parameter,
-the energy of a launch in J.
-"""
+Metric = Callable[[Any, float], float]
+"""A figure of a measured config: a function of the problem and the time of a launch in s."""
 
 
 def no_tensors(p: Any) -> Mapping[str, Any]:
@@ -99,7 +96,7 @@ class Kernel:
     bucket: Mapping[str, Any] | None = None
     has_exact_integers: bool = True
     is_data: bool = False
-    portfolio: Mapping[str, Any] | None = None
+    portfolio: int = PORTFOLIO_CONFIGS
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function itself, without checks."""
@@ -143,22 +140,6 @@ class Kernel:
         if fault := find_problems_fault(found, self.specialize, self.bucket_rules):
             raise self.site.make_error(fault)
         return found
-
-    def evaluate_portfolio(self) -> PortfolioRequest | None:
-        """Return the declared portfolio, if there is one, calling ``over`` if it is a callable.
-
-        Raises:
-            KernelFileError: the callable raised; or a problem is malformed or repeated.
-        """
-        if self.portfolio is None:
-            return None
-        limits = dict(self.portfolio)
-        over = limits.pop("over", ())
-        with self.site.wrap_failures("the portfolio's over()"):
-            found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
-        if fault := find_problems_fault(found, self.specialize, self.bucket_rules):
-            raise self.site.make_error(f"portfolio: {fault}")
-        return PortfolioRequest(tuple((dict(problem), 1.0) for problem in found), **limits)
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
@@ -286,15 +267,8 @@ class Kernel:
         """True if code of the kernel file takes part in measuring, beyond making inputs and expected outputs."""
         return bool(self.check or callable(self.setup) or self.metrics)
 
-    @cached_property
-    def energy_metrics(self) -> frozenset[str]:
-        """Names of the metrics that also take the energy of a launch."""
-        return frozenset(name for name, metric in self.metrics.items() if _takes_energy(metric))
-
-    def evaluate_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
-        """Return the metrics of a measured config, by name.
-
-        A metric that needs the energy is left out if the energy is unknown. So is a value that is not finite.
+    def evaluate_metrics(self, problem: Problem, latency_us: float) -> dict[str, float]:
+        """Return the metrics of a measured config, by name. A value that is not finite is left out.
 
         Raises:
             KernelFileError: a metric raised, or returned something else than a number.
@@ -304,12 +278,8 @@ class Kernel:
             flops, bytes_moved = self.evaluate_work(problem)
             found = compute_throughput(flops, bytes_moved, latency_us)
         for name, metric in self.metrics.items():
-            is_of_energy = name in self.energy_metrics
-            if is_of_energy and energy_j is None:
-                continue
-            given = (latency_s, energy_j) if is_of_energy else (latency_s,)
-            with self.site.wrap_failures(f"the metric {name}(p, t{', e' if is_of_energy else ''})"):
-                value = float(metric(Values(problem, "problem key"), *given))
+            with self.site.wrap_failures(f"the metric {name}(p, t)"):
+                value = float(metric(Values(problem, "problem key"), latency_s))
             if math.isfinite(value):
                 found[name] = value
         return found
@@ -330,11 +300,3 @@ class Kernel:
     def _known_layouts(self) -> dict[str, dict[str, Layout]]:
         # Cached by problem, so that a function that makes tensors itself is not called again for each config.
         return {}
-
-
-def _takes_energy(metric: Callable[..., Any]) -> bool:
-    try:
-        return len(inspect.signature(metric).parameters) > 2
-    except (TypeError, ValueError):
-        # Some built-in functions have no signature.
-        return False

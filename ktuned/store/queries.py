@@ -99,12 +99,9 @@ class Queries:
             for kernel, problem, device, count in found
         }
 
-    def load_portfolios(self, kernel: str | None = None) -> list[StoredPortfolio]:
-        """Return the portfolios of one kernel or all kernels, on all devices and by all objectives."""
-        where, values = _make_where({"kernel = ?": kernel})
-        return self._reader.fetch_values(
-            rows.decode_portfolio, f"SELECT * FROM portfolios {where} ORDER BY kernel, device, objective", *values
-        )
+    def load_portfolios(self, kernel: str) -> list[StoredPortfolio]:
+        """Return a kernel's portfolios, on all devices and by all objectives."""
+        return self._reader.fetch_values(rows.decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ?", kernel)
 
     # Jobs
 
@@ -151,17 +148,9 @@ class Queries:
         limit: int,
         *,
         objective: Objective = LATENCY,
-        rounds: int = 0,
-        by_energy: bool = False,
     ) -> list[Trial]:
-        """Return the measured trials of a context that have an objective's figure, best first.
-
-        With ``rounds``, return only finalists that took part in at least so many rounds; with ``by_energy``, in so many
-        rounds by energy, which are counted separately.
-        """
-        name = "energy_rounds" if by_energy else "rounds"
-        wanted = f"AND {rows.build_detail_sql(name)} >= {rounds:d}" if rounds else ""
-        select = _select_best_trials(rows.SELECT_TRIALS, objective, wanted)
+        """Return the measured trials of a context that have an objective's figure, best first."""
+        select = _select_best_trials(rows.SELECT_TRIALS, objective)
         return self._reader.fetch_values(
             rows.decode_trial, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )

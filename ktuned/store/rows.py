@@ -32,8 +32,8 @@ from ktuned.model import (
     needs_metric,
     strip_numerics,
 )
-from ktuned.protocol import PortfolioDocument
 from ktuned.store.reader import Row
+from ktuned_client.portfolio_tree import check_tree
 
 CONTEXT_COLUMNS = (
     "contexts.kernel, contexts.problem, contexts.device, contexts.digest, contexts.toolchain, "
@@ -64,14 +64,18 @@ SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.
 
 
 class StoredPortfolio(msgspec.Struct, frozen=True):
-    """A portfolio's document, and the state (digests) of the kernel, toolchain and device that it was fitted in."""
+    """A kernel's portfolio for a device model and an objective.
+
+    Attributes:
+        fitted_to: the digest of the costs that it was fitted to; empty if it was imported.
+        tree: the tree that chooses a config (:mod:`ktuned_client.portfolio_tree`).
+    """
 
     kernel: str
     device: str
     objective: Objective
-    state: str
-    document: PortfolioDocument
-    created: float
+    fitted_to: str
+    tree: Mapping[str, Any]
 
 
 def build_detail_sql(name: str, trials: str = "trials") -> str:
@@ -226,12 +230,10 @@ def decode_peaks(row: Row) -> Peaks:
 
 def decode_portfolio(row: Row) -> StoredPortfolio:
     """Read a whole row of the portfolios."""
-    kernel, device, objective, state, document, created = row
-    try:
-        found = msgspec.json.decode(document, type=PortfolioDocument)
-    except msgspec.MsgspecError as error:
-        raise ValueError(str(error)) from error
-    return StoredPortfolio(kernel, device, Objective(objective), state, found, created)
+    kernel, device, objective, fitted_to, tree = row
+    found = json.loads(tree)
+    check_tree(found)
+    return StoredPortfolio(kernel, device, Objective(objective), fitted_to, found)
 
 
 def decode_record(row: Row) -> tuple[str, dict[str, Any]]:

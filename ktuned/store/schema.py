@@ -164,8 +164,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE portfolios (
             kernel TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,
-            state TEXT NOT NULL, document TEXT NOT NULL, created REAL NOT NULL,
-            PRIMARY KEY (kernel, device, objective)
+            fitted_to TEXT NOT NULL, tree TEXT NOT NULL, PRIMARY KEY (kernel, device, objective)
         ) WITHOUT ROWID""",
     ),
     # A shared store itself knows which winners it has.

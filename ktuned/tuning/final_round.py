@@ -34,7 +34,6 @@ from msgspec.structs import replace
 from ktuned.fleet import ALL_CORES, CannotOpen, Fleet, Lane, LaneSick
 from ktuned.ipc import requests
 from ktuned.model import (
-    ENERGY,
     Config,
     Outcome,
     Trial,
@@ -43,6 +42,7 @@ from ktuned.model import (
     WorkerError,
     median,
     needs_metric,
+    needs_own_launches,
     strip_numerics,
 )
 from ktuned.protocol import PublishEvent, Refining
@@ -133,23 +133,18 @@ class _Finalist(msgspec.Struct):
         # The message may say that the config lost a race; but the rounds have measured it in full since.
         message = "" if result.detail.beaten else result.message
         metrics = min(self.metrics, key=lambda one: abs(one[0] - figure.latency_us), default=(0.0, result.metrics))[1]
-        result = replace(result, message=message, metrics=metrics).add_details(
-            beaten=None, **{"energy_rounds" if brief.needs_energy else "rounds": len(contest)}
+        result = replace(result, message=message, metrics={**result.metrics, **metrics}).add_details(
+            beaten=None, rounds=len(contest)
         )
-        costs = tuple(one[trial.id] for one in contest if trial.id in one)
         if needs_metric(brief.objective):
-            energies = [metrics[ENERGY] for _, metrics in self.metrics if ENERGY in metrics]
-            if energies:
-                result = result.add_details(energy_low=min(energies), energy_high=max(energies))
-            if self.latencies:
-                result = replace(result, latency_us=median(self.latencies), spread_us=median(self.spreads))
-                result = result.add_details(low_us=min(self.latencies), high_us=max(self.latencies))
-            return result.add_details(round_costs=costs)
-        # A device drifts between rounds, and launches differ within a round: the wider of the two spreads counts.
-        spread_us = max(figure.spread_us or 0.0, median(self.spreads))
-        medians = (*costs, figure.latency_us)
-        return replace(result, latency_us=figure.latency_us, spread_us=spread_us).add_details(
-            round_medians_us=costs, first_latency_us=trial.latency_us, low_us=min(medians), high_us=max(medians)
+            latency_us, spread_us, medians = median(self.latencies), median(self.spreads), tuple(self.latencies)
+        else:
+            # A device drifts between rounds, and launches differ within a round: the wider of the two spreads counts.
+            latency_us, spread_us = figure.latency_us, max(figure.spread_us or 0.0, median(self.spreads))
+            medians = tuple(one[trial.id] for one in contest if trial.id in one)
+        ends = (*medians, latency_us)
+        return replace(result, latency_us=latency_us, spread_us=spread_us).add_details(
+            round_medians_us=medians, first_latency_us=trial.latency_us, low_us=min(ends), high_us=max(ends)
         )
 
 
@@ -197,6 +192,9 @@ class FinalRound:
         have_competed = all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists)
         incumbent = self._find_incumbent_trial()
         if incumbent is not None and (have_competed or self._is_decided(incumbent, rounds)):
+            # The best of the search may be another one: it is the fastest config, and only finalists have the metric.
+            if needs_own_launches(self._brief.objective) and self._progress.best_us is not None:
+                self._progress.set_best(incumbent)
             self._progress.reference_us = incumbent.detail.reference_us
             self._progress.reference_spread_us = incumbent.detail.reference_spread_us
             return
@@ -246,12 +244,12 @@ class FinalRound:
         best = await load_admitted_trials(
             self._store,
             brief.admission,
-            msgspec.structs.replace(brief.present_key, objective=strip_numerics(brief.objective)),
+            msgspec.structs.replace(brief.present_key, objective=strip_numerics(brief.search_objective)),
             brief.preset.finalists * MOST_TIMES,
             anchor.may_equal_anchor,
         )
         costs = [(trial, cost) for trial in best if (cost := brief.estimate_cost(trial)) is not None]
-        ranges = [_estimate_range(trial, cost, by_energy=brief.needs_energy) for trial, cost in costs]
+        ranges = [_estimate_range(trial, cost) for trial, cost in costs]
         return [costs[place][0] for place in choose_finalists(ranges, brief.preset.finalists)]
 
     async def _launch_on_all_inputs(self, trial: Trial, anchor: Anchor) -> TrialResult:
@@ -351,11 +349,7 @@ class FinalRound:
 
     def _count_rounds(self, trial: Trial) -> int:
         """Return the number of rounds in which a trial competed by this job's figure."""
-        return trial.detail.count_rounds(by_energy=self._brief.needs_energy)
-
-    def _cost_or_infinity(self, measured: Trial | TrialResult) -> float:
-        cost = self._brief.compute_cost(measured)
-        return math.inf if cost is None else cost
+        return 0 if self._brief.compute_final_cost(trial) is None else trial.detail.rounds or 0
 
     def _find_incumbent(self) -> Winner | None:
         """Return the present winner, if it is of exactly this context."""
@@ -370,11 +364,14 @@ class FinalRound:
         """Return the best trials whose configs the space still holds, with the incumbent and the default."""
         brief = self._brief
         best = await load_admitted_trials(
-            self._store, brief.admission, brief.present_key, brief.preset.finalists * MOST_TIMES
+            self._store,
+            brief.admission,
+            msgspec.structs.replace(brief.present_key, objective=brief.search_objective),
+            brief.preset.finalists * MOST_TIMES,
         )
-        best = [trial for trial in best if brief.compute_cost(trial) is not None]
-        ranges = [_estimate_range(trial, self._cost_or_infinity(trial), by_energy=brief.needs_energy) for trial in best]
-        best = [best[place] for place in choose_finalists(ranges, brief.preset.finalists)]
+        costs = [(trial, cost) for trial in best if (cost := brief.compute_cost(trial)) is not None]
+        ranges = [_estimate_range(trial, cost) for trial, cost in costs]
+        best = [costs[place][0] for place in choose_finalists(ranges, brief.preset.finalists)]
         incumbent, default = self._find_incumbent(), brief.kernel.default
         # The incumbent's figure may come from a slower hour, so it is measured beside the configs that may replace it.
         # The default is measured too, so that the speed-up over it is of the same quiet window.
@@ -393,16 +390,16 @@ class FinalRound:
     async def _settle_contest(self, contest: _Contest) -> None:
         found = compute_figures(contest.rounds, contest.rivals)
         if contest.rivals and not any(rival in found for rival in contest.rivals):
-            self.fault = (
-                "the final round measured nothing, because other programs used the device: the winner has only its "
-                "first measurement"
-            )
+            self.fault = "the final round measured nothing, because other programs used the device"
+            if not needs_own_launches(self._brief.objective):
+                self.fault += ": the winner has only its first measurement"
         if None in found:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
         results = {one.trial.id: one.make_result(self._brief, contest.rounds, found) for one in contest.finalists}
         still = {trial: result for trial, result in results.items() if result.outcome is Outcome.MEASURED}
-        costs = {trial: cost for trial, result in still.items() if (cost := self._cost_or_infinity(result)) < math.inf}
+        known = {trial: self._brief.compute_final_cost(result) for trial, result in still.items()}
+        costs = {trial: cost for trial, cost in known.items() if cost is not None}
         incumbent = self._find_incumbent()
         best = elect_winner(costs, found, None if incumbent is None else incumbent.trial)
         if best is not None:
@@ -426,7 +423,7 @@ class FinalRound:
         self._count_loss(result)
 
     def _count_loss(self, result: TrialResult) -> None:
-        best = self._store.list_best_trials(self._brief.context, 1, objective=self._brief.objective)
+        best = self._store.list_best_trials(self._brief.context, 1, objective=self._brief.search_objective)
         self._progress.count_loss(result, best[0] if best else None)
 
 
@@ -482,8 +479,7 @@ class _Contest:
             self.rounds[-1][None] = measured.result.latency_us
 
     async def _time_finalist(self, finalist: _Finalist) -> None:
-        known_us = finalist.trial.latency_us if self._brief.needs_energy else None
-        request = requests.Time(finalist.unit, self._brief.preset, self._judges_contention, known_us)
+        request = requests.Time(finalist.unit, self._brief.preset, self._judges_contention)
         result = await self._measuring.measure_alone(
             lambda: self._lane, finalist.make_attempt(), request, self._deadlines
         )
@@ -494,8 +490,8 @@ class _Contest:
             finalist.record_round(result, cost)
 
 
-def _estimate_range(trial: Trial, cost: float, *, by_energy: bool) -> Range:
-    """Return the range in which a measured config's cost may lie, from the interval and the spread of its figure."""
-    low, high = trial.interval(by_energy=by_energy) or (1.0, 1.0)
-    spread = 0.0 if by_energy or not trial.latency_us else (trial.spread_us or 0.0) / trial.latency_us
+def _estimate_range(trial: Trial, cost: float) -> Range:
+    """Return the range in which a measured config's cost may lie, from the interval and the spread of its latency."""
+    low, high = trial.interval() or (1.0, 1.0)
+    spread = 0.0 if not trial.latency_us else (trial.spread_us or 0.0) / trial.latency_us
     return Range.from_measurement(cost, cost * spread, (cost * low, cost * high))

@@ -18,7 +18,6 @@ from ktuned.catalog import Admission, Traces
 from ktuned.fleet import Environment
 from ktuned.ipc import requests
 from ktuned.model import (
-    ENERGY,
     Config,
     Context,
     Device,
@@ -39,6 +38,7 @@ from ktuned.model import (
     WinnerKey,
     add_digests,
     canonical,
+    choose_search_objective,
     convert_to_cost,
     is_exact,
     strip_numerics,
@@ -187,6 +187,11 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         return self.job.objective
 
     @property
+    def search_objective(self) -> Objective:
+        """The figure by which configs are judged until the finalists are known."""
+        return choose_search_objective(self.objective)
+
+    @property
     def present_key(self) -> PresentKey:
         """The key of the winner that the job looks for, with the facts behind it."""
         return PresentKey(self.kernel, self.problem, self.context, self.objective)
@@ -197,30 +202,28 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         return self.present_key.winner_key
 
     @property
-    def needs_energy(self) -> bool:
-        """True if configs are judged by energy."""
-        return self.kernel.needs_energy(self.objective)
-
-    @property
     def wanted_bits(self) -> requests.SameBits | None:
         """The request to workers to find out configs' bits; ``None`` where bits do not count."""
         return None if self.anchor is None else self.anchor.request
 
     def lacks_figure(self, trial: Trial) -> bool:
-        """Return whether a trial was measured, but without the energy or the bits that decide in this job."""
-        lacks_energy = self.needs_energy and ENERGY not in trial.metrics
+        """Return whether a trial was measured, but without the bits that decide in this job."""
         lacks_bits = self.anchor is not None and self.anchor.lacks_bits(trial)
-        return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
+        return trial.outcome is Outcome.MEASURED and lacks_bits
 
     def compute_cost(self, trial: TrialResult) -> float | None:
-        """Return the cost of a measured trial by the objective; ``None`` if it has no such figure."""
+        """Return the cost of a measured trial in the search; ``None`` if it has no such figure."""
+        return convert_to_cost(self.search_objective, trial.figure(self.search_objective))
+
+    def compute_final_cost(self, trial: TrialResult) -> float | None:
+        """Return the cost of a finalist by the objective; ``None`` if it has no such figure."""
         return convert_to_cost(self.objective, trial.figure(self.objective))
 
     def estimate_cost(self, trial: Trial) -> float | None:
         """Return the cost of a measured trial if its bits turn out to be the anchor's on all inputs."""
         if self.anchor is None or not self.anchor.may_equal_anchor(trial):
             return self.compute_cost(trial)
-        objective = strip_numerics(self.objective)
+        objective = strip_numerics(self.search_objective)
         return convert_to_cost(objective, trial.figure(objective))
 
     def compute_round_cost(self, result: TrialResult) -> float | None:

@@ -271,7 +271,7 @@ class MeasureStage:
             best_us = None
             # All other configs are compared with an anchor's bits.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
-        elif best_us is not None and self._incumbent is not None and not needs_metric(brief.objective):
+        elif best_us is not None and self._incumbent is not None and not needs_metric(brief.search_objective):
             # The fastest config may not be the best yet: its bits are not known on all inputs.
             best_us = min(best_us, self._incumbent.cost)
         request = requests.Trial(
@@ -279,11 +279,11 @@ class MeasureStage:
             brief.preset,
             brief.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By another objective than the latency a slow config may be the best.
-            None if best_us is None or needs_metric(brief.objective) else best_us * brief.job.plan.early_stop,
+            None if best_us is None or needs_metric(brief.search_objective) else best_us * brief.job.plan.early_stop,
             None if best_us is None else self._incumbent,
             cores,
             applications,
-            tuple(attempt.known_us for attempt in attempts) if brief.needs_energy or brief.wanted_bits else (),
+            tuple(attempt.known_us for attempt in attempts) if brief.wanted_bits else (),
             # On a CPU the daemon's work on a result would disturb the timing of the next one.
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
             wanted_bits,
@@ -320,7 +320,6 @@ class MeasureStage:
             expected=expected,
             seed=seed,
             objective=brief.objective,
-            needs_energy=brief.needs_energy,
             reference=self.reference.unit,
         )
         identity = canonical({**data, "stamps": dict(brief.kernel.stamps), "objective": brief.objective})

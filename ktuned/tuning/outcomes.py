@@ -83,7 +83,7 @@ class Outcomes:
 
     def __init__(self, brief: JobBrief, *, store: Store, publish: PublishEvent, pace: Pace) -> None:
         self.progress = Progress(time_limit_s=brief.job.plan.time_limit_s, objective=brief.objective)
-        self.summary = SearchSummary(brief.objective)
+        self.summary = SearchSummary(brief.search_objective)
         self.under_way: dict[int, Attempt] = {}
         self.served_configs = ServedConfigs()
         self._brief = brief
@@ -118,6 +118,8 @@ class Outcomes:
             return f"lookups still get {words}, which could not be measured here: tune again"
         if self.hopelessness.reason:
             return self.hopelessness.reason
+        if self.final_fault:
+            return f"no config has a figure by {self._brief.objective}; {self.final_fault}"
         if self._first_unjudged:
             return f"no config has a figure by {self._brief.objective}; {self._first_unjudged}"
         if seconds is not None and self.progress.is_out_of_time and not self._first_failure:
@@ -140,7 +142,7 @@ class Outcomes:
         """Return the classes of configs with equal bits; empty unless numerics are exact."""
         if self._brief.wanted_bits is None:
             return BitClasses()
-        by = strip_numerics(self._brief.objective)
+        by = strip_numerics(self._brief.search_objective)
         return BitClasses.from_trials(self._store.list_best_trials(self._brief.context, MOST_COMPARED, objective=by))
 
     @property
@@ -329,7 +331,7 @@ class Outcomes:
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
         if outcome is Outcome.MEASURED and self._brief.compute_cost(trial) is None and not self._first_unjudged:
-            figure = trial.figure(self._brief.objective)
+            figure = trial.figure(self._brief.search_objective)
             why = f"its figure is {figure:.4g}" if figure is not None else "its figure is not finite"
             self._first_unjudged = trial.message.partition("\n")[0] or f"{why}, and must be finite and above 0"
         is_default = config == self._brief.kernel.default
@@ -341,7 +343,7 @@ class Outcomes:
             config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.phase
         )
         self.summary.record_best(self.progress.done, self.progress.best)
-        doubt = trial.doubt(by_energy=self._brief.needs_energy)
+        doubt = trial.doubt()
         self._tried.append(requests.TriedConfig(config, outcome, self._brief.estimate_cost(trial), doubt))
         self._changed.set()
         publish_trial(self._publish, self._brief, self.progress, trial)
@@ -380,11 +382,8 @@ class Outcomes:
             # Until the anchor's bits are known, no other config is known to be right.
             winners, incumbent = [], None
         # The same order as in lookups: a portfolio comes before near problems.
-        leaves = () if is_exact(brief.objective) else brief.portfolio()
-        near = [complete_config(kernel, config) for config in leaves] or [
-            complete_config(kernel, winner.config)
-            for winner in find_stand_ins(brief.key, brief.specialized_problem, winners)
-        ]
+        stand_ins = [winner.config for winner in find_stand_ins(brief.key, brief.specialized_problem, winners)]
+        near = [complete_config(kernel, config) for config in (*brief.portfolio(), *stand_ins)]
         before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await brief.check_configs(asked), strict=True))

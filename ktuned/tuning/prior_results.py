@@ -85,11 +85,11 @@ def complete_result(known: Trial, result: TrialResult) -> TrialResult:
         known.result,
         outcome=Outcome.MEASURED,
         lane_s=known.lane_s + result.lane_s,
-        metrics=result.metrics or known.metrics,
+        metrics={**known.metrics, **result.metrics},
     ).add_details(**added)
 
 
-_ADDED = ("energy_low", "energy_high", "bits", "same_bits", "nondeterministic")
+_ADDED = ("bits", "same_bits", "nondeterministic")
 
 
 async def load_admitted_trials(
@@ -138,7 +138,7 @@ async def restore_winner(
     best = find_last_winner(await load_admitted_trials(store, admission, key, finalists), key.objective)
     if best is None:
         return None
-    is_final = best.detail.count_rounds(by_energy=key.kernel.needs_energy(key.objective)) > 0
+    is_final = bool(best.detail.rounds)
     if decided_only and not is_final:
         return None
     return await store.decide_winner(best.id, objective=key.objective, is_final=is_final)
@@ -159,7 +159,7 @@ class PriorResults:
 
     def plan_order(self, served: Sequence[Config], *, slots: int = 1) -> TrialOrder:
         """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
-        context, objective = self._brief.context, self._brief.objective
+        context, objective = self._brief.context, self._brief.search_objective
         incumbent = self._store.get_winner(self._brief.key)
         newest: dict[str, KnownConfig] = {}
         for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):

@@ -21,6 +21,7 @@ from ktuned.model import (
     Trial,
     TrialResult,
     Winner,
+    choose_search_objective,
     convert_to_cost,
     needs_metric,
 )
@@ -56,8 +57,9 @@ class Progress(msgspec.Struct):
         objective: The figure by which configs are judged.
         total: The number of configs that the job will try, if it is known.
         outcomes: Number of configs by outcome, or as :data:`COMPILED` in a job that only compiles.
-        best_us, best_spread_us: The latency of the best config by ``objective``, and its spread.
-        best_figure: The best config's figure by ``objective``; ``None`` if that is the latency.
+        best_us, best_spread_us: The latency of the best config, and its spread.
+        best_figure: The best config's figure by ``objective``; ``None`` if that is the latency, or if only finalists
+            have such a figure and there are none yet.
         default_us, default_spread_us, default_figure: The same for the declared default.
         reference_us, reference_spread_us: The reference's latency and its spread.
         reused: Number of configs whose outcome was known before.
@@ -83,6 +85,7 @@ class Progress(msgspec.Struct):
     time_limit_s: float | None = None
     lost: str = ""
     began: float = msgspec.field(default_factory=monotonic)
+    _best_cost_of_search: float | None = None
 
     @property
     def done(self) -> int:
@@ -123,10 +126,10 @@ class Progress(msgspec.Struct):
         """Count the outcome of one config."""
         assert trial.outcome is not None
         self.outcomes[trial.outcome] += 1
-        cost = convert_to_cost(self.objective, trial.figure(self.objective))
+        cost = self._compute_search_cost(trial)
         if trial.outcome is not Outcome.MEASURED or cost is None:
             return
-        if self.best_cost is None or cost < self.best_cost:
+        if self._best_cost_of_search is None or cost < self._best_cost_of_search:
             self.set_best(trial)
         if is_default:
             self.set_default(trial)
@@ -134,10 +137,15 @@ class Progress(msgspec.Struct):
     def set_best(self, trial: TrialResult | None) -> None:
         """Set the best config; ``None`` if no config has a figure any more."""
         self.best_us, self.best_spread_us, self.best_figure = self._pick_figures(trial)
+        self._best_cost_of_search = None if trial is None else self._compute_search_cost(trial)
 
     def set_default(self, default: TrialResult) -> None:
         """Set the figures of the declared default."""
         self.default_us, self.default_spread_us, self.default_figure = self._pick_figures(default)
+
+    def _compute_search_cost(self, trial: TrialResult) -> float | None:
+        objective = choose_search_objective(self.objective)
+        return convert_to_cost(objective, trial.figure(objective))
 
     def _pick_figures(self, trial: TrialResult | None) -> tuple[float | None, float | None, float | None]:
         if trial is None:

@@ -53,6 +53,8 @@ from ktuned.model import (
     Unsupported,
     UsageError,
     canonical,
+    choose_search_objective,
+    read_objective,
     strip_numerics,
 )
 from ktuned.worker.code_trace import CodeTrace
@@ -118,17 +120,16 @@ class Bench:
             self._provide_expected_outputs(data, kernel, request, load, timer)
         except (Unsupported, DamagedArtifact) as error:
             return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
+        objective = read_objective(request.objective)
         costs = Costs(
-            strip_numerics(request.objective),
-            partial(kernel.evaluate_metrics, request.problem),
-            request.needs_energy,
+            strip_numerics(choose_search_objective(objective)), partial(kernel.evaluate_metrics, request.problem)
         )
         self._open = OpenProblem(
             request.device,
             data,
             timer,
             costs,
-            make_observers(request.device, backend, timer, costs),
+            make_observers(request.device, backend, timer, costs, objective),
             load,
             FaultReporter(reply.journal_descriptor),
             self._state,
@@ -359,8 +360,9 @@ def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Tim
 
     The warm-up also loads the GPU's matrix-product library, which takes about as long as making the inputs.
     """
-    if device.kind != "cuda" or backend.times_on_host:
-        return HostTimer()
+    is_returned = kernel.timing == "returned"
+    if device.kind != "cuda" or backend.times_on_host or is_returned:
+        return HostTimer(believes_reports=is_returned or backend.reports_time)
     timer = CudaTimer(device.name, kernel.timing)
     timer.begin_warm_up()
     return timer

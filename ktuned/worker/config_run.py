@@ -7,7 +7,7 @@ An exception in any of these steps is the config's outcome:
     the wrong one. A config that uses more cores than it was given is not timed either: it will be measured again with
     all the cores that it needs.
 3.  **Time** it as long as it can still win (:mod:`ktuned.measuring.race`). Some timed launches are compared with the
-    first one. Observers (:mod:`ktuned.measuring.launch_observer`) measure everything but the time, such as the energy.
+    first one. Observers (:mod:`ktuned.measuring.launch_observer`) measure everything but the time.
 4.  **Check again** after the last launch: outputs, and that no input was overwritten.
 5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.checking.bits`).
 6.  **Look for damage** outside the tensors, even if an earlier step has failed. Otherwise the next config would be
@@ -128,7 +128,7 @@ class ConfigRun:
         if not is_right and first.detail.undisputed is None:
             return first
         launches = self._make_timed_launches(is_right=is_right)
-        return self._time_launches(launches, request, FINALIST_COMPARED, request.known_us)
+        return self._time_launches(launches, request, FINALIST_COMPARED, None)
 
     def check_damage(self, result: TrialResult) -> replies.Measurement:
         """Return the config's measurement, or one that says where it wrote outside its tensors."""

@@ -118,15 +118,15 @@ def _load_inspection_operations(registry: Registry, places: Places) -> _Operatio
 
 
 def _load_fitting_operations(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.portfolio import Matrix, fit_portfolio
+    from ktuned.portfolio import Matrix, fit_portfolio, tree_to_wire
 
     def fit_matrix(request: requests.FitPortfolio, reply: Reply) -> replies.FittedPortfolio:
         # Workers do this, because it takes tenths of a second and the daemon must answer lookups.
         try:
-            fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs, request.wanted_loss)
+            fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs)
         except ValueError as error:
             return replies.FittedPortfolio({}, str(error))
-        return replies.FittedPortfolio(fitted.to_wire())
+        return replies.FittedPortfolio(tree_to_wire(fitted))
 
     return {requests.FitPortfolio: fit_matrix}
 

@@ -24,28 +24,26 @@ from ktuned.measuring import (
     RaceRules,
     Timer,
 )
-from ktuned.model import Device, Phase, Unsupported
+from ktuned.model import Device, Objective, Phase, Unsupported, needs_own_launches
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Phases
 
 
-def make_observers(device: Device, backend: Backend, timer: Timer, costs: Costs) -> ObserverGroup:
+def make_observers(device: Device, backend: Backend, timer: Timer, costs: Costs, objective: Objective) -> ObserverGroup:
     """Return the observers of a problem's configs, in the order in which they act.
 
     Raises:
         Unsupported: the energy is needed, but cannot be measured on this device.
     """
     observers: list[LaunchObserver] = [CoreCounter()]
-    if costs.needs_energy:
+    if needs_own_launches(objective):
         try:
             counter = energy_counter(backend, device)
         except Unsupported as error:
             raise Unsupported(f"the energy of {device.name} ({device.model}): {error.message}") from error
-        observers.append(
-            EnergyMeter(counter, device.name, returns_early=timer.returns_early, compute_cost=costs.compute_cost)
-        )
-    # Contention comes after the energy, which other programs disturb, too. The file's metrics need all other results.
+        observers.append(EnergyMeter(counter, device.name, returns_early=timer.returns_early))
+    # Contention comes after the energy, which other programs disturb, too.
     return ObserverGroup([*observers, ContentionWatch(device), FileMetrics(costs)])
 
 
@@ -104,11 +102,9 @@ class OpenProblem:
         rules = RaceRules(request.preset, cost=self.costs.by_latency, first_us=first_us, noise=self.noise)
         if not isinstance(request, requests.Trial):
             return rules
-        # The incumbent's cost says nothing about a latency if the energy decides, too.
-        incumbent = None if self.costs.needs_energy else request.incumbent
         return replace(
             rules,
-            incumbent=incumbent,
+            incumbent=request.incumbent,
             stop_above_us=math.inf if request.stop_above_us is None else request.stop_above_us,
         )
 

@@ -41,11 +41,11 @@ def test_a_key_under_way_serves_no_other_and_is_chosen_once() -> None:
     chosen = choice.choose_next()
     assert chosen is not None
     other = {"length": 130_000 - chosen.problem["length"]}  # type: ignore[operator]
-    assert choice.selection.find_nearest_tuned(other) == {"length": 1024}
+    assert choice.selection.find_neighbour(other) == {"length": 1024}
     assert not choice.is_waiting(chosen.problem)
     assert chosen.problem in choice.unlearned
     choice.selection.record_tuning(chosen.problem)
-    assert choice.selection.find_nearest_tuned(other) == chosen.problem
+    assert choice.selection.find_neighbour(other) == chosen.problem
 
 
 def test_a_loss_that_is_not_known_teaches_nothing() -> None:
@@ -53,4 +53,4 @@ def test_a_loss_that_is_not_known_teaches_nothing() -> None:
     choice = KeyChoice([{"length": 64}])
     choice.record_loss({"length": 64}, None)
     assert choice.unlearned == []
-    assert choice.selection.find_nearest_tuned({"length": 65}) == {"length": 64}
+    assert choice.selection.find_neighbour({"length": 65}) == {"length": 64}

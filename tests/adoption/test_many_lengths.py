@@ -7,9 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from ktuned.adoption.key_choice import MAX_TUNED, KeyChoice
-from ktuned.adoption.key_tunings import PORTFOLIO_CONFIGS
-from ktuned.model import Problem, canonical
-from ktuned.portfolio import Matrix, fit_portfolio
+from ktuned.model import PORTFOLIO_CONFIGS
+from ktuned.portfolio import Matrix, find_leaf, fit_portfolio, list_leaves, weigh_by_launches
 
 Latencies = dict[int, dict[str, float]]
 """By length and config, in µs."""
@@ -65,17 +64,20 @@ def test_a_step_over_500_lengths_is_within_3_percent_of_having_tuned_them_all() 
     measured, taken = load_latencies()
     assert len(measured) == 500
     choice = tune_chosen(measured)
-    launches = choice.selection.sum_weights_nearby()
-    tuned: list[Problem] = [json.loads(text) for text in launches]
+    tuned = [length for length in measured if not choice.is_waiting({"length": length})]
     assert len(tuned) <= MAX_TUNED
-    rows = tuple(measured[int(problem["length"])] for problem in tuned)
-    weights = tuple(launches[canonical(problem)] + 1.0 for problem in tuned)
-    portfolio = fit_portfolio(Matrix(tuple(tuned), weights, rows), PORTFOLIO_CONFIGS, 0.01)
-    served = {length: portfolio.find_leaf({"length": length}).config for length in measured}
+    rows = tuple(measured[length] for length in tuned)
+    problems = tuple({"length": length} for length in tuned)
+    weights = weigh_by_launches(problems, [({"length": length}, 1) for length in measured])
+    tree = fit_portfolio(Matrix(problems, tuple(weights), rows), PORTFOLIO_CONFIGS)
+    served = {length: find_leaf(tree, {"length": length}).config for length in measured}
+    neighbours = {length: choice.selection.find_neighbour({"length": length}) or {} for length in measured}
     nearest = {
-        length: find_best(measured[int((choice.selection.find_nearest_tuned({"length": length}) or {})["length"])])
+        length: find_best(measured[length if length in tuned else int(neighbours[length]["length"])])
         for length in measured
     }
     assert lose_step(served, taken) < 0.03
     assert lose_step(served, taken) < lose_step(nearest, taken) + 0.002
-    assert lose_step(dict.fromkeys(measured, portfolio.configs[0]), taken) > 0.05
+    assert (
+        lose_step(dict.fromkeys(measured, max(list_leaves(tree), key=lambda leaf: leaf.problems).config), taken) > 0.05
+    )

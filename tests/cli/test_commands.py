@@ -32,7 +32,6 @@ ASKING = [
     ("results", "gemm"),
     ("kernels",),
     ("kernels", "gemm"),
-    ("portfolio", "gemm"),
     ("check", "gemm"),
     ("forget", "gemm"),
     ("export",),

@@ -58,13 +58,13 @@ def test_figure_of_the_state_before() -> None:
 @pytest.mark.parametrize(
     ("objective", "before", "now", "verdict"),
     [
-        ("energy", {"energy": 2.0}, {"energy": 1.0}, "faster"),
-        ("energy", {"energy": 1.0}, {"energy": 1.5}, "slower"),
+        ("min:energy", {"energy": 2.0}, {"energy": 1.0}, "faster"),
+        ("min:energy", {"energy": 1.0}, {"energy": 1.5}, "slower"),
         ("max:tflops", {"tflops": 2.0}, {"tflops": 4.0}, "faster"),
         ("max:tflops", {"tflops": 4.0}, {"tflops": 2.0}, "slower"),
         ("max:tflops", {"tflops": 4.0}, {"tflops": 4.0}, "same"),
-        ("edp", {}, {"edp": 4.0}, "new"),
-        ("edp", {"edp": 4.0}, {}, "failed"),
+        ("min:bytes", {}, {"bytes": 4.0}, "new"),
+        ("min:bytes", {"bytes": 4.0}, {}, "failed"),
     ],
 )
 def test_winners_of_other_objectives_are_compared_by_their_figures(

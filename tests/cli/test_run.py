@@ -1,5 +1,6 @@
 """``ktuned run``: an unmodified program gets the drop-ins, and ends with its own status and a summary."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.cli.commands.run import HOOK, hook_environment, run_program, summarise_account
-from ktuned.dropin import RECORDED, TUNED, Account
+from ktuned.cli.commands.run import HOOK, hook_environment, run_program, summarise_account, summarise_fixed
+from ktuned.dropin import FIXED, RECORDED, TUNED, Account, WinnersFile
 from ktuned.model import UsageError
 
 
@@ -182,6 +183,28 @@ class TestSummary:
             "left alone: p.h: a reason",
             "next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners",
         ]
+
+    def test_with_winners_it_lists_what_they_lack(self) -> None:
+        """And the files that no call has used."""
+        account = Account({"ktuned_triton"})
+        account.record_adopted("fla.ops.f")
+        account.record_winners_file("w/a.json")
+        account.record_key("fla.ops.f M=1", FIXED)
+        account.record_key("fla.ops.f M=2", "w lacks it: the first config is launched")
+        winners = WinnersFile("w", [(f"w/{name}.json", {"kernel": name, "device": "d"}) for name in "abcde"])
+        assert summarise_fixed(account, winners) == [
+            "adopted 1 function: fla: f",
+            "2 tuning keys: 1 as in w",
+            "fla.ops.f M=2: w lacks it: the first config is launched",
+            "no call launched a winner of w/b.json, w/c.json, w/d.json, … (4)",
+        ]
+
+    def test_a_key_is_fixed_if_all_processes_say_so(self, tmp_path: Path) -> None:
+        """One that could not launch the winner is listed."""
+        for number, states in enumerate([(FIXED, "lacking"), ("lacking", FIXED)]):
+            entries = [["key", f"k{place}", state] for place, state in enumerate(states)]
+            (tmp_path / f"{number}.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+        assert Account.from_directory(tmp_path).keys == {"k0": "lacking", "k1": "lacking"}
 
     def test_without_a_gpu_it_says_so(self) -> None:
         """Nothing is promised."""

@@ -34,6 +34,7 @@ SENT = {
     "StreamPosition": protocol.StreamPosition,
     "Trial": Trial,
     "TuneAnswer": protocol.TuneAnswer,
+    "ExportedFunction": protocol.ExportedFunction,
     "WinnersDocument": protocol.WinnersDocument,
 }
 """The daemon's types of the messages that are not events, by the client's names."""

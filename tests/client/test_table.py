@@ -75,7 +75,7 @@ def test_a_question_that_the_table_lacks_goes_to_the_daemon(path: str, publish: 
         {"problem": {"M": 1.0}},
         {"problem": {"M": True}},
         {"problem": {"M": 1}, "device": "cpu:1"},
-        {"problem": {"M": 1}, "objective": "energy"},
+        {"problem": {"M": 1}, "objective": "min:energy"},
         {"problem": {"M": 1}, "kernel": "p:other"},
         {"problem": {"M": 1}, "kernel": "gemm"},
     ]

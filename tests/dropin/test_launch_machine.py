@@ -35,6 +35,7 @@ from ktuned.dropin.launch_machine import (
     Wait,
     carry_out,
 )
+from ktuned.dropin.winners_file import WinnersFile
 
 T = TypeVar("T")
 
@@ -293,6 +294,39 @@ def test_the_first_call_launches_what_its_answer_allows(
 ) -> None:
     """The best that is known and can be launched here; ``None`` is the framework's own tuning."""
     assert World(policy, answers, fits, "").call() == launched
+
+
+class TestWinnersFile:
+    """With the winners of a file, nothing is asked, recorded or followed."""
+
+    @pytest.mark.parametrize(
+        ("fixed", "fits", "launched"),
+        [
+            ("second", [], "second"),
+            (STRANGER, [], STRANGER),
+            (STRANGER, [False], "first"),
+            (None, [], "first"),
+            (None, [False], "second"),
+            ("second", [False, False], None),
+        ],
+    )
+    def test_the_first_call_decides(self, fixed: str | None, fits: list[bool], launched: str | None) -> None:
+        """The file's config, or the first that can be launched; later answers are not wanted."""
+        world = World(Policy("wait", "always", winners=WinnersFile("w", [])), [], fits, "")
+        world.machine.fixed = None if fixed is None else Answer(fixed, is_final=True)
+        assert world.call() == launched
+        assert {*world.said} == {"load"}
+        assert world.machine.is_settled
+        assert (world.machine.standing is Standing.WINNER) == (launched == fixed)
+        world.hear(Answer("first", is_final=True))
+        assert world.call() == launched
+
+    def test_a_captured_graph_has_the_files_config(self) -> None:
+        """It keeps what it has captured."""
+        world = World(Policy(winners=WinnersFile("w", [])), [], [], "")
+        world.machine.fixed = Answer("second", is_final=True)
+        assert world.call(is_capturing=True) == "second"
+        assert world.machine.standing is Standing.NEW
 
 
 def test_a_winner_that_cannot_be_loaded_changes_nothing() -> None:

@@ -1,38 +1,27 @@
-"""``ktuned portfolio`` from the command to code that needs no ktuned."""
+"""Portfolios from a save to a file in git: eight tuned keys answer for others, with a daemon and without."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 from ktuned_client import Client
 from tests.e2e.harness import Daemon
-from tests.scheduling.test_portfolios import kernel_file
-
-DEADLINE_S = 10.0
+from tests.scheduling.test_portfolios import SIZES, kernel_file
 
 
-def test_a_portfolio_is_made_shown_and_written(daemon: Daemon, tmp_path: Path) -> None:
-    """The command follows it to its end; lookups are answered by its tree, and so does the written code."""
-    kernel = daemon.kernel_file(kernel_file())
-    assert daemon.ktuned("add", str(kernel)).returncode == 0
-    refused = daemon.ktuned("portfolio", "it", "--show")
-    assert (refused.returncode, "has no portfolio" in refused.stderr) == (2, True)
-    files = [str(tmp_path / f"chosen{suffix}") for suffix in (".py", ".h", ".json")]
-    options = [option for file in files for option in ("-o", file)]
-    done = daemon.ktuned("portfolio", "it", "--configs", "3", "--loss", "1%", "--tunings", "3", *options)
-    assert done.returncode == 0, done.stderr
-    assert "expected loss" in done.stdout
-    assert "n ≤ " in done.stdout
-    names: dict[str, object] = {}
-    exec(compile(Path(files[0]).read_text(), files[0], "exec"), names)  # the export is code
-    choose = names["choose_config"]
-    assert callable(choose)
-    with Client(daemon.socket, deadline_s=DEADLINE_S) as client:
-        for size in (20, 300, 1000):
-            hit = client.lookup("it", {"n": size})
-            assert (hit.status, hit.config) == ("near", choose({"n": size}))
-            assert hit.expected_loss is not None
+def test_a_portfolio_is_fitted_exported_and_read_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:
+    """A new size gets the tree's config, from the daemon and from the file alike."""
+    _, jobs = daemon.tune(path=str(daemon.kernel_file(kernel_file())))
+    assert [job["state"] for job in jobs] == ["done"] * len(SIZES)
+
+    def look_up(size: int) -> dict[str, Any]:
+        return dict(daemon.client.call("lookup", kernel="it", problem={"n": size}, tune=False))
+
+    daemon.until(lambda: "expected_loss" in look_up(300), "the fit")
+    answered = {size: look_up(size) for size in (20, 300, 1000)}
     assert "expected loss" in daemon.ktuned("lookup", "it", "-p", "n=300").stdout
-    shown = daemon.ktuned("portfolio", "it", "--show", "--json")
-    assert json.loads(shown.stdout) == json.loads(Path(files[2]).read_text())
-    wrong = daemon.ktuned("portfolio", "it", "-o", "chosen.txt")
-    assert (wrong.returncode, "none of .py, .h, .json" in wrong.stderr) == (2, True)
+    assert daemon.ktuned("export", str(tmp_path / "winners"), "--kernel", "it").returncode == 0
+    alone = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners")
+    for size, answer in answered.items():
+        hit = alone.lookup("it", {"n": size})
+        assert (hit.status, hit.config, hit.expected_loss) == ("near", answer["config"], answer["expected_loss"])
+    assert alone.lookup("it", {"n": SIZES[0]}).status == "stale"

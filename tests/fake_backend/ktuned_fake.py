@@ -249,6 +249,7 @@ class Fake(Backend):
     required_files = ("kernel.json",)
     default_target = os.environ.get("FAKE_TARGET", "")
     times_on_host = True
+    reports_time = True
     decisive_files = ("kernel.json",)
     lowers = os.environ.get("FAKE_LOWERS") == "1"
 

@@ -9,10 +9,12 @@ from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.near import NEAR_CANDIDATES
-from ktuned.model.objective import ENERGY, LATENCY
+from ktuned.model.objective import LATENCY, minimize
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Problem, Status, canonical
+
+BY_ENERGY = minimize("energy")
 
 DEVICE = "cpu-x"
 DEFAULT: Config = {"B": 1}
@@ -46,6 +48,7 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
     is_certain = options.pop("is_certain", True)
     objective = options.pop("objective", LATENCY)
     failed = options.pop("failed", ())
+    tree = options.pop("tree", None)
     return decide_answer(
         info(**options),
         problem,
@@ -56,6 +59,7 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
         is_certain=is_certain,
         objective=objective,
         has_failed=lambda config: config in failed,
+        tree=tree,
     )
 
 
@@ -202,13 +206,13 @@ def test_default_is_last(default: Config | None) -> None:
 
 def test_until_an_objective_has_a_winner_the_fastest_config_stands_in() -> None:
     """Before the winners of other problems, and only for the others: no energy makes a config fast."""
-    fastest, frugal = winner(config={"B": 1}), replace(winner(config={"B": 4}), objective=ENERGY)
-    elsewhere = replace(winner({**HERE, "M": 128}), objective=ENERGY)
-    found = ask(fastest, elsewhere, objective=ENERGY)
+    fastest, frugal = winner(config={"B": 1}), replace(winner(config={"B": 4}), objective=BY_ENERGY)
+    elsewhere = replace(winner({**HERE, "M": 128}), objective=BY_ENERGY)
+    found = ask(fastest, elsewhere, objective=BY_ENERGY)
     assert (found.status, found.config, found.wants_tuning) == (Status.NEAR, {"B": 1}, True)
-    assert ask(fastest, frugal, elsewhere, objective=ENERGY).config == {"B": 4}
+    assert ask(fastest, frugal, elsewhere, objective=BY_ENERGY).config == {"B": 4}
     assert ask(fastest, frugal).config == {"B": 1}
-    assert ask(elsewhere, objective=ENERGY).config == {"B": 2}
+    assert ask(elsewhere, objective=BY_ENERGY).config == {"B": 2}
     assert ask(frugal).status is Status.DEFAULT
 
 
@@ -219,3 +223,24 @@ def test_a_near_config_that_fails_here_gives_way() -> None:
     assert (found.status, found.config) == (Status.NEAR, {"B": 4})
     assert ask(*near, failed=[{"B": 2}, {"B": 4}]).config == DEFAULT
     assert ask(winner(digest="before"), failed=[{"B": 2}]).status is Status.STALE
+
+
+def test_a_portfolios_choice_comes_before_the_nearest_problem() -> None:
+    """Its config must be in the space, and not have failed; a small loss close to a tuned problem is enough."""
+    small, large = {"B": 1}, {"B": 4}
+    tree = {
+        "figure": ["M"],
+        "limit": 100,
+        "passing": {"config": small, "expected_loss": 0.005, "problems": 6},
+        "failing": {"config": large, "expected_loss": 0.05, "problems": 2},
+    }
+    near, far = winner({**HERE, "M": 50}), winner({**HERE, "M": 4})
+    found = ask(near, tree=tree)
+    assert (found.status, found.config, found.expected_loss) == (Status.NEAR, small, 0.005)
+    assert not found.wants_tuning
+    assert ask(far, tree=tree).wants_tuning
+    beyond = ask(near, tree=tree, problem={**HERE, "M": 101}, on=ground({**HERE, "M": 101}))
+    assert (beyond.config, beyond.wants_tuning) == (large, True)
+    other = ask(near, tree=tree, admits=lambda config: config != small)
+    assert (other.config, other.expected_loss, other.wants_tuning) == (large, None, True)
+    assert ask(near, tree=tree, failed=(small, large)).config == {"B": 2}

@@ -70,6 +70,21 @@ def test_a_steady_kernel_is_timed_exactly(monkeypatch: pytest.MonkeyPatch, launc
     assert len(found.samples) >= PRESET.repetitions
 
 
+@pytest.mark.parametrize(("believes", "figure_us"), [(False, 40.0), (True, 0.01)])
+def test_a_returned_number_is_a_time_only_where_it_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch, believes: bool, figure_us: float
+) -> None:
+    """A function that returns a checksum, or whatever it likes, is timed by the clock."""
+    clock = Clock(monkeypatch, 40.0)
+
+    def launch() -> float:
+        clock.launch()
+        return 0.01
+
+    timer = HostTimer(believes_reports=believes)
+    assert timer.time_launches(TimedLaunches(launch), RaceRules(PRESET)).samples.median_us == pytest.approx(figure_us)
+
+
 def test_warm_up_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset's first launches are slow and leave no trace in the figure."""
     found = time_launch(Clock(monkeypatch, 9_000.0, 9_000.0, 100.0).launch)

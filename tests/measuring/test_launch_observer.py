@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.ipc import replies, requests
+from ktuned.ipc import requests
 from ktuned.measuring import contention, energy
 from ktuned.measuring.contention import ContentionWatch
 from ktuned.measuring.core_count import CoreCounter
@@ -18,7 +18,6 @@ from ktuned.measuring.launch_observer import LaunchObserver, ObserverGroup
 from ktuned.measuring.samples import Samples
 from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import (
-    EDP,
     ENERGY,
     LATENCY,
     Device,
@@ -43,7 +42,13 @@ def make_request(**fields: Any) -> requests.Trial:
     return requests.Trial((UNIT,), PRESET, judge_contention=True, **fields)
 
 
-def observe(observer: LaunchObserver, request: requests.Trial, timed: TrialResult = TIMED) -> TrialResult:
+FINAL = requests.Time(UNIT, PRESET, judge_contention=True)
+"""A request to measure a finalist."""
+
+
+def observe(
+    observer: LaunchObserver, request: requests.Trial | requests.Time, timed: TrialResult = TIMED
+) -> TrialResult:
     """Take a config through all that an observer is told."""
     launch = observer.begin_config(request, lambda: None)
     first = observer.end_first_launch(TrialResult(Outcome.MEASURED))
@@ -84,26 +89,19 @@ def make_meter(watts: float = 50.0) -> EnergyMeter:
 
 
 def test_a_measured_config_gets_energy_and_metrics(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[int]) -> None:
-    """The kernel file's metrics are made from the energy, which 10 launches a sample of 5 J share."""
+    """Finalists have both. In the search, only the metrics that need no launches of their own are measured."""
     watch_cpus(monkeypatch)
-    costs = Costs(LATENCY, lambda us, joules: {"per_joule": us / (joules or 0.0)}, needs_energy=True)
-    found = observe(ObserverGroup([make_meter(), ContentionWatch(CPU), FileMetrics(costs)]), make_request())
+    costs = Costs(LATENCY, lambda us: {"speed": 1 / us})
+    observers = ObserverGroup([make_meter(), ContentionWatch(CPU), FileMetrics(costs)])
+    found = observe(observers, FINAL)
     assert found.outcome is Outcome.MEASURED
-    assert found.metrics[EDP] == pytest.approx(found.metrics[ENERGY] * 1e-4)
-    assert found.metrics["per_joule"] == pytest.approx(100.0 / found.metrics[ENERGY])
-    assert found.interval(by_energy=True) == pytest.approx((1.0, 1.0), rel=0.5)
-
-
-def test_a_config_that_cannot_win_by_its_energy_is_beaten(seconds: Iterator[int]) -> None:
-    """Measuring ends early, and the message has the range."""
-    found = observe(make_meter(), make_request(incumbent=replies.CostRange(1e-9, 1e-9, 1e-9)))
-    assert (found.outcome, found.detail.beaten) == (Outcome.MEASURED, True)
-    assert found.message.startswith("cannot win: ")
+    assert found.metrics == {ENERGY: pytest.approx(5.0), "speed": 0.01}
+    assert observe(observers, make_request()).metrics == {"speed": 0.01}
 
 
 def test_a_counter_that_stands_still_contends_the_config(seconds: Iterator[int]) -> None:
     """That says nothing about the config, which is tried again."""
-    found = observe(make_meter(watts=0.0), make_request())
+    found = observe(make_meter(watts=0.0), FINAL)
     assert (found.outcome, found.metrics) == (Outcome.CONTENDED, {})
     assert found.message.startswith("the energy counter of cpu:0: it did not move")
 
@@ -111,9 +109,9 @@ def test_a_counter_that_stands_still_contends_the_config(seconds: Iterator[int])
 def test_a_contended_timing_has_no_energy_and_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither is worth its time."""
     watch_cpus(monkeypatch, is_contended=True)
-    costs = Costs(LATENCY, lambda us, joules: pytest.fail("evaluated"), needs_energy=True)
+    costs = Costs(LATENCY, lambda us: pytest.fail("evaluated"))
     meter = EnergyMeter(lambda: pytest.fail("read"), CPU.name, returns_early=False)
-    found = observe(ObserverGroup([meter, ContentionWatch(CPU), FileMetrics(costs)]), make_request())
+    found = observe(ObserverGroup([meter, ContentionWatch(CPU), FileMetrics(costs)]), FINAL)
     assert (found.outcome, found.metrics) == (Outcome.CONTENDED, {})
 
 
@@ -130,18 +128,18 @@ def test_energy_of_shared_cpus_is_contended(monkeypatch: pytest.MonkeyPatch, sec
     """A latency alone is not."""
     watch_cpus(monkeypatch, is_shared=True)
     assert observe(ContentionWatch(CPU), make_request()) == TIMED
-    found = observe(ObserverGroup([make_meter(), ContentionWatch(CPU)]), make_request())
+    found = observe(ObserverGroup([make_meter(), ContentionWatch(CPU)]), FINAL)
     assert found.outcome is Outcome.CONTENDED
 
 
 def test_a_metric_that_fails_leaves_all_metrics_out() -> None:
     """The figures that others have found stay."""
 
-    def fail(latency_us: float, joules: float | None) -> dict[str, float]:
+    def fail(latency_us: float) -> dict[str, float]:
         raise KernelFileError("tflops: division by zero")
 
     timed = TrialResult(Outcome.MEASURED, 100.0, metrics={ENERGY: 1.0})
-    found = observe(FileMetrics(Costs(LATENCY, fail, needs_energy=True)), make_request(), timed)
+    found = observe(FileMetrics(Costs(LATENCY, fail)), make_request(), timed)
     assert (found.metrics, found.detail.metrics_fault) == ({ENERGY: 1.0}, found.message)
 
 

@@ -105,7 +105,7 @@ def test_no_compared_bits_give_no_lines() -> None:
     assert BitClasses.from_trials([_trial(1, 1.0, {"K": 1})]).describe_classes() == []
 
 
-@pytest.mark.parametrize("plain", ["latency", "energy", "edp", "max:tflops", "min:bytes"])
+@pytest.mark.parametrize("plain", ["latency", "max:tflops", "min:bytes"])
 def test_numerics_are_a_part_of_every_objective(plain: str) -> None:
     """And change nothing of its figure."""
     exact = with_numerics(plain, "exact")

@@ -6,11 +6,9 @@ import pytest
 
 from ktuned.model.errors import UsageError
 from ktuned.model.objective import (
-    EDP,
-    ENERGY,
     LATENCY,
     Objective,
-    compute_energy_figures,
+    choose_search_objective,
     compute_gain,
     convert_to_cost,
     maximize,
@@ -21,14 +19,15 @@ from ktuned.model.objective import (
 )
 
 
-@pytest.mark.parametrize("text", [LATENCY, ENERGY, EDP, maximize("tflops"), minimize("bytes_read")])
+@pytest.mark.parametrize("text", [LATENCY, maximize("tflops"), minimize("energy")])
 def test_an_objectives_name_is_read_unchanged(text: str) -> None:
     """A kernel file's words are those of the command line and of the protocol."""
     assert read_objective(text) == text
-    assert minimize("energy") == ENERGY
 
 
-@pytest.mark.parametrize("text", ["", "tflops", "max:", "max:a b", "min:max:x", "max:latency.x", "fastest"])
+@pytest.mark.parametrize(
+    "text", ["", "tflops", "max:", "max:a b", "min:max:x", "max:latency.x", "fastest", "energy", "min:latency"]
+)
 def test_any_other_text_is_no_objective(text: str) -> None:
     """A metric needs its direction."""
     with pytest.raises(UsageError, match="there is no objective"):
@@ -37,22 +36,37 @@ def test_any_other_text_is_no_objective(text: str) -> None:
 
 def test_each_figure_is_found_by_its_name() -> None:
     """The latency is a field; all others stand among the metrics."""
-    metrics = {"tflops": 3.0, **compute_energy_figures(0.5, 2_000_000.0)}
-    figures = {
-        name: select_figure(Objective(name), 7.0, metrics) for name in ("latency", "energy", "edp", "max:tflops")
-    }
-    assert figures == {"latency": 7.0, "energy": 0.5, "edp": 1.0, "max:tflops": 3.0}
+    metrics = {"tflops": 3.0, "energy": 0.5}
+    figures = {name: select_figure(Objective(name), 7.0, metrics) for name in ("latency", "min:energy", "max:tflops")}
+    assert figures == {"latency": 7.0, "min:energy": 0.5, "max:tflops": 3.0}
     assert select_figure(maximize("gbps"), 7.0, metrics) is None
     assert name_figure(maximize("tflops")) == "tflops"
 
 
 def test_less_cost_is_better_and_ratios_stay() -> None:
     """Twice as good costs half, whichever way is better; what is not positive cannot be compared."""
-    assert convert_to_cost(ENERGY, 4.0) == 2 * (convert_to_cost(ENERGY, 2.0) or 0)
+    by_bytes = minimize("bytes")
+    assert convert_to_cost(by_bytes, 4.0) == 2 * (convert_to_cost(by_bytes, 2.0) or 0)
     assert convert_to_cost(maximize("tflops"), 2.0) == 2 * (convert_to_cost(maximize("tflops"), 4.0) or 0)
     assert [convert_to_cost(LATENCY, figure) for figure in (None, 0.0, -1.0)] == [None, None, None]
     assert (
         compute_gain(LATENCY, 10.0, 5.0),
         compute_gain(maximize("tflops"), 5.0, 10.0),
-        compute_gain(ENERGY, None, 1.0),
+        compute_gain(by_bytes, None, 1.0),
     ) == (2.0, 2.0, None)
+
+
+@pytest.mark.parametrize(
+    ("objective", "searched"),
+    [
+        ("latency", "latency"),
+        ("exact:latency", "exact:latency"),
+        ("max:tflops", "max:tflops"),
+        ("exact:max:tflops", "exact:max:tflops"),
+        ("min:energy", "latency"),
+        ("exact:min:energy", "exact:latency"),
+    ],
+)
+def test_a_metric_with_launches_of_its_own_does_not_steer_the_search(objective: str, searched: str) -> None:
+    """Its configs are compared by the latency, with the same numerics."""
+    assert choose_search_objective(Objective(objective)) == searched

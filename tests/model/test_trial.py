@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from ktuned.model import NO_DETAIL, ListedTrial, Objective, Outcome, TrialDetail, TrialResult
 from tests.trials import make_result, make_trial
@@ -31,25 +30,22 @@ def test_a_trial_is_its_result_with_an_identity() -> None:
 
 
 def test_a_figure_s_interval_is_relative_to_it() -> None:
-    """Of the latency, or of the energy; unknown where one end is."""
-    result = make_result(Outcome.MEASURED, latency_us=10.0, low_us=9.0, high_us=12.0, energy_low=0.5, energy_high=2.0)
+    """Unknown where one end is."""
+    result = make_result(Outcome.MEASURED, latency_us=10.0, low_us=9.0, high_us=12.0)
     assert (result.interval(), result.doubt()) == ((0.9, 1.2), pytest.approx(0.15))
-    assert result.interval(by_energy=True) is None
-    assert replace(result, metrics={"energy": 1.0}).interval(by_energy=True) == (0.5, 2.0)
     assert make_result(Outcome.MEASURED, latency_us=10.0, low_us=9.0).doubt() is None
-
-
-def test_rounds_by_energy_are_counted_apart() -> None:
-    """They had other finalists."""
-    detail = TrialDetail(rounds=3, energy_rounds=5)
-    assert (detail.count_rounds(), detail.count_rounds(by_energy=True), NO_DETAIL.count_rounds()) == (3, 5, 0)
 
 
 def test_a_listed_trial_has_the_protocols_names() -> None:
     """Also the one that is a word of Python's; fields that an older daemon lacks have their defaults."""
-    sent = {**msgspec.to_builtins(make_trial(7).without_detail()), "class": "A", "winner": True, "objectives": ["edp"]}
+    sent = {
+        **msgspec.to_builtins(make_trial(7).without_detail()),
+        "class": "A",
+        "winner": True,
+        "objectives": ["min:energy"],
+    }
     listed = msgspec.convert(sent, ListedTrial)
-    assert (listed.bit_class, listed.is_winner, listed.objectives) == ("A", True, (Objective("edp"),))
+    assert (listed.bit_class, listed.is_winner, listed.objectives) == ("A", True, (Objective("min:energy"),))
     assert msgspec.to_builtins(listed)["class"] == "A"
     del sent["class"], sent["objectives"]
     older = msgspec.convert(sent, ListedTrial)

@@ -4,7 +4,6 @@ An application's imports, a daemon and its first tuning take seconds of CPU each
 each has keys of its own.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from ktuned.spool import RECORD_SUFFIX, CallRecord, leave_record, spool_directory
 from ktuned_client.answers import ENDED_STATES
+from ktuned_client.portfolio_tree import list_configs
 from tests.e2e.harness import Daemon
 
 STAND_IN = Path(__file__).parent / "triton_stand_in"
@@ -249,10 +249,7 @@ def test_without_a_device_a_call_waits(daemon: Daemon, record: CallRecord) -> No
 
 
 def test_of_a_function_with_many_keys_few_are_tuned_and_a_portfolio_serves_the_others(daemon: Daemon) -> None:
-    """The first 16, each with one of two blocks; the portfolio's borders are measured on keys that have calls.
-
-    A far key is tuned when it takes much time, and not its neighbour.
-    """
+    """The first 16, each with one of two blocks; the portfolio is fitted to these, and no other key is tuned."""
     daemon.start()
     tuned = [*range(1000, 1800, 100), *range(16_000, 20_000, 500)]
     others = [1050, 1850, 4_000, 14_000, 21_000]
@@ -261,20 +258,17 @@ def test_of_a_function_with_many_keys_few_are_tuned_and_a_portfolio_serves_the_o
     jobs = ended_jobs(daemon, 16)
     kernel = jobs[0]["kernel"]
     assert {*tuned} <= {job["problem"]["size"] for job in jobs}
-    found: dict[str, Any] = {}
+    (one,) = daemon.client.call("export", kernel=kernel)["shared"]
 
-    def is_made() -> bool:
-        found.update(daemon.client.call("portfolio", kernel=kernel))
-        return [build["state"] for build in found["making"]] == ["done"]
+    def list_trees() -> list[Any]:
+        document = daemon.client.call("export", kernel=kernel, device=one["device"])["document"]
+        return list(document.get("portfolios", {}).values())
 
-    daemon.until(is_made, "the portfolio to be made")
-    (portfolio,) = found["portfolios"]
-    assert {config["BLOCK"] for config in map(json.loads, portfolio["configs"])} == {128, 256}
+    daemon.until(lambda: bool(list_trees()), "the portfolio to be fitted")
+    (tree,) = list_trees()
+    assert {config["BLOCK"] for config in list_configs(tree)} == {128, 256}
     jobs = daemon.client.call("jobs")["jobs"]
-    assert sorted(job["problem"]["size"] for job in jobs if job["reason"] != "portfolio") == tuned
-    measured = [job["problem"]["size"] for job in jobs if job["reason"] == "portfolio"]
-    assert measured
-    assert {*measured} <= {*others}
+    assert sorted({job["problem"]["size"] for job in jobs}) == tuned
     expected = ["256" if size < 8_000 else "128" for size in [*tuned, *others]]
     assert call(daemon, sizes, "end", "stretch") == ["called " + " ".join(expected)]
 

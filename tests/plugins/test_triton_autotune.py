@@ -1,10 +1,11 @@
 """The drop-in for ``triton.autotune``: which config a call launches, and what it leaves for the daemon."""
 
 import copy
+import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ktuned.dropin import RECORDED, TUNED, Answer, account
+from ktuned.dropin import CONSTANTS_KEY, RECORDED, TUNED, Answer, account
 from ktuned.model.values import canonical
+from ktuned_client.winners import WinnersError
 from ktuned_triton import autotune, autotuner, keyed_call
-from ktuned_triton.call import CONSTANTS_KEY, evaluate_call, find_jit_function, read_knobs
+from ktuned_triton.call import evaluate_call, find_jit_function, read_knobs
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -276,6 +278,98 @@ class TestACall:
         """With those that there are."""
         with pytest.raises(ValueError, match=f"{option}='sometimes': give one of "):
             scale(**{option: "sometimes"})
+
+
+class TestWinners:
+    """A winners file fixes the config of each key; no daemon is asked, and nothing is recorded."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Callable[..., Path]:
+        """Return a function that writes a file with a winner of ``scale``."""
+
+        def write(**knobs: Any) -> Path:
+            context = {"decided": 1.0, "digest": "", "toolchain": "", "device_fingerprint": "", "measuring_version": 1}
+            config = json.loads(text(256, 4)) | knobs
+            winner = {**context, "problem": {"size": SIZE, "@types": "f32,f32"}, "config": config, "latency_us": 1.0}
+            function = {"name": "tests.plugins.triton_app.kernels.scale", "source": "another"}
+            document = {"ktuned_winners": 1, "kernel": "tests:scale", "device": "a GPU", "function": function}
+            path = tmp_path / "winners.json"
+            path.write_text(json.dumps({**document, "winners": [winner]}))
+            return path
+
+        return write
+
+    @pytest.mark.parametrize(
+        ("knobs", "launch", "reason"),
+        [
+            ({}, (256, 4), "was made from other source or configs"),
+            ({"BLOCK": 512, "num_warps": 8}, (512, 8), "was made from other source or configs"),
+            ({"BLOCK": 512, "THROUGH": "~triton.language.float16"}, (512, 4), "was made from other source or configs"),
+            ({"BLOCK": 512, "THROUGH": "~other.dtype"}, (128, 4), "is no config of the function"),
+            ({"SIZE": 1}, (128, 4), "is no config of the function"),
+            ({"BLOCK": 64}, (128, 4), "was pruned by the application"),
+        ],
+        ids=["listed", "unlisted", "known-object", "unknown-object", "unknown-knob", "pruned"],
+    )
+    def test_a_key_launches_the_files_config(
+        self,
+        knobs: dict[str, Any],
+        launch: tuple[int, int],
+        reason: str,
+        file: Callable[..., Path],
+        link: FakeDaemonLink,
+        launched: list[dict[str, Any]],
+        spool: Path,
+    ) -> None:
+        """Also one that is not in the function's list; another key launches its first config."""
+        path = file(**knobs)
+        function = scale(winners=path)
+        path.write_text("replaced")
+        for size in (SIZE, SIZE, 1):
+            call(function, size)
+        assert chosen(launched) == [launch, launch, (128, 4)]
+        assert (link.asked, link.followed, spool.exists()) == ([], [], False)
+        (known, lacking) = account.keys.values()
+        assert known.removesuffix(": the first config is launched").endswith(reason)
+        assert lacking == f"{path} lacks it: the first config is launched"
+
+    def test_an_unlisted_config_that_does_not_compile_gives_way(
+        self, file: Callable[..., Path], link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever is wrong with it; Triton tunes nothing."""
+        found: list[int] = []
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            if kwargs["BLOCK"] == 100:
+                raise ValueError("arange's range must be a power of 2")
+            if not kwargs["warmup"]:
+                found.append(kwargs["BLOCK"])
+
+        monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
+        call(scale(winners=file(BLOCK=100)))
+        assert found == [128]
+        (state,) = account.keys.values()
+        assert state.endswith("cannot be launched here: the first config is launched")
+
+    def test_a_captured_graph_has_the_files_config(
+        self,
+        file: Callable[..., Path],
+        link: FakeDaemonLink,
+        launched: list[dict[str, Any]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It keeps what it has captured."""
+        function = scale(winners=file())
+        with monkeypatch.context() as capturing:
+            capturing.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: True)
+            call(function)
+        assert chosen(launched) == [(256, 4)]
+
+    def test_a_damaged_file_is_an_error_of_the_decorator(self, tmp_path: Path) -> None:
+        """The program learns it before its first call."""
+        (tmp_path / "damaged.json").write_text("{")
+        with pytest.raises(WinnersError, match=r"damaged\.json is not JSON"):
+            scale(winners=tmp_path / "damaged.json")
 
 
 class TestAdoptionByInstance:

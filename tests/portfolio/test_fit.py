@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import canonical
+from ktuned.model import Problem, canonical
 from ktuned.portfolio import (
     FAILED,
     Matrix,
-    Portfolio,
+    Tree,
     compute_mean_loss,
     count_octaves,
+    find_leaf,
     fit_portfolio,
     list_leaves,
     shortlist_configs,
+    tree_to_wire,
 )
 from ktuned.portfolio.matrix import choose_configs
+from ktuned_client import portfolio_tree
 from tests.portfolio import cpu_kernel, gemm_model
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "gemm_matrix.json"
@@ -37,9 +40,14 @@ def split(matrix: Matrix, seed: int = 3, share: float = 0.6) -> tuple[Matrix, Ma
     return matrix.select_rows(order[:count]), matrix.select_rows(order[count:])
 
 
-def loss_of(portfolio: Portfolio, matrix: Matrix) -> float:
-    """Return the mean loss of a matrix's problems with the configs that a portfolio gives them."""
-    return compute_mean_loss(matrix, [portfolio.find_leaf(problem).config for problem in matrix.problems])
+def configs_of(tree: Tree) -> list[str]:
+    """Return the configs of a tree's leaves, each once."""
+    return list(dict.fromkeys(leaf.config for leaf in list_leaves(tree)))
+
+
+def loss_of(tree: Tree, matrix: Matrix) -> float:
+    """Return the mean loss of a matrix's problems with the configs that a tree gives them."""
+    return compute_mean_loss(matrix, [find_leaf(tree, problem).config for problem in matrix.problems])
 
 
 def nearest_loss(fitted: Matrix, matrix: Matrix) -> float:
@@ -63,12 +71,12 @@ def test_a_measured_cpu_kernel_is_within_the_wanted_loss(tmp_path: Path) -> None
     losses, single = [], []
     for seed in range(4):
         fitted, held_out = split(measured, seed, share=0.8)
-        portfolio = fit_portfolio(fitted, 5, MAX_LOSS / 4)
-        assert len(portfolio.configs) <= 5
-        losses.append(loss_of(portfolio, held_out))
+        tree = fit_portfolio(fitted, 5, MAX_LOSS / 4)
+        assert len(configs_of(tree)) <= 5
+        losses.append(loss_of(tree, held_out))
         single.append(single_loss(fitted, held_out))
         assert all(
-            held_out.works(row, portfolio.find_leaf(problem).config) for row, problem in enumerate(held_out.problems)
+            held_out.works(row, find_leaf(tree, problem).config) for row, problem in enumerate(held_out.problems)
         )
     assert sum(losses) / len(losses) <= MAX_LOSS
     assert sum(losses) < sum(single) / 10
@@ -81,12 +89,12 @@ def test_a_recorded_gemm_is_within_the_wanted_loss() -> None:
     losses, nearest = [], []
     for seed in range(5):
         fitted, held_out = split(matrix, seed, share=0.8)
-        portfolio = fit_portfolio(fitted, 5, MAX_LOSS)
-        assert len(portfolio.configs) <= 5
-        losses.append(loss_of(portfolio, held_out))
+        tree = fit_portfolio(fitted, 5, MAX_LOSS)
+        assert len(configs_of(tree)) <= 5
+        losses.append(loss_of(tree, held_out))
         nearest.append(nearest_loss(fitted, held_out))
         assert all(
-            held_out.works(row, portfolio.find_leaf(problem).config) for row, problem in enumerate(held_out.problems)
+            held_out.works(row, find_leaf(tree, problem).config) for row, problem in enumerate(held_out.problems)
         )
     assert sum(losses) / len(losses) <= MAX_LOSS
     assert sum(losses) <= sum(nearest)
@@ -97,31 +105,30 @@ def test_a_modelled_gemm_is_within_the_wanted_loss(seed: int) -> None:
     """Five configs for shapes of all kinds lose less than the nearest problem's, a fifth of one for all; all work."""
     problems = list(gemm_model.shapes(200, seed))
     fitted, held_out = gemm_model.matrix(problems[:100]), gemm_model.matrix(problems[100:])
-    portfolio = fit_portfolio(fitted, 5, MAX_LOSS)
-    loss = loss_of(portfolio, held_out)
+    tree = fit_portfolio(fitted, 5, MAX_LOSS)
+    loss = loss_of(tree, held_out)
     assert loss < nearest_loss(fitted, held_out)
     assert loss < single_loss(fitted, held_out) / 5
-    assert loss < 2 * portfolio.expected_loss, "the estimate from held-out problems says what to expect"
-    assert all(
-        held_out.works(row, portfolio.find_leaf(problem).config) for row, problem in enumerate(held_out.problems)
-    )
+    expected = [find_leaf(tree, problem).expected_loss for problem in held_out.problems]
+    assert loss < 2 * sum(expected) / len(expected), "the estimate from held-out problems says what to expect"
+    assert all(held_out.works(row, find_leaf(tree, problem).config) for row, problem in enumerate(held_out.problems))
 
 
 def test_no_leaf_has_a_config_that_fails_on_its_problems() -> None:
     """However fast it is elsewhere: the leaf is split, or another config is taken."""
     problems = [{"N": size} for size in range(1, 33)]
     costs = [{"fast": FAILED if problem["N"] % 8 == 3 else 1.0, "slow": 1.5} for problem in problems]
-    portfolio = fit_portfolio(Matrix(tuple(problems), (1.0,) * 32, tuple(costs)), 1, MAX_LOSS)
-    assert portfolio.configs == ["slow"]
+    tree = fit_portfolio(Matrix(tuple(problems), (1.0,) * 32, tuple(costs)), 1, MAX_LOSS)
+    assert configs_of(tree) == ["slow"]
     both = fit_portfolio(Matrix(tuple(problems), (1.0,) * 32, tuple(costs)), 2, MAX_LOSS)
-    assert all(costs[row][both.find_leaf(problem).config] < FAILED for row, problem in enumerate(problems))
+    assert all(costs[row][find_leaf(both, problem).config] < FAILED for row, problem in enumerate(problems))
 
 
 def test_without_a_config_that_works_there_is_no_portfolio() -> None:
     """The error says so; an answer that fails would be worse than none."""
     problems = ({"N": 1}, {"N": 2})
     with pytest.raises(ValueError, match=r'known to work for {"N":2}'):
-        fit_portfolio(Matrix(problems, (1.0, 1.0), ({"a": 1.0, "b": FAILED}, {"a": FAILED, "b": FAILED})))
+        fit_portfolio(Matrix(problems, (1.0, 1.0), ({"a": 1.0, "b": FAILED}, {"a": FAILED, "b": FAILED})), 2)
     with pytest.raises(ValueError, match="work on all 2 problems"):
         fit_portfolio(Matrix(problems, (1.0, 1.0), ({"a": 1.0, "b": FAILED}, {"a": FAILED, "b": 1.0})), 1)
 
@@ -129,10 +136,10 @@ def test_without_a_config_that_works_there_is_no_portfolio() -> None:
 def test_no_more_configs_are_taken_than_are_needed() -> None:
     """One config that is best everywhere makes a tree of one leaf, that loses nothing."""
     matrix = Matrix(({"N": 1}, {"N": 2}, {"N": 3}), (1.0,) * 3, ({"a": 1.0, "b": 2.0},) * 3)
-    portfolio = fit_portfolio(matrix, 4)
-    assert portfolio.configs == ["a"]
-    assert len(list(list_leaves(portfolio.tree))) == 1
-    assert (portfolio.expected_loss, portfolio.single_loss) == (0.0, 0.0)
+    tree = fit_portfolio(matrix, 4)
+    assert configs_of(tree) == ["a"]
+    assert len(list(list_leaves(tree))) == 1
+    assert [leaf.expected_loss for leaf in list_leaves(tree)] == [0.0]
 
 
 def test_a_tree_splits_by_fields_of_all_kinds() -> None:
@@ -156,18 +163,18 @@ def test_a_tree_splits_by_fields_of_all_kinds() -> None:
     ]
     for name, rule in rules.items():
         costs = tuple({"yes": 1.0 + (not rule(problem)), "no": 1.0 + rule(problem)} for problem in problems)
-        portfolio = fit_portfolio(Matrix(tuple(problems), (1.0,) * 150, costs), 4)
-        assert portfolio.fitted_loss == 0.0, name
-        assert portfolio.expected_loss < 0.1, name
-        assert len(list(list_leaves(portfolio.tree))) == 2, name
+        tree = fit_portfolio(Matrix(tuple(problems), (1.0,) * 150, costs), 4)
+        assert loss_of(tree, Matrix(tuple(problems), (1.0,) * 150, costs)) == 0.0, name
+        assert all(leaf.expected_loss < 0.1 for leaf in list_leaves(tree)), name
+        assert len(list(list_leaves(tree))) == 2, name
 
 
 def test_a_portfolio_serves_the_problems_with_weight() -> None:
     """A problem that takes most of the time gets its config where only one is allowed."""
     problems = ({"N": 1}, {"N": 2}, {"N": 3})
     costs = ({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0})
-    assert fit_portfolio(Matrix(problems, (1.0, 1.0, 1.0), costs), 1).configs == ["a"]
-    assert fit_portfolio(Matrix(problems, (1.0, 1.0, 9.0), costs), 1).configs == ["b"]
+    assert configs_of(fit_portfolio(Matrix(problems, (1.0, 1.0, 1.0), costs), 1)) == ["a"]
+    assert configs_of(fit_portfolio(Matrix(problems, (1.0, 1.0, 9.0), costs), 1)) == ["b"]
 
 
 def test_holes_are_measured_only_where_it_matters() -> None:
@@ -183,7 +190,7 @@ def test_holes_are_measured_only_where_it_matters() -> None:
     )
     wanted = shortlist_configs(holes, 12)
     assert 5 <= len(wanted) <= 12
-    assert fit_portfolio(holes, 4).configs == [default]
+    assert configs_of(fit_portfolio(holes, 4)) == [default]
     filled = Matrix(
         whole.problems,
         whole.weights,
@@ -192,20 +199,43 @@ def test_holes_are_measured_only_where_it_matters() -> None:
             for row, costs in enumerate(whole.costs)
         ),
     )
-    portfolio = fit_portfolio(filled, 5)
-    assert compute_mean_loss(whole, [portfolio.find_leaf(problem).config for problem in problems]) < 0.1
+    tree = fit_portfolio(filled, 5)
+    assert compute_mean_loss(whole, [find_leaf(tree, problem).config for problem in problems]) < 0.1
 
 
-def test_a_portfolio_survives_the_wire() -> None:
-    """Read again it gives every problem the same config, and another version is refused."""
-    problems = list(gemm_model.shapes(60, 4))
+def test_clients_choose_as_the_daemon() -> None:
+    """As plain data a tree gives every problem the same leaf, whatever its fields are, and has each config once."""
+    problems: list[Problem] = list(gemm_model.shapes(60, 4))
     matrix = gemm_model.matrix(problems)
     assert Matrix.from_wire(json.loads(json.dumps(matrix.to_wire()))) == matrix
-    portfolio = fit_portfolio(matrix, 4)
-    again = Portfolio.from_wire(json.loads(json.dumps(portfolio.to_wire())))
-    assert again == portfolio
-    assert [again.choose_config(problem) for problem in problems] == [
-        portfolio.choose_config(problem) for problem in problems
+    kinds: list[Problem] = [
+        {**problem, "dtype": "f16" if place % 3 else "f32"} for place, problem in enumerate(problems)
     ]
-    with pytest.raises(ValueError, match="format 2"):
-        Portfolio.from_wire({**portfolio.to_wire(), "ktuned_portfolio": 2})
+    costs = [{"{}": 1.0 + (problem["dtype"] == "f16"), '{"BM":1}': 1.5} for problem in kinds]
+    trees = [fit_portfolio(matrix, 4), fit_portfolio(Matrix(tuple(kinds), (1.0,) * 60, tuple(costs)), 2)]
+    strange: list[Problem] = [{}, {"M": "x", "N": True, "K": 0.5}, {"M": 0, "N": -8, "K": 1}, {"dtype": 3}]
+    for tree in trees:
+        wire = json.loads(json.dumps(tree_to_wire(tree)))
+        portfolio_tree.check_tree(wire)
+        for problem in [*problems, *kinds, *strange]:
+            leaf = find_leaf(tree, problem)
+            assert portfolio_tree.find_leaf(wire, problem)["config"] == json.loads(leaf.config)
+        assert sorted(map(canonical, portfolio_tree.list_configs(wire))) == sorted(configs_of(tree))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        3,
+        {},
+        {"config": {"BM": []}, "expected_loss": 0.0, "problems": 1},
+        {"config": {"BM": 1}, "expected_loss": "0", "problems": 1},
+        {"figure": [], "limit": 1, "passing": {}, "failing": {}},
+        {"figure": ["M"], "limit": "x", "passing": {}, "failing": {}},
+        {"figure": ["M"], "limit": 1, "passing": {"config": {}, "expected_loss": 0.0, "problems": 1}},
+    ],
+)
+def test_what_is_no_tree_is_refused(tree: object) -> None:
+    """A file of winners may hold anything."""
+    with pytest.raises(ValueError, match="not a tree of configs"):
+        portfolio_tree.check_tree(tree)

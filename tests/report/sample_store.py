@@ -13,10 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import LATENCY, Config, JobState, KernelInfo, Outcome, Plan, SpaceInfo, canonical
+from ktuned.model import Config, JobState, KernelInfo, Outcome, Plan, SpaceInfo, canonical
 from ktuned.model.trial import MEASURING_VERSION
-from ktuned.portfolio import Matrix, Portfolio, fit_portfolio
-from ktuned.protocol import PortfolioDocument, PortfolioLimits
 from ktuned.store import Store
 
 NOW = 1_790_000_000.0
@@ -51,23 +49,6 @@ class SampleStore:
         self._path = path
         self._random = random.Random(seed)
         self._job = self._context = self._trial = 0
-
-    def add_portfolio(self, kernel: str, *, device: str = MODEL) -> Portfolio:
-        """Add a portfolio of two configs of a kernel, which differ in their best sizes."""
-        wide, narrow = canonical(DEFAULT), canonical({**DEFAULT, "BLOCK_M": 128})
-        problems = tuple({"M": 2**power, "N": 32} for power in range(4, 13))
-        costs = tuple({wide: 10.0 + (p["M"] > 256), narrow: 11.0 - (p["M"] > 256)} for p in problems)
-        matrix = Matrix(problems, (1.0,) * len(problems), costs)
-        fitted = fit_portfolio(matrix, 2, 0.0)
-        document = PortfolioDocument(
-            **fitted.to_wire(), matrix=matrix.to_wire(), over=(), wanted=PortfolioLimits(), created=NOW
-        )
-        with closing(sqlite3.connect(self._path)) as connection:
-            text = msgspec.json.encode(document).decode()
-            values = (kernel, device, LATENCY, "state", text, NOW)
-            connection.execute("INSERT INTO portfolios VALUES (?, ?, ?, ?, ?, ?)", values)
-            connection.commit()
-        return fitted
 
     def add(
         self,

@@ -59,7 +59,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.add("kernels:gemm", PROBLEM, 300, saves=3)
     store.add("kernels:softmax", {"N": 1024}, 60)
     store.add_peaks()
-    store.add_portfolio("kernels:gemm")
     store.add_winner_by("max:tflops_float16", "tflops_float16")
     standings = {
         make_standing_key("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
@@ -78,9 +77,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_draws_everything_and_asks_for_nothing(browser: Browser, report: Path, scheme: str) -> None:
     """All charts of a kernel are drawn, with no word on the console and no request but for the file itself."""
     with Opened(browser, file(report), color_scheme=scheme) as opened:
-        assert opened.page.locator("tbody tr").count() == 2 + 9
-        assert opened.page.locator(".portfolio .loss.chosen").count() == 9
-        assert opened.page.locator(".portfolio .tree").inner_text().startswith("M ≤ ")
+        assert opened.page.locator("tbody tr").count() == 2
         assert opened.page.locator(".badge.stale").inner_text() == "stale"
         opened.visit(0)
         opened.draw_all()

@@ -165,15 +165,3 @@ def test_the_library_is_the_one_that_is_documented() -> None:
     assert "Apache License" in (ASSETS / "echarts.LICENSE").read_text()
     assert "Apache Software Foundation" in (ASSETS / "echarts.NOTICE").read_text()
     assert "Mike Bostock" in (ASSETS / "echarts.LICENSE-d3").read_text()
-
-
-def test_a_portfolio_has_its_matrix_and_its_tree(path: Path) -> None:
-    """Each problem's losses, the config that the tree gives it, and what that was expected to lose."""
-    fitted = SampleStore(path).add_portfolio("p:gemm")
-    (shown,) = surveyed(path).portfolios
-    assert (shown.kernel, shown.device, len(shown.configs), len(shown.rows)) == ("p:gemm", MODEL, 2, 9)
-    assert [json.dumps(config) for config in shown.configs] == [json.dumps(json.loads(text)) for text in fitted.configs]
-    assert all(row.losses[row.chosen] == 0.0 for row in shown.rows)
-    assert {row.losses[1 - row.chosen] for row in shown.rows} == {0.10000000000000009}
-    assert [depth for depth, _ in shown.tree] == [0, 1, 0, 1]
-    assert surveyed(path, kernels={"p:dot"}).portfolios == []

@@ -461,7 +461,7 @@ def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
     made = machine(
         Arrived(job(1)),
         Arrived(job(2, **same, plan=Plan(seed=1))),
-        Arrived(job(3, **same, plan=Plan(objective="energy"))),
+        Arrived(job(3, **same, plan=Plan(objective="min:energy"))),
         Arrived(job(4)),
         *compiling(1),
     )

@@ -1,26 +1,25 @@
-"""Portfolios made and used by a daemon's parts: tunings are few, leaves work, new problems are answered at once."""
+"""Portfolios in a daemon's parts: few tuned keys answer for others, and no config is served where it fails."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
-from ktuned.model import KernelInfo, Objective, PortfolioRequest, Priority, UsageError
-from ktuned.portfolio import Matrix, Portfolio, find_border_problems
-from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolio_maker import PortfolioBuild, PortfolioSpec
-from tests.assembled import PATIENCE_S, Parts, assembled
+from ktuned.model import LATENCY, Config, Job, KernelInfo, Priority
+from ktuned.scheduling import DueKernels, Portfolios, TuningRequest
+from ktuned.scheduling.portfolios import MIN_KEYS
+from ktuned_client.portfolio_tree import find_leaf, list_configs
+from tests.assembled import PATIENCE_S, Parts
 
 pytestmark = pytest.mark.anyio
 
-LATENCY = Objective("latency")
-SIZES = (16, 32, 64, 96, 128, 192, 256)
+SIZES = (16, 32, 48, 64, 128, 192, 256, 512)
+SMALL: Config = {"kind": "small"}
+LARGE: Config = {"kind": "large"}
 
 KERNEL = """\
 from ktuned import kernel, space
@@ -42,129 +41,106 @@ def it(p, c):
 """
 
 
-def kernel_file(sizes: tuple[int, ...] = SIZES, options: str = "", failing: str = "") -> str:
+def kernel_file(sizes: Iterable[int] = SIZES, options: str = "", failing: str = "") -> str:
     """Return a kernel file whose best config depends on the size."""
     problems = ", ".join(f"dict(n={size})" for size in sizes)
     return KERNEL.format(problems=problems, options=options, failing=failing)
 
 
 @asynccontextmanager
-async def at_work(parts: Parts) -> AsyncIterator[None]:
-    """Run jobs and what makes portfolios for the length of a block."""
+async def fitting(parts: Parts) -> AsyncIterator[None]:
+    """Run jobs and fits for the length of a block."""
     async with parts.working(), anyio.create_task_group() as tasks:
-        tasks.start_soon(parts.daemon.portfolios.run_until_cancelled)
+        tasks.start_soon(parts.daemon.portfolio_fitter.run_until_cancelled)
         yield
         tasks.cancel_scope.cancel()
 
 
-async def made(parts: Parts, kernel: KernelInfo, **asked: Any) -> PortfolioBuild:
-    """Have a portfolio made, and wait for its end."""
-    wanted = PortfolioSpec.from_request(kernel, PortfolioRequest(**asked))
-    build = parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, wanted, Priority.REQUESTED)
-    await until(lambda: not build.progress.is_under_way)
-    return build
+def find_tree(parts: Parts, kernel: KernelInfo) -> Any:
+    """Return the tree of the kernel's portfolio on the only device."""
+    found = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    return None if found is None else found.tree
 
 
-async def until(is_so: Callable[[], object]) -> None:
-    """Wait until something is so."""
+async def fitted(parts: Parts, kernel: KernelInfo, count: int) -> Any:
+    """Return the tree that is fitted once so many jobs have ended."""
+    await parts.told.ended(count)
     with anyio.fail_after(PATIENCE_S):
-        while not is_so():  # noqa: ASYNC110 - no event reports it
+        while find_tree(parts, kernel) is None:  # noqa: ASYNC110 - no event reports it
             await anyio.sleep(0.02)
+    return find_tree(parts, kernel)
 
 
-def kept(parts: Parts, kernel: KernelInfo) -> Any:
-    """Return the kernel's portfolio on the only device."""
-    return parts.daemon.portfolios.kept.find_portfolio(kernel, "Fake CPU", LATENCY)
+def list_filling_jobs(parts: Parts) -> list[Job]:
+    """Return the jobs that measured what a fit lacked."""
+    return [job for job in parts.store.list_jobs(limit=1000) if job.reason == "portfolio"]
 
 
-async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) -> None:
-    """Few problems are tuned, all are measured with the useful configs; new ones get the tree's config at once.
-
-    They cost no job but are measured at leisure, with the portfolio's configs; the border of its leaves has been
-    measured before, on both sides. The next daemon answers with the same portfolio.
-    """
+async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
+    """New problems get the tree's config at once and cause no job; the next daemon answers with the same tree."""
     kernel = await parts.inspect(kernel_file())
-    device = parts.machine.find_device(parts.environment, "fake", None)
-
-    def measured(size: int) -> set[str]:
-        context = parts.machine.build_context(kernel, parts.environment, {"n": size}, device)
-        return {known.text for known in parts.store.list_measured_configs(context, 10)}
-
-    async with at_work(parts):
-        build = await made(parts, kernel, tunings=4, configs=3)
-        assert (build.progress.state, build.progress.message) == ("done", "")
-        assert build.progress.tuned <= 4
-        found = kept(parts, kernel)
-        matrix = Matrix.from_wire(found.stored.document.matrix)
-        # A border where the tree had erred counts, too.
-        assert [problem["n"] for problem in matrix.problems][: len(SIZES)] == list(SIZES)
-        assert all(matrix.works(row, found.portfolio.find_leaf(p).config) for row, p in enumerate(matrix.problems))
-        configs = set(found.portfolio.configs)
-        assert {json.loads(text)["kind"] for text in configs} == {"small", "large"}
-        borders = find_border_problems(found.portfolio.tree, matrix.problems)
-        assert borders
-        assert all(measured(int(problem["n"])) >= configs for problem in borders)
+    async with fitting(parts):
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        tree = await fitted(parts, kernel, len(SIZES))
+        assert all(find_leaf(tree, {"n": size})["config"] == (SMALL if size < 100 else LARGE) for size in SIZES)
         jobs = len(parts.store.list_jobs(limit=1000))
-        for size, kind in ((12, "small"), (40, "small"), (200, "large"), (300, "large")):
-            answer = msgspec.to_builtins(parts.lookups.look_up("it", {"n": size}, None, tune=True).answer)
-            assert (answer["status"], answer["config"]) == ("near", {"kind": kind}), size
-            assert answer["expected_loss"] < 1.0
+        for size, config in ((12, SMALL), (40, SMALL), (200, LARGE), (300, LARGE)):
+            answer = parts.lookups.look_up("it", {"n": size}, None, tune=True).answer
+            assert (answer.status, answer.config) == ("near", config), size
+            assert answer.expected_loss is not None
         assert len(parts.store.list_jobs(limit=1000)) == jobs
-        assert found.noted == {f'{{"n":{size}}}': 1 for size in (12, 40, 200, 300)}
-        await until(lambda: parts.lookups.look_up("it", {"n": 300}, None, tune=False).answer.status == "fresh")
-        await until(lambda: measured(300) >= configs)
-    again = KeptPortfolios(parts.store).find_portfolio(kernel, "Fake CPU", LATENCY)
+        assert list_filling_jobs(parts) == []
+    again = Portfolios(parts.store, DueKernels()).find_portfolio(kernel, "Fake CPU", LATENCY)
     assert again is not None
-    assert again.portfolio == found.portfolio
-    (described,) = parts.daemon.portfolios.describe_portfolios(kernel)
-    assert (described.device, described.current) == ("Fake CPU", True)
+    assert again.tree == tree
     parts.kill_workers()
 
 
-async def test_a_declared_portfolio_is_made_when_it_is_needed(parts: Parts) -> None:
-    """A lookup of a new problem makes it, and no tuning of that problem; a hundred lengths make no hundred jobs."""
-    over = f"portfolio=dict(over=[dict(n=n) for n in {SIZES[::2]}], configs=2, tunings=3),"
-    kernel = await parts.inspect(kernel_file((64,), over))
-    assert kernel.extra.portfolio is not None
-    assert kernel.extra.portfolio.configs == 2
-    async with at_work(parts):
-        for size in range(1, 41):
-            parts.lookups.look_up("it", {"n": size}, None, tune=True)
-        await until(lambda: kept(parts, kernel) is not None)
-        answers = [parts.lookups.look_up("it", {"n": size}, None, tune=False).answer for size in range(1, 41)]
-    assert {answer.status for answer in answers} <= {"fresh", "near"}
-    assert all(answer.config is not None for answer in answers)
-    assert len({job.problem["n"] for job in parts.store.list_jobs(limit=1000)}) <= len(SIZES) + 4
+async def test_what_a_fit_lacks_is_measured_by_jobs_of_the_lowest_rank(parts: Parts) -> None:
+    """Most keys were tuned with one of the configs alone; they have the other's cost before there is a tree."""
+    kernel = await parts.inspect(kernel_file(()))
+    async with fitting(parts):
+        for size in SIZES:
+            config = SMALL if size < 100 else LARGE
+            await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": size}, configs=(config,)))
+        tree = await fitted(parts, kernel, len(SIZES))
+        assert {config["kind"] for config in list_configs(tree)} == {"small", "large"}
+        filling = list_filling_jobs(parts)
+        assert {(job.priority, len(job.plan.configs)) for job in filling} == {(Priority.VERIFY, 1)}
+        assert {job.problem["n"] for job in filling} <= {*SIZES}
+    parts.kill_workers()
 
 
-async def test_a_leafs_config_that_fails_at_its_border_is_not_given_there(parts: Parts) -> None:
-    """The problem at the border counts from then on, and the tree is grown again."""
-    failing = ", ".join(str(size) for size in range(108, 116))
-    kernel = await parts.inspect(kernel_file(failing=failing))
-    async with at_work(parts):
-        build = await made(parts, kernel, tunings=4, configs=2)
-    assert build.progress.state == "done"
-    portfolio: Portfolio = kept(parts, kernel).portfolio
-    problems = Matrix.from_wire(kept(parts, kernel).stored.document.matrix).problems
-    for problem in find_border_problems(portfolio.tree, problems):
-        fails = portfolio.choose_config(problem)["kind"] == "large" and int(problem["n"]) in range(108, 116)
-        assert not fails
+async def test_no_leaf_has_a_config_that_fails_on_one_of_its_keys(parts: Parts) -> None:
+    """However fast it is on the others."""
+    kernel = await parts.inspect(kernel_file(failing="192, 0"))
+    async with fitting(parts):
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        tree = await fitted(parts, kernel, len(SIZES))
+    assert find_leaf(tree, {"n": 192})["config"] == SMALL
+    parts.kill_workers()
 
 
-async def test_a_portfolio_of_one_problem_is_refused(parts: Parts) -> None:
-    """It is for many; and numbers have their ranges."""
-    kernel = await parts.inspect(kernel_file((64,)))
-    with pytest.raises(UsageError, match="names 1 problems"):
-        PortfolioSpec.from_request(kernel, PortfolioRequest())
-    kernel = await parts.inspect(kernel_file())
-    with pytest.raises(UsageError, match="configs is 99"):
-        PortfolioSpec.from_request(kernel, PortfolioRequest(configs=99))
+@pytest.mark.parametrize(
+    ("sizes", "options"), [(SIZES, "portfolio=False"), (SIZES, "portfolio=0"), (SIZES[: MIN_KEYS - 1], "")]
+)
+async def test_without_a_portfolio_the_nearest_key_answers(parts: Parts, sizes: tuple[int, ...], options: str) -> None:
+    """The file wants none, or too few keys are tuned."""
+    kernel = await parts.inspect(kernel_file(sizes, options))
+    async with parts.working():
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.told.ended(len(sizes))
+        await parts.daemon.portfolio_fitter.fit_kernel(kernel.name)
+    assert find_tree(parts, kernel) is None
+    answer = parts.lookups.look_up("it", {"n": 300}, None, tune=False).answer
+    assert (answer.status, answer.config, answer.expected_loss) == ("near", LARGE, None)
+    parts.kill_workers()
 
 
-async def test_a_daemon_without_work_makes_nothing(tmp_path: Any) -> None:
-    """A kernel that declares none has each problem tuned for itself, as before."""
-    async with assembled(tmp_path) as parts:
-        kernel = await parts.inspect(kernel_file((64,)))
-        assert not parts.daemon.portfolios.count_portfolio_lookup(kernel, "Fake CPU", LATENCY, {"n": 65})
-        assert kept(parts, kernel) is None
-        parts.kill_workers()
+async def test_a_portfolio_has_as_many_configs_as_the_file_wants(parts: Parts) -> None:
+    """With one, all problems get the config that loses least."""
+    kernel = await parts.inspect(kernel_file(options="portfolio=1"))
+    async with fitting(parts):
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        assert list_configs(await fitted(parts, kernel, len(SIZES))) == [SMALL]
+    parts.kill_workers()

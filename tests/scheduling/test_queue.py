@@ -194,7 +194,7 @@ def test_lookups_order_equals_by_how_many_and_how_recent() -> None:
 
 def test_what_costs_applications_most_goes_first_among_equals() -> None:
     """By the seconds of a key's launches, whatever it is tuned for; before lookups and age, and after the rank."""
-    by_energy = Plan(objective="energy")
+    by_energy = Plan(objective="min:energy")
     queue = JobQueue([job(1), job(2), job(3, plan=by_energy), job(4, priority=300)])
     queue.count_lookups(job(1).key, 3)
     queue.record_launch_cost(job(2).key, LaunchCost(launches=10, cost_s=2.0))

@@ -14,12 +14,14 @@ from ktuned.catalog.foreign_names import ForeignNames
 from ktuned.ipc.places import make_relative
 from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.objective import ENERGY, LATENCY
+from ktuned.model.objective import LATENCY, minimize
 from ktuned.model.trace import Observation
 from ktuned.protocol import ExportParams, ImportedWinner, ImportParams
 from ktuned.serve.exchange import WinnerExchange
 from ktuned_client.winners import check_document, render_document
 from tests.assembled import ALL_ROUNDS, Parts, assembled, kernel_text
+
+BY_ENERGY = minimize("energy")
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +56,7 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
+        portfolios=parts.daemon.portfolios,
         publish=parts.daemon.router.publish_event,
     )
 
@@ -189,25 +192,25 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text())
     await parts.measured(kernel, {50.0: 5.0}, metrics={"energy": 2.0})
     (known,) = parts.store.list_trials(kernel=kernel.name)
-    await parts.store.decide_winner(known.id, objective=ENERGY)
+    await parts.store.decide_winner(known.id, objective=BY_ENERGY)
     given = await sharing(parts).handle_export(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
     shared = msgspec.to_builtins(given.document)
     assert [won["latency_us"] for won in shared["winners"]] == [5.0]
     assert "metrics" not in shared["winners"][0]
-    (frugal,) = shared["objectives"]["energy"]
+    (frugal,) = shared["objectives"]["min:energy"]
     assert frugal["metrics"] == {"energy": 2.0}
     check_document(json.loads(render_document(shared)))
     better = {**frugal, "config": {"us": 90.0}, "latency_us": 9.0, "metrics": {"energy": 1.0}}
     unknown = {**better, "config": {"us": 90.0}, "metrics": {}}
-    offered = {**shared, "winners": [], "objectives": {"energy": [better, unknown], "max:speed": [better]}}
+    offered = {**shared, "winners": [], "objectives": {"min:energy": [better, unknown], "max:speed": [better]}}
     answer = await sharing(parts).handle_import(ImportParams(document=offered), None)  # type: ignore[arg-type]
     assert [(won.objective, won.taken) for won in answer.winners] == [
-        ("energy", True), ("energy", False), ("max:speed", False)
+        ("min:energy", True), ("min:energy", False), ("max:speed", False)
     ]  # fmt: skip
-    assert [won.reason for won in answer.winners][:2] == ["better than ours, 2 J", "refused: it has no energy"]
+    assert [won.reason for won in answer.winners][:2] == ["better than ours, 2 energy", "refused: it has no energy"]
     winners = {won.objective: won for won in parts.store.list_winners()}
-    assert (winners[LATENCY].config, winners[ENERGY].config) == ({"us": 50.0}, {"us": 90.0})
-    assert winners[ENERGY].metrics == {"energy": 1.0}
+    assert (winners[LATENCY].config, winners[BY_ENERGY].config) == ({"us": 50.0}, {"us": 90.0})
+    assert winners[BY_ENERGY].metrics == {"energy": 1.0}
 
 
 async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) -> None:
@@ -216,3 +219,23 @@ async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) 
     wanted = ImportParams(document={**document((50.0, 1.0)), "bucket": 5})
     with pytest.raises(UsageError, match=r"the document is invalid: Expected `object`, got `int` - at `\$.bucket`"):
         await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
+
+
+async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
+    """It is used where none was fitted, and refused if it is no tree."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    tree = {"config": {"us": 10.0}, "expected_loss": 0.0, "problems": 8}
+    given = {**document((10.0, 2.0)), "portfolios": {"latency": tree}}
+    await sharing(parts).handle_import(ImportParams(document=given), None)  # type: ignore[arg-type]
+    await sharing(parts).handle_import(
+        ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
+        None,  # type: ignore[arg-type]
+    )
+    found = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    assert found is not None
+    assert found.tree == tree
+    with pytest.raises(UsageError, match="not a tree of configs"):
+        await sharing(parts).handle_import(
+            ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {}}}),
+            None,  # type: ignore[arg-type]
+        )

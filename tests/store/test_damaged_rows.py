@@ -40,7 +40,6 @@ READS: dict[str, Callable[[Store], object]] = {
     "trial": lambda store: store.get_trial(1),
     "known": lambda store: store.find_trial(CONTEXT, {"BM": 8}),
     "best": lambda store: store.list_best_trials(CONTEXT, 5),
-    "finalists": lambda store: store.list_best_trials(CONTEXT, 5, rounds=1),
     "measured": lambda store: store.list_measured_configs(CONTEXT, 5),
     "past": lambda store: store.load_past_searches(CONTEXT, 3, 10),
     "winner": lambda store: store.get_winner(CONTEXT.key),

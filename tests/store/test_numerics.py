@@ -68,7 +68,7 @@ async def test_an_anchor_is_kept_until_another_is_chosen(tmp_path: Path) -> None
         assert store.anchors.find_anchor(key) is None
         await store.anchors.choose_anchor(key, {"BM": 2})
         await store.anchors.choose_anchor(key, {"BM": 1})
-        assert store.anchors.find_anchor(CONTEXT.key_for(Objective("exact:energy"))) == {"BM": 1}
+        assert store.anchors.find_anchor(CONTEXT.key_for(Objective("exact:min:energy"))) == {"BM": 1}
         assert store.anchors.find_anchor(key._replace(device="other")) is None  # type: ignore[arg-type]
     async with Store.open(tmp_path / "k.db") as store:
         assert store.anchors.find_anchor(key) == {"BM": 1}

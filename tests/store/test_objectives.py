@@ -8,13 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.errors import UsageError
-from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective
+from ktuned.model.objective import LATENCY, Objective, minimize
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, NEW_GROUND, PROBLEM, failed, new_job
 
 pytestmark = pytest.mark.anyio
+
+BY_ENERGY = minimize("energy")
 
 
 def result(latency_us: float, **metrics: float) -> TrialResult:
@@ -34,14 +36,20 @@ async def finish(store: Store, objective: Objective, *results: TrialResult) -> l
 
 @pytest.mark.parametrize(
     ("objective", "won"),
-    [(LATENCY, 0), (ENERGY, 1), (EDP, 2), (Objective("max:speed"), 0), (Objective("min:speed"), 1)],
+    [
+        (LATENCY, 0),
+        (BY_ENERGY, 1),
+        (Objective("min:bytes"), 2),
+        (Objective("max:speed"), 0),
+        (Objective("min:speed"), 1),
+    ],
 )
 async def test_the_best_by_the_objective_wins(tmp_path: Path, objective: Objective, won: int) -> None:
     """As results come and where the winner must be chosen again; the winner by latency is not touched."""
     results = (
-        result(1.0, energy=9.0, edp=9.0, speed=9.0),
-        result(9.0, energy=1.0, edp=9.0, speed=1.0),
-        result(2.0, energy=2.0, edp=4.0, speed=5.0),
+        result(1.0, energy=9.0, bytes=9.0, speed=9.0),
+        result(9.0, energy=1.0, bytes=9.0, speed=1.0),
+        result(2.0, energy=2.0, bytes=4.0, speed=5.0),
     )
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, objective, *results)
@@ -59,17 +67,23 @@ async def test_the_best_by_the_objective_wins(tmp_path: Path, objective: Objecti
 async def test_a_trial_that_fails_leaves_by_every_objective(tmp_path: Path) -> None:
     """Each is followed by the best that is left by that objective."""
     async with Store.open(tmp_path / "k.db") as store:
-        ids = await finish(store, ENERGY, result(1.0, energy=1.0), result(2.0, energy=3.0), result(3.0, energy=2.0))
+        ids = await finish(store, BY_ENERGY, result(1.0, energy=1.0), result(2.0, energy=3.0), result(3.0, energy=2.0))
         await store.decide_winner(ids[0])
-        assert {winner.objective: winner.trial for winner in store.list_winners()} == {LATENCY: ids[0], ENERGY: ids[0]}
-        assert await store.finish_trial(ids[0], failed(Outcome.CRASHED), objective=ENERGY)
-        assert {winner.objective: winner.trial for winner in store.list_winners()} == {LATENCY: ids[1], ENERGY: ids[2]}
+        assert {winner.objective: winner.trial for winner in store.list_winners()} == {
+            LATENCY: ids[0],
+            BY_ENERGY: ids[0],
+        }
+        assert await store.finish_trial(ids[0], failed(Outcome.CRASHED), objective=BY_ENERGY)
+        assert {winner.objective: winner.trial for winner in store.list_winners()} == {
+            LATENCY: ids[1],
+            BY_ENERGY: ids[2],
+        }
 
 
 async def test_a_trial_without_the_figure_wins_by_others_alone(tmp_path: Path) -> None:
     """What has not been measured is not compared; what is forgotten goes for all."""
     async with Store.open(tmp_path / "k.db") as store:
-        ids = await finish(store, ENERGY, result(1.0), result(2.0, energy=3.0))
+        ids = await finish(store, BY_ENERGY, result(1.0), result(2.0, energy=3.0))
         assert [winner.trial for winner in store.list_winners()] == [ids[1]]
         await store.decide_winner(ids[0])
         assert await store.forget_trials(CONTEXT.kernel) == 2
@@ -79,12 +93,12 @@ async def test_a_trial_without_the_figure_wins_by_others_alone(tmp_path: Path) -
 async def test_the_note_is_of_the_objectives_figure(tmp_path: Path) -> None:
     """A winner of a new context that takes more energy says so, though it is faster."""
     async with Store.open(tmp_path / "k.db") as store:
-        await finish(store, ENERGY, result(5.0, energy=1.0))
+        await finish(store, BY_ENERGY, result(5.0, energy=1.0))
         job = await new_job(store)
         (number,) = await store.begin_trials(NEW_GROUND, PROBLEM, job.id, [{"BM": 1}])
-        winner = await store.finish_trial(number, result(1.0, energy=2.0), objective=ENERGY)
+        winner = await store.finish_trial(number, result(1.0, energy=2.0), objective=BY_ENERGY)
         assert winner is not None
-        assert winner.note == "2 J, after 1 J before its sources, toolchain or device changed"
+        assert winner.note == "2 energy, after 1 energy before its sources, toolchain or device changed"
 
 
 async def test_a_note_never_speaks_of_a_slower_winner_than_it_stands_beside(tmp_path: Path) -> None:
@@ -118,11 +132,11 @@ async def test_a_job_keeps_its_objective_and_its_figures(tmp_path: Path) -> None
     async with Store.open(tmp_path / "k.db") as store:
         plain = await new_job(store)
         job = await store.create_job(
-            CONTEXT.key_for(ENERGY), PROBLEM, priority=100, reason="asked", plan=plain.plan, now=1.0
+            CONTEXT.key_for(BY_ENERGY), PROBLEM, priority=100, reason="asked", plan=plain.plan, now=1.0
         )
         await store.update_job(replace(job, best_figure=0.5, default_figure=1.5))
         found = store.get_job(job.id)
         assert found is not None
-        assert (found.key, found.best_figure, found.default_figure) == (CONTEXT.key_for(ENERGY), 0.5, 1.5)
+        assert (found.key, found.best_figure, found.default_figure) == (CONTEXT.key_for(BY_ENERGY), 0.5, 1.5)
         assert store.get_job(plain.id) == plain
-        assert (found.objective, plain.objective) == ("energy", LATENCY)
+        assert (found.objective, plain.objective) == (BY_ENERGY, LATENCY)

@@ -1,6 +1,6 @@
 """Daemons with homes of their own exchange winners through one store, with nothing replaced.
 
-Configs are judged by the energy that the fake device says they take: figures that no load of this machine changes.
+Each config takes three times as long as the next, so that no load of this machine changes the winner.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from tests.assembled import kernel_text
 from tests.e2e.harness import Daemon
 from tests.team.conftest import Home
 
-CONFIGS = "[dict(us=50.0, joules=joule / 100) for joule in range(2, 7)]"
-OPTIONS = {"configs": CONFIGS, "default": "dict(us=50.0, joules=0.06)", "objective": "'energy'"}
+OPTIONS = {"configs": "[dict(us=100.0 * 3**n) for n in range(5)]", "default": "dict(us=8100.0)"}
 KERNEL = kernel_text(**OPTIONS)
-BEST = {"us": 50.0, "joules": 0.02}
-BETTER = {"us": 50.0, "joules": 0.03}
+BEST = {"us": 100.0}
+SECOND = {"us": 300.0}
 
 
 def tune(member: Daemon, text: str = KERNEL) -> dict[str, Any]:
@@ -80,11 +79,11 @@ def test_a_job_waits_for_the_winners_of_others(home: Home, store: Path) -> None:
     second = home("second", table)
     assert tune(second)["done"] == 1
     # What was saved meanwhile is looked for as well.
-    edited = KERNEL.replace("0.06", "0.05").replace("range(2, 7)", "range(3, 8)")
-    assert tune(first, edited)["done"] >= 4
+    edited = KERNEL.replace("8100.0", "2700.0").replace("range(5)", "range(1, 5)")
+    assert tune(first, f"{edited}\nVALUE = 1\n")["done"] == 4
     first.until(lambda: len(objects(store)) == 2, "the new winner in the store")
-    assert tune(second, edited)["done"] == 1
-    assert answer(second) == ("fresh", BETTER)
+    assert tune(second, f"{edited}\nVALUE = 1\n")["done"] == 1
+    assert answer(second) == ("fresh", SECOND)
 
 
 def test_two_that_write_at_once_lose_nothing(home: Home, store: Path) -> None:
@@ -127,18 +126,18 @@ def test_what_is_no_winner_is_left_out(home: Home, store: Path) -> None:
     first.until(lambda: len(objects(store)) == 1, "the winner in the store")
     (good,) = objects(store)
     document = json.loads(good.read_text())
-    (winner,) = document["objectives"]["energy"]
+    (winner,) = document["winners"]
     place = good.parent
     put(place, {})
     put(place, "not JSON")
     put(place, "[" * 100_000)
     put(place, {**document, "ktuned_winners": 2})
     put(place, {**document, "kernel": "shop:other"})
-    put(place, {**document, "objectives": {"energy": [winner, winner]}})
+    put(place, {**document, "winners": [winner, winner]})
     put(place, {**document, "names": {str(number): [] for number in range(5000)}})
     put(place, json.dumps({**document, "default": "x" * 2**20}))
-    put(place, good.read_text().replace("0.02", "0.01"), good.name.replace(good.name[:4], "0000"))
-    put(place, {**document, "objectives": {"energy": [{**winner, "metrics": {"energy": float("nan")}}]}})
+    put(place, good.read_text().replace("100.0", "300.0"), good.name.replace(good.name[:4], "0000"))
+    put(place, {**document, "winners": [{**winner, "spread_us": float("nan")}]})
     (place / ("0" * 64 + ".json")).symlink_to("/etc/passwd")
     second = home("second", f'url = "{store}"')
     second.client.call("add", path=str(second.kernel_file(KERNEL).parent))
@@ -160,10 +159,9 @@ def test_winners_are_judged_as_by_an_import(home: Home, store: Path) -> None:
     tune(first)
     first.until(lambda: len(objects(store)) == 1, "the winner in the store")
     document = json.loads(objects(store)[0].read_text())
-    (winner,) = document["objectives"]["energy"]
-    for joules in (0.01, 0.03):
-        forged = {**winner, "config": {"us": 50.0, "joules": joules}, "metrics": {"energy": 0.001}}
-        put(objects(store)[0].parent, {**document, "objectives": {"energy": [forged]}})
+    (winner,) = document["winners"]
+    for us in (50.0, 300.0):
+        put(objects(store)[0].parent, {**document, "winners": [{**winner, "config": {"us": us}, "latency_us": 1.0}]})
     assert first.ktuned("share", "pull").returncode == 0
     assert (answer(first), notices(first)) == (("fresh", BEST), [])
 

@@ -20,12 +20,11 @@ from tilelang.jit.kernel import JITKernel
 
 from ktuned.adoption import AdoptedDirectory
 from ktuned.cli.commands.run import HOOK, hook_environment
-from ktuned.dropin import CALL_KEY, Account, Answer, CallKey, CallRecord, DaemonLink, account
+from ktuned.dropin import CALL_KEY, PROGRAMS_KEY, Account, Answer, CallKey, CallRecord, DaemonLink, account
 from ktuned.spec.loader import load_file
 from ktuned.spool import RECORD_SUFFIX, read_file, spool_directory
 from ktuned_client import Client
 from ktuned_tilelang import AutoTuner, autotune, autotuner, keyed_call
-from ktuned_tilelang.call import PROGRAMS_KEY
 from ktuned_tilelang.elaboration import elaborate_build
 from tests.e2e.harness import Daemon
 from tests.tilelang import app
@@ -132,7 +131,7 @@ class TestSignatures:
 
     def test_the_decorator_has_tilelangs_parameters(self) -> None:
         """The type of supply is TileLang's own default if it is not given."""
-        own = settings(autotune, "mode", "upgrade", "without_daemon", "numerics", "supply_type")
+        own = settings(autotune, "mode", "upgrade", "without_daemon", "numerics", "winners", "supply_type")
         assert own == settings(theirs.autotune, "supply_type")
 
     def test_the_tuner_keeps_tilelangs_methods_and_parameters(self) -> None:
@@ -435,6 +434,59 @@ class TestKernelFiles:
             subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True, timeout=120)
         (record,) = link.records
         assert record.function == "tilelang.app.scale"
+
+
+class TestWinners:
+    """A winners file fixes the config of each key; no daemon is asked, and nothing is recorded."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path, link: FakeLink) -> Callable[..., Path]:
+        """Return a function that writes a file with a winner of ``scale``, whose key a recorded call shows."""
+        link.known = Answer(is_open=True)
+        app.tuned(mode="background")(app.SIZE)
+        (record,) = link.records
+        for path in spool_directory(tmp_path / "home").iterdir():
+            path.unlink()
+
+        def write(config: dict[str, Any], **problem: Any) -> Path:
+            context = {"decided": 1.0, "digest": "", "toolchain": "", "device_fingerprint": "", "measuring_version": 1}
+            values = {"problem": {**record.problem, **problem}, "config": config, "latency_us": 12.0}
+            function = {"name": f"{record.package}.{record.function}", "source": ""}
+            document = {"ktuned_winners": 1, "kernel": "tests:scale", "device": "a GPU", "function": function}
+            path = tmp_path / "winners.json"
+            path.write_text(json.dumps({**document, "winners": [{**context, **values}]}))
+            return path
+
+        return write
+
+    @pytest.mark.parametrize(
+        ("config", "more", "block", "state"),
+        [
+            ({"block": 512}, {}, 512, "fixed"),
+            ({"block": 256}, {}, 256, "fixed"),
+            ({"block": 256}, {PROGRAMS_KEY: "other"}, 256, "was made from other source or configs"),
+            ({"height": 256}, {}, 128, "is no config of the function: the first config is launched"),
+            ({"block": 512}, {"x": "f32[1]"}, 128, "lacks it: the first config is launched"),
+        ],
+        ids=["listed", "unlisted", "other-source", "no-config", "missing"],
+    )
+    def test_a_call_gets_the_files_config(
+        self,
+        config: dict[str, Any],
+        more: dict[str, Any],
+        block: int,
+        state: str,
+        file: Callable[..., Path],
+        link: FakeLink,
+    ) -> None:
+        """At once, with the file's latency."""
+        link.followed.clear()
+        account.keys.clear()
+        kernel = app.tuned(winners=file(config, **more))(app.SIZE)
+        assert kernel.config == {"block": block}
+        assert (link.waited, link.followed, link.records) == ([], [], [])
+        assert next(iter(account.keys.values())).endswith(state)
+        assert kernel.latency == (None if "first config" in state else 0.012)
 
 
 class TestApplication:

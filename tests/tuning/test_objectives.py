@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective, maximize, minimize
+from ktuned.model.objective import LATENCY, Objective, maximize, minimize
 from ktuned.model.values import Outcome, Status
 from ktuned.protocol import Answer
 from ktuned.scheduling.job_requests import TuningRequest
@@ -19,10 +18,12 @@ from tests.fake_tensors import REFERENCE
 
 pytestmark = pytest.mark.anyio
 
-CONFIGS = "[dict(us=50.0, joules=0.004), dict(us=90.0, joules=0.001), dict(us=70.0, joules=0.002)]"
-"""The fastest, the most frugal, and the one with the least product: 200, 90 and 140."""
+BY_ENERGY, BY_SPEED = minimize("energy"), maximize("speed")
 
-FAST, FRUGAL = {"us": 50.0, "joules": 0.004}, {"us": 90.0, "joules": 0.001}
+CONFIGS = "[dict(us=50.0, joules=0.004), dict(us=70.0, joules=0.001), dict(us=90.0, joules=0.0005)]"
+"""The fastest, the more frugal of the two finalists, and one that is no finalist."""
+
+FAST, FRUGAL = {"us": 50.0, "joules": 0.004}, {"us": 70.0, "joules": 0.001}
 
 
 async def _tune(parts: Parts, kernel: KernelInfo, objective: Objective | None = None) -> dict[str, Any]:
@@ -36,70 +37,56 @@ def _look_up(parts: Parts, objective: str | None = None) -> Answer:
     return parts.lookups.look_up("it", {"n": 64}, None, tune=False, objective=objective).answer
 
 
-async def test_each_objective_has_its_own_winner(parts: Parts) -> None:
-    """Another objective measures again only what is missing, and leaves the other's winner as it was."""
+async def test_the_energy_decides_among_the_finalists(parts: Parts) -> None:
+    """A job by energy compiles and searches nothing that is known, and leaves the winner by latency as it was."""
     kernel = await parts.inspect(kernel_text(configs=CONFIGS))
     async with parts.working():
         await _tune(parts, kernel)
-        (before,) = parts.store.list_winners()
-        known = {trial.id: trial for trial in parts.store.list_trials(kernel=kernel.name)}
         assert _look_up(parts).config == FAST
-        assert _look_up(parts, "energy").status is Status.NEAR
-        assert _look_up(parts, "energy").config == FAST
-        job = await _tune(parts, kernel, ENERGY)
-        assert (job["state"], job["objective"], job["outcomes"]) == ("done", "energy", {"measured": 3})
+        assert _look_up(parts, BY_ENERGY).status is Status.NEAR
+        assert _look_up(parts, BY_ENERGY).config == FAST
+        job = await _tune(parts, kernel, BY_ENERGY)
+        assert (job["state"], job["objective"], job["outcomes"]) == ("done", BY_ENERGY, {"measured": 3})
         assert job["best_figure"] == pytest.approx(0.001, rel=0.01)
-        assert job["cost"].get("compile_s", 0.0) == 0.0
-    winners = {winner.objective: winner for winner in parts.store.list_winners()}
-    assert replace(winners[LATENCY], metrics={}) == before
-    for trial in parts.store.list_trials(kernel=kernel.name):
-        assert (trial.latency_us, trial.detail.count) == (
-            known[trial.id].latency_us,
-            known[trial.id].detail.count,
-        )
-        assert trial.metrics["energy"] == pytest.approx(trial.config["joules"], rel=0.01)
-        assert trial.metrics["edp"] == pytest.approx(trial.metrics["energy"] * (trial.latency_us or 0) / 1e6)
-    answer = _look_up(parts, "energy")
+        assert job["cost"].get("compile_s", 0.0) == job["cost"].get("lane_s", 0.0) == 0.0
+        again = await _tune(parts, kernel, BY_ENERGY)
+        assert (again["best_figure"], again["cost"].get("finalists_s")) == (job["best_figure"], None)
+    energies = {trial.config["us"]: trial.metrics.get("energy") for trial in parts.store.list_trials()}
+    assert energies == {50.0: pytest.approx(0.004, rel=0.01), 70.0: pytest.approx(0.001, rel=0.01), 90.0: None}
+    answer = _look_up(parts, BY_ENERGY)
     assert (answer.config, answer.status, answer.is_final) == (FRUGAL, Status.FRESH, True)
-    assert answer.objective == "energy"
+    assert answer.objective == BY_ENERGY
     assert answer.metrics["energy"] == pytest.approx(0.001, rel=0.01)
     assert _look_up(parts).config == FAST
     won = parts.told.of("winner")[-1]
-    assert (won["objective"], won["config"]) == ("energy", FRUGAL)
+    assert (won["objective"], won["config"]) == (BY_ENERGY, FRUGAL)
 
 
-async def test_a_second_objective_reuses_measurements(parts: Parts) -> None:
-    """The energy gives the product, and metrics of both; a job that finds all known tries nothing again."""
-    metrics = "dict(per_joule=lambda p, t, e: p.n / e, speed=lambda p, t: p.n / t)"
-    kernel = await parts.inspect(kernel_text(configs=CONFIGS, metrics=metrics, objective="'energy'"))
+async def test_an_objective_of_the_kernel_file_holds_for_requests_without_one(parts: Parts) -> None:
+    """A first job by energy measures all; another by a metric of the file then finds all that it needs."""
+    options = {"metrics": "dict(speed=lambda p, t: p.n / t)", "objective": "'min:energy'"}
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS, **options))
     async with parts.working():
         first = await _tune(parts, kernel)
-        assert _look_up(parts).objective == ENERGY
-        for objective, config in (
-            (EDP, FRUGAL),
-            (maximize("per_joule"), FRUGAL),
-            (minimize("per_joule"), FAST),
-            (maximize("speed"), FAST),
-        ):
-            job = await _tune(parts, kernel, objective)
-            assert _look_up(parts, objective).config == config, objective
-            assert job["cost"].get("lane_s", 0.0) == 0.0
+        assert (_look_up(parts).objective, _look_up(parts).config) == (BY_ENERGY, FRUGAL)
+        job = await _tune(parts, kernel, maximize("speed"))
+        assert _look_up(parts, maximize("speed")).config == FAST
+        assert job["cost"].get("lane_s", 0.0) == 0.0
     assert first["best_figure"] == pytest.approx(0.001, rel=0.01)
-    assert {winner.objective for winner in parts.store.list_winners()} == {
-        "energy", "edp", "max:per_joule", "min:per_joule", "max:speed"
-    }  # fmt: skip
+    assert {winner.objective for winner in parts.store.list_winners()} == {BY_ENERGY, "max:speed"}
+    assert _look_up(parts).metrics.keys() == {"energy", "speed"}
 
 
 async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None:
     """The job says so in its first words and measures nothing; a lookup says so and queues nothing."""
     async with assembled(tmp_path, env={"FAKE_ENERGY": "0"}) as parts, parts.working():
-        kernel = await parts.inspect(kernel_text(objective="'edp'"))
+        kernel = await parts.inspect(kernel_text(objective="'min:energy'"))
         answer = parts.lookups.look_up("it", {"n": 64}, None, tune=True).answer
-        assert answer.message.startswith("unsupported: the objective 'edp' on cpu:0 (Fake CPU)")
+        assert answer.message.startswith("unsupported: the objective 'min:energy' on cpu:0 (Fake CPU)")
         assert not parts.jobs.list_live_jobs()
         job = await _tune(parts, kernel)
         assert job["state"] == "failed"
-        assert job["message"] == "unsupported: the objective 'edp' on cpu:0 (Fake CPU): it has no energy counter"
+        assert job["message"] == "unsupported: the objective 'min:energy' on cpu:0 (Fake CPU): it has no energy counter"
         assert not parts.store.list_trials(kernel=kernel.name)
         assert (await _tune(parts, kernel, LATENCY))["state"] == "done"
 
@@ -114,8 +101,8 @@ async def test_a_failed_config_wins_by_no_objective(parts: Parts) -> None:
         assert answer is not None
         assert answer["us"] == 50.0
         parts.open_gate("now")
-        await _tune(parts, kernel, ENERGY)
-    for objective in (LATENCY, ENERGY):
+        await _tune(parts, kernel, BY_ENERGY)
+    for objective in (LATENCY, BY_ENERGY):
         answer = _look_up(parts, objective).config
         assert answer is not None
         assert answer["us"] == 90.0
@@ -163,18 +150,19 @@ async def test_an_invalid_objective_is_an_error_of_the_kernel_file(
 
 async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
     """An edit makes all winners stale, and each objective that was asked for gets a job."""
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+    metrics = "dict(speed=lambda p, t: 1 / t)"
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]", metrics=metrics))
     async with parts.working():
         await _tune(parts, kernel)
-        await _tune(parts, kernel, ENERGY)
-        changed = kernel_text(configs="[dict(us=50.0)]", reference="lambda x: dict(y=x + x)")
+        await _tune(parts, kernel, BY_SPEED)
+        changed = kernel_text(configs="[dict(us=50.0)]", metrics=metrics, reference="lambda x: dict(y=x + x)")
         path = parts.write(changed)
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        assert _look_up(parts, "energy").status is Status.STALE
+        assert _look_up(parts, BY_SPEED).status is Status.STALE
         await parts.renewal.react_to_changes(found.changes, saved=True)
         jobs = (await parts.told.ended(4))[2:]
-    assert [job["objective"] for job in jobs] == ["latency", "energy"]
-    assert _look_up(parts, "energy").status is Status.FRESH
+    assert [job["objective"] for job in jobs] == ["latency", BY_SPEED]
+    assert _look_up(parts, BY_SPEED).status is Status.FRESH
 
 
 @pytest.mark.parametrize(

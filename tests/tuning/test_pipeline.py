@@ -82,7 +82,7 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     assert trial.detail.rounds == len(trial.detail.round_medians_us or ()) >= 3
     # The base of speed-ups is of the same rounds, and its spread is known as well.
     (base,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 2000.0]
-    assert parts.store.get_trial(base.id).detail.count_rounds() >= 3  # type: ignore[union-attr]
+    assert len(parts.store.get_trial(base.id).detail.round_medians_us or ()) >= 3  # type: ignore[union-attr]
     assert (ended["default_us"], ended["default_spread_us"]) == (base.latency_us, base.spread_us)
     assert (ended["best_us"], ended["best_spread_us"]) == (trial.latency_us, trial.spread_us)
     assert (ended["reference_us"], ended["reference_spread_us"]) == (
@@ -117,7 +117,7 @@ async def test_decided_finalists_are_not_measured_again(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs=CONFIGS))
     await parts.measured(kernel, {2.0: 10.5, 3.0: 10.6})
     await parts.measured(kernel, {1.0: 11.0}, rounds=ALL_ROUNDS)
-    (decided,) = parts.store.list_best_trials(ground(parts), 3, rounds=ALL_ROUNDS)
+    (decided,) = [trial for trial in parts.store.list_best_trials(ground(parts), 3) if trial.detail.rounds]
     await parts.store.decide_winner(decided.id)
     ended = await tune(parts)
     assert (ended["state"], ended["done"], parts.told.of("refining", "winner")) == ("done", 3, [])

@@ -90,7 +90,7 @@ class PlayedProblem(OpenProblem):
 
     def __init__(self, diary: list[str]) -> None:
         nothing = cast("Any", None)
-        data, costs = cast("Any", PlayedData()), Costs(LATENCY, lambda us, joules: {}, needs_energy=False)
+        data, costs = cast("Any", PlayedData()), Costs(LATENCY, lambda us: {})
         super().__init__(GPU, data, PlayedTimer(diary), costs, LaunchObserver(), nothing, nothing, ProcessState())
         self._diary = diary
 

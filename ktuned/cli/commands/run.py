@@ -13,10 +13,11 @@ from pathlib import Path
 import click
 
 from ktuned.cli import output, run_hook, spawn, text
-from ktuned.dropin import RECORDED, TUNED, Account
+from ktuned.dropin import FIXED, RECORDED, TUNED, Account, WinnersFile
 from ktuned.model import NUMERICS, TOLERANCE, UsageError
 from ktuned.protocol import BACKENDS, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client.winners import WinnersError
 
 HOOK = Path(run_hook.__file__).parent
 
@@ -31,24 +32,54 @@ _FORWARDED = (*_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 @click.option(
     "--numerics", type=click.Choice(NUMERICS), default=TOLERANCE, help="exact: launch no config that changes a bit."
 )
+@click.option(
+    "--winners",
+    metavar="PATH",
+    help="Launch the winners in a file of `ktuned export`, or in a directory of such files: no daemon, no tuning.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(waits: bool, numerics: str, command: tuple[str, ...]) -> int:
+def run(waits: bool, numerics: str, winners: str | None, command: tuple[str, ...]) -> int:
     """Run a program; the daemon tunes its autotuned kernels.
 
     Those are what derives from Triton's and TileLang's autotuners, in whatever library.
 
     COMMAND is run unchanged: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
     starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.
+
+    With --winners each tuning key launches the config that the files have for it, in every process and on every start.
+    A key that they lack launches its first config. The summary lists the keys that lack a winner.
     """
+    if waits and winners is not None:
+        raise click.UsageError("--wait does not go with --winners: nothing is tuned")
     if shutil.which(command[0]) is None:
         raise UsageError(f"there is no program {command[0]!r}", hint="give a command, as in `ktuned run python app.py`")
-    spawn.announce_daemon(spawn.ensure_daemon())
+    fixed = None if winners is None else _read_winners(winners)
+    if fixed is None:
+        spawn.announce_daemon(spawn.ensure_daemon())
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
         hook = hook_environment("wait" if waits else "background", numerics, summary, os.environ)
+        if fixed is not None:
+            # All processes read this copy, so that a file that is replaced during the run changes nothing.
+            hook["KTUNED_RUN_WINNERS"] = str(Path(summary) / "winners.json")
+            fixed.write_snapshot(hook["KTUNED_RUN_WINNERS"])
         status = run_program(command, {**os.environ, **hook})
-        for line in summarise_account(Account.from_directory(Path(summary)), has_device=_has_gpu()):
+        account = Account.from_directory(Path(summary))
+        lines = summarise_account(account, has_device=_has_gpu()) if fixed is None else summarise_fixed(account, fixed)
+        for line in lines:
             output.print_message(line)
     return status
+
+
+def _read_winners(path: str) -> WinnersFile:
+    """Read the files of ``--winners``.
+
+    Raises:
+        UsageError: one cannot be read, or is no file of winners.
+    """
+    try:
+        return WinnersFile.read(path)
+    except WinnersError as error:
+        raise UsageError(str(error), hint="`ktuned export` writes files of winners") from error
 
 
 def summarise_account(account: Account, *, has_device: bool = True) -> list[str]:
@@ -58,24 +89,44 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
         account: the merged account of the program's processes.
         has_device: whether the daemon has found a GPU that it can measure on.
     """
-    lines = [f"{note}" for note in account.notes]
-    if account.adopted:
-        count = text.format_count(len(account.adopted), "function")
-        lines.append(f"adopted {count}: {', '.join(_group_by_library(account.adopted))}")
     states = list(account.keys.values())
     tuned, recorded = states.count(TUNED), states.count(RECORDED)
-    if states:
-        lines.append(f"{text.format_count(len(states), 'tuning key')}: {tuned} tuned, {recorded} recorded now")
-    lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in (TUNED, RECORDED)]
-    lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
-    if not account.drop_ins:
-        return [*lines, NO_DROP_IN]
-    if not account.adopted and not account.left_alone:
-        return [*lines, "no autotuned function was called"]
+    lines = _list_functions_and_keys(account, f"{tuned} tuned, {recorded} recorded now")
     if recorded and not has_device:
         lines.append("no GPU is found here, so nothing is measured: the recorded calls wait until a daemon finds one")
     elif recorded:
         lines.append("next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners")
+    return lines
+
+
+def summarise_fixed(account: Account, winners: WinnersFile) -> list[str]:
+    """Return the lines of a summary of a run with ``--winners``: each key that lacks a winner, or has one of other
+    source, and the files of which nothing was launched.
+    """
+    fixed = list(account.keys.values()).count(FIXED)
+    lines = _list_functions_and_keys(account, f"{fixed} as in {winners.path}")
+    unused = [path for path, _ in winners.documents if path not in account.winners_files]
+    if unused:
+        more = f", … ({len(unused)})" if len(unused) > MAX_NAMED else ""
+        lines.append(f"no call launched a winner of {', '.join(unused[:MAX_NAMED])}{more}")
+    return lines
+
+
+def _list_functions_and_keys(account: Account, states: str) -> list[str]:
+    """Return the lines that every summary has; ``states`` says how many keys have which state."""
+    lines = list(account.notes)
+    if account.adopted:
+        count = text.format_count(len(account.adopted), "function")
+        lines.append(f"adopted {count}: {', '.join(_group_by_library(account.adopted))}")
+    if account.keys:
+        lines.append(f"{text.format_count(len(account.keys), 'tuning key')}: {states}")
+    usual = TUNED, RECORDED, FIXED
+    lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in usual]
+    lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
+    if not account.drop_ins:
+        lines.append(NO_DROP_IN)
+    elif not account.adopted and not account.left_alone:
+        lines.append("no autotuned function was called")
     return lines
 
 

@@ -20,7 +20,11 @@ def _install() -> None:
         except ImportError:
             # Not every interpreter of a program has kernels.
             continue
-        takeover.install(os.environ["KTUNED_RUN_MODE"], os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"))
+        takeover.install(
+            os.environ["KTUNED_RUN_MODE"],
+            os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"),
+            os.environ.get("KTUNED_RUN_WINNERS", ""),
+        )
         found.append(package)
     if found:
         from ktuned.dropin import account

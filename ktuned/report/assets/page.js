@@ -176,33 +176,9 @@ function storePage() {
       tile("trials", trials.toLocaleString("en"), `${plains.reduce((sum, plain) => sum + plain.failures.reduce((s, one) => s + one.count, 0), 0).toLocaleString("en")} of them failed`),
       tile("stale", String(stale), stale ? "something changed since they were measured" : "all winners hold")),
     make("section", { class: "card wide" }, make("div", { class: "head" }, make("h2", {}, "Winners"), make("div", { class: "controls" }, search)), sections.length ? sortable("store", columns, rows) : make("p", { class: "empty" }, "Nothing has been tuned yet.")),
-    ...(state.document.portfolios || []).map(portfolioCard),
     footer(),
   );
   crumbs(null);
-}
-
-/** A portfolio: its configs and tree, and the matrix with the chosen config of each problem. */
-function portfolioCard(found) {
-  const note = `${count(found.configs.length, "config")} for ${count(found.rows.length, "problem")}; expected loss ${percent(found.expected_loss, 1)}, of one config for all ${percent(found.single_loss, 1)}`;
-  const cell = (loss, isChosen) => {
-    const shade = loss === null ? 60 : Math.min(60, Math.round(loss * 200));
-    return make("span", { class: isChosen ? "loss chosen" : "loss", style: `background: color-mix(in srgb, var(--bad) ${shade}%, transparent)` }, loss === null ? "fails" : percent(loss, 1));
-  };
-  const columns = [{ name: "problem", class: "mono" }, ...found.configs.map((_, i) => ({ name: `config ${i}`, right: true })), { name: "expected", right: true, down: true }, { name: "measured", right: true, down: true }];
-  const rows = found.rows.map((row) => {
-    const measured = row.losses[row.chosen];
-    return {
-      values: [flat(row.problem), ...row.losses.map((loss) => loss ?? Infinity), row.expected, measured ?? Infinity],
-      cells: [`${flat(row.problem)}${row.is_new ? " (new)" : ""}`, ...row.losses.map((loss, i) => cell(loss, i === row.chosen)), percent(row.expected, 1), measured === null ? "fails" : percent(measured, 1)],
-    };
-  });
-  return make("section", { class: "card wide portfolio" },
-    make("div", { class: "head" }, make("h2", {}, "Portfolio of ", named(found.kernel), ` on ${found.device}`)),
-    make("p", { class: "note" }, note),
-    make("ol", { class: "configs", start: 0 }, found.configs.map((config) => make("li", { class: "mono" }, flat(config)))),
-    make("pre", { class: "tree" }, found.tree.map(([depth, line]) => `${"  ".repeat(depth)}${line}`).join("\n")),
-    sortable(`portfolio ${found.kernel} ${found.device} ${found.objective}`, columns, rows));
 }
 
 function notices() {

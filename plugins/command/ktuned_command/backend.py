@@ -29,6 +29,7 @@ class Command(backends.Backend):
     build = Build
     required_files = (COMMAND_FILE,)
     times_on_host: ClassVar[bool] = True
+    reports_time: ClassVar[bool] = True
     needs_kernel_file: ClassVar[bool] = True
 
     @classmethod

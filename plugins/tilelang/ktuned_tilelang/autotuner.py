@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any, Literal
 
-from ktuned.dropin import Policy, account, adopt_subclasses, explain_bypass
+from ktuned.dropin import Policy, WinnersFile, account, adopt_subclasses, explain_bypass
 from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, list_configs
@@ -62,6 +63,7 @@ def autotune(
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "tilelang",
     numerics: Literal["tolerance", "exact"] = "tolerance",
+    winners: str | os.PathLike[str] | None = None,
 ) -> Callable[[Any], Any]:
     """Tune a ``@tilelang.jit`` function as ``tilelang.autotune`` does, but in ktuned's daemon.
 
@@ -73,9 +75,12 @@ def autotune(
     - ``without_daemon``: if no daemon runs, ``"tilelang"`` tunes in the call; ``"first"`` compiles the first config.
       The call is recorded for a later daemon in both cases.
     - ``numerics``: with ``"exact"`` a winner must reproduce the bits of the first config, and no other is launched.
+    - ``winners``: a file of ``ktuned export``, or a directory of such files, that fixes the config of each key. No
+      daemon is asked, nothing is recorded, and no kernel is replaced; a key that the file lacks gets its first config.
 
     Raises:
         ValueError: an option has a value that it cannot take, or the function is given without options.
+        WinnersError: a file of ``winners`` cannot be read.
         ImportError: TileLang is not installed, or this plugin does not know its version.
 
     Example:
@@ -84,7 +89,7 @@ def autotune(
         ... def scale(size, block=128): ...
     """
     policy = Policy.from_choices(
-        "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics
+        "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics, winners=winners
     )
     tuner = import_tuner_module()
     adopt_classes(tuner)
@@ -117,12 +122,21 @@ def autotune(
     return adopt_function
 
 
-def adopt_process(tuner: Any, mode: Mode, numerics: str = "tolerance") -> None:
+def adopt_process(tuner: Any, mode: Mode, numerics: str = "tolerance", winners: WinnersFile | None = None) -> None:
     """Adopt all tuners of this process, for ``ktuned run``; ``tuner`` is TileLang's module."""
     global _process_policy
     check_version(importlib.import_module("tilelang").__version__)
-    _process_policy = Policy(mode, numerics=numerics)
+    _process_policy = Policy(mode, numerics=numerics, winners=winners)
     adopt_classes(tuner)
+
+
+def _find_policy(tuner: Any) -> Policy | None:
+    """Return the policy of a tuner; ``None`` if it is not adopted.
+
+    Its own policy has precedence, but the winners of ``ktuned run`` also fix a tuner whose policy names none.
+    """
+    policy: Policy | None = getattr(tuner, _POLICY_ATTRIBUTE, _process_policy)
+    return policy if policy is None else policy.with_winners_of(_process_policy)
 
 
 def explain_non_adoption(kind: type[Any]) -> str:
@@ -162,10 +176,16 @@ def make_tuner_class() -> type[Any]:
             upgrade: Upgrade = "once",
             without_daemon: WithoutDaemon = "tilelang",
             numerics: str = TOLERANCE,
+            winners: str | os.PathLike[str] | None = None,
         ) -> Any:
             """Set ktuned's options, which :func:`autotune` describes."""
             self._ktuned_policy = Policy.from_choices(
-                "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics
+                "tilelang",
+                mode=mode,
+                upgrade=upgrade,
+                without_daemon=without_daemon,
+                numerics=numerics,
+                winners=winners,
             )
             return self
 
@@ -201,7 +221,7 @@ def _wrap_run(run: Callable[..., Any], param: Any) -> Callable[..., Any]:
 
     @wraps(run)
     def run_or_serve(self: Any, *args: Any, **kwargs: Any) -> Any:
-        policy = getattr(self, _POLICY_ATTRIBUTE, _process_policy)
+        policy = _find_policy(self)
         if policy is not None:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()

@@ -15,11 +15,12 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from ktuned.dropin import (
     CALLS,
     CAPTURED,
+    PROGRAMS_KEY,
     NotTunable,
     RecordedCall,
     check_captured_size,
@@ -32,9 +33,6 @@ from ktuned_tilelang.build import Build
 
 PASS_CONFIGS = "pass_configs"
 """The only key of a config that is not a parameter of the function."""
-
-PROGRAMS_KEY: Final = "@programs"
-"""The problem key with the digest of a call: its programs, their compile options and their arguments."""
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _DRAWN_BY_AUTO = frozenset({"float32", "float16", "bfloat16"})
@@ -159,6 +157,24 @@ def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def to_knobs(config: Mapping[str, Any], names: Iterable[str]) -> Config:
     """Return a config as a config of ktuned, with all ``names``; values that are not scalars become text."""
     return {name: convert_to_scalar(config[name]) if name in config else "~" for name in names}
+
+
+def make_unlisted_config(knobs: Config, listed: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the application's form of a config that is not in its list; ``None`` if it cannot be made.
+
+    A value that is no scalar is found by its text among the listed configs.
+    """
+    config = {}
+    for name, value in knobs.items():
+        if value == "~":
+            continue
+        if isinstance(value, str) and value.startswith("~"):
+            known = [one[name] for one in listed if name in one and convert_to_scalar(one[name]) == value]
+            if not known:
+                return None
+            value = known[0]
+        config[name] = value
+    return config
 
 
 def evaluate_call(

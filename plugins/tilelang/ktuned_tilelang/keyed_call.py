@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from ktuned.dropin import (
 )
 from ktuned.model import Unsupported
 from ktuned_tilelang.artifact import load
-from ktuned_tilelang.call import Call, CompileOptions, EvaluatedCall, evaluate_call
+from ktuned_tilelang.call import PASS_CONFIGS, Call, CompileOptions, EvaluatedCall, evaluate_call, make_unlisted_config
 from ktuned_tilelang.declaration import Declaration
 from ktuned_tilelang.environment import find_deciding_variables
 from ktuned_tilelang.execution import AUTO, CUTEDSL
@@ -201,6 +203,8 @@ class TileLangCall(KeyedCall):
         self._evaluated: EvaluatedCall = evaluated
         self._waits = policy.mode == "wait"
         self._loaded: dict[str, TunedKernel] = {}
+        self._configs: dict[str, Mapping[str, Any]] = dict(evaluated.configs)
+        self._admit_fixed_config()
         account.record_adopted(tuner_run.name)
 
     def decide_kernel(self) -> bool:
@@ -215,6 +219,17 @@ class TileLangCall(KeyedCall):
         finally:
             # Do not keep the application's tensors alive.
             self._evaluated = replace(self._evaluated, captured={})
+
+    def _admit_fixed_config(self) -> None:
+        """Add the config of a winners file to the call's configs, even if it is not in the function's list."""
+        fixed = self.machine.fixed
+        if fixed is None or fixed.config is None or fixed.config in self._configs:
+            return
+        config = make_unlisted_config(json.loads(fixed.config), self._configs.values())
+        if config is None or set(config) - {*inspect.signature(self._tuner_run.function).parameters, PASS_CONFIGS}:
+            self.refuse_fixed_config("is no config of the function")
+        else:
+            self._configs[fixed.config] = config
 
     def pack_call(self) -> tuple[Call, Mapping[str, bytes]]:
         """Return the call as data, and its programs and tensors."""
@@ -249,7 +264,7 @@ class TileLangCall(KeyedCall):
         if answer is not None and not _confirm_results(self._tuner_run, tuned):
             reason = f"the results of its winner {config} are not those of ref_prog"
             self._log.warning("%s: %s", self._tuner_run.name, reason)
-            if self._waits and self.held is None:
+            if self._waits and self.held is None and self.machine.fixed is None:
                 raise NotTunable(reason)
             return False
         tuned.publish_result()
@@ -269,7 +284,7 @@ class TileLangCall(KeyedCall):
             exchange_kernel(self.held.kernel, tuned.kernel)
 
     def _make_kernel(self, config: str, answer: Answer | None) -> TunedKernel:
-        chosen = self._evaluated.configs[config]
+        chosen = self._configs[config]
         latency = answer.latency_us / 1000 if answer is not None and answer.latency_us is not None else None
         if answer is not None and answer.artifact is not None:
             try:

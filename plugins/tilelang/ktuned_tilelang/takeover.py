@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktuned.dropin import take_over
+from ktuned.dropin import WinnersFile, take_over
 
 MODULE = "tilelang.autotuner.tuner"
 """The module that defines TileLang's tuners."""
 
 
-def install(mode: str, numerics: str) -> None:
+def install(mode: str, numerics: str, winners: str = "") -> None:
     """Adopt TileLang's tuners, now or when TileLang is imported.
 
     They wait for winners in every ``mode``, as TileLang's own tuners do, because programs read a kernel's latency at
@@ -20,6 +20,6 @@ def install(mode: str, numerics: str) -> None:
     def adopt(module: Any) -> None:
         from ktuned_tilelang import autotuner
 
-        autotuner.adopt_process(module, "wait", numerics)
+        autotuner.adopt_process(module, "wait", numerics, WinnersFile.read_snapshot(winners))
 
     take_over("TileLang", MODULE, adopt)

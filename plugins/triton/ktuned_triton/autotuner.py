@@ -32,6 +32,7 @@ from typing import Any, Literal
 from ktuned.dropin import (
     NotTunable,
     Policy,
+    WinnersFile,
     account,
     adopt_subclasses,
     daemon_link,
@@ -40,6 +41,7 @@ from ktuned.dropin import (
     is_capturing,
     leave_to_framework,
     list_application_paths,
+    name_function,
 )
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, list_tensor_names, make_problem, map_arguments, read_knobs
@@ -79,6 +81,7 @@ def autotune(
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "triton",
     numerics: Literal["tolerance", "exact"] = "tolerance",
+    winners: str | os.PathLike[str] | None = None,
 ) -> Callable[[Any], Any]:
     """Tune a ``@triton.jit`` function as ``triton.autotune`` does, but in ktuned's daemon.
 
@@ -95,16 +98,21 @@ def autotune(
       ``"first"``, the first config is launched. The call is recorded for a later daemon in both cases.
     - ``numerics``: with ``"exact"`` a winner must reproduce the bits of a key's first config, and no other config is
       launched, with or without a daemon.
+    - ``winners``: a file of ``ktuned export``, or a directory of such files, that fixes the config of each key. No
+      daemon is asked, nothing is recorded, and no config changes; a key that the file lacks launches its first config.
 
     Raises:
         ValueError: an option has a value that it cannot take.
+        WinnersError: a file of ``winners`` cannot be read.
 
     Example:
         >>> @autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["size"])
         ... @triton.jit
         ... def scale(x, y, size, BLOCK: tl.constexpr): ...
     """
-    policy = Policy.from_choices("triton", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics)
+    policy = Policy.from_choices(
+        "triton", mode=mode, upgrade=upgrade, without_daemon=without_daemon, numerics=numerics, winners=winners
+    )
     from triton.runtime.autotuner import Autotuner
 
     adopt_class(Autotuner)
@@ -132,11 +140,22 @@ def autotune(
     return decorate
 
 
-def adopt_process(autotuner: type[Any], mode: str, numerics: str = "tolerance") -> None:
+def adopt_process(
+    autotuner: type[Any], mode: str, numerics: str = "tolerance", winners: WinnersFile | None = None
+) -> None:
     """Adopt all autotuned functions of this process: for ``ktuned run``."""
     global _process_policy
-    _process_policy = Policy(mode, numerics=numerics)
+    _process_policy = Policy(mode, numerics=numerics, winners=winners)
     adopt_class(autotuner)
+
+
+def _find_policy(tuner: Any) -> Policy | None:
+    """Return the policy of an autotuned function; ``None`` if it is not adopted.
+
+    Its own policy has precedence, but the winners of ``ktuned run`` also fix a function whose policy names none.
+    """
+    policy: Policy | None = tuner.__dict__.get(_POLICY_ATTRIBUTE, _process_policy)
+    return policy if policy is None else policy.with_winners_of(_process_policy)
 
 
 def explain_non_adoption(tuner: Any) -> str:
@@ -190,7 +209,8 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
     @wraps(make)
     def make_and_announce(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if self.__dict__.get(_POLICY_ATTRIBUTE, _process_policy) is None:
+        policy = _find_policy(self)
+        if policy is None or policy.winners is not None:
             return
         library = str(self.base_fn.__module__).partition(".")[0]
         if library in _announced_libraries or library in ("__main__", "__mp_main__"):
@@ -227,7 +247,7 @@ def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(prune)
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> Any:
-        policy = self.__dict__.get(_POLICY_ATTRIBUTE, _process_policy)
+        policy = _find_policy(self)
         # `kwargs` is part of the identity, because a pruning function may itself call the kernel with other arguments.
         pruning = threading.get_ident(), id(self), id(kwargs)
         # A launch passes `warmup=False`; `Autotuner.warmup` compiles all configs and passes nothing.
@@ -241,7 +261,7 @@ def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _running_prunings.discard(pruning)
             self.nargs = arguments
-        if len(pruned) < 2:
+        if len(pruned) < 2 and not (policy.winners is not None and policy.winners.has_function(_name_function(self))):
             return pruned
         return _adopt_tuner(self, policy).choose_configs(pruned, kwargs)
 
@@ -333,17 +353,22 @@ def _read_own_configs(tuner: Any) -> list[Any]:
 # One function
 
 
+def _name_function(tuner: Any) -> str:
+    return name_function(str(tuner.base_fn.__module__), str(tuner.base_fn.__qualname__)).full
+
+
 def _adopt_tuner(tuner: Any, policy: Policy) -> AdoptedFunction:
     adopted = tuner.__dict__.get(_ADOPTED_ATTRIBUTE)
     if adopted is None or adopted.tuner is not tuner:
         # A copy of an autotuner has the original's `AdoptedFunction` in its `__dict__`, but needs its own.
         adopted = tuner.__dict__[_ADOPTED_ATTRIBUTE] = AdoptedFunction(
-            tuner, policy, reads_cache=tuner.cache_results and not policy.is_exact
+            tuner, policy, reads_cache=tuner.cache_results and not policy.is_exact and policy.winners is None
         )
         # Otherwise Triton would write our single config to its disk cache as the measured best.
         tuner.cache_results = False
         if not isinstance(tuner.cache, dict):
-            tuner.cache = _UnsavedWinners(tuner.cache)
+            # With a winners file, what the library has stored is not launched either.
+            tuner.cache = _UnsavedWinners(tuner.cache if policy.winners is None else {})
     return adopted  # type: ignore[no-any-return]
 
 

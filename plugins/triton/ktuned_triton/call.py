@@ -14,10 +14,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 from ktuned.dropin import (
     CAPTURED,
+    CONSTANTS_KEY,
     TYPES_KEY,
     NotTunable,
     RecordedCall,
@@ -26,7 +27,7 @@ from ktuned.dropin import (
     digest_content,
     shorten_dtype,
 )
-from ktuned.model import Problem, canonical
+from ktuned.model import Config, Problem, canonical
 from ktuned_triton.build import Argument, Build, is_named_tuple, pack_constant
 from ktuned_triton.descriptors import Descriptor
 from ktuned_triton.hook_effects import observe_config_hook, observe_tuner_hooks
@@ -34,9 +35,6 @@ from ktuned_triton.signature import ALIGNMENT_BYTES
 
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes whose content is drawn at random; tensors of all other dtypes are captured."""
-
-CONSTANTS_KEY: Final = "@constants"
-"""The problem key with the digest of what the application computes for a call: its configs, constants and options."""
 
 ADDRESS_BYTES = 8
 SMALLEST_ADDRESS, LARGEST_ADDRESS = 1 << 40, 1 << 57
@@ -115,6 +113,30 @@ def read_knobs(config: Any) -> dict[str, bool | int | float | str]:
     return {
         name: convert_to_scalar(value) for name, value in values.items() if value is not None or name in config.kwargs
     }
+
+
+def make_unlisted_config(knobs: Config, listed: Sequence[Any]) -> Any:
+    """Return a ``triton.Config`` for knobs that no config of a function's list has; ``None`` if it cannot be made.
+
+    It needs a listed config with the same names, whose hook it gets. A value that is no scalar is found by its text
+    among the listed configs.
+    """
+    names = [name for name in knobs if name not in _SIZES]
+    alike = [config for config in listed if set(config.kwargs) == set(names)]
+    values = {name: [config.kwargs[name] for config in alike] for name in names}
+    chosen = {}
+    for name in names:
+        value = knobs[name]
+        if isinstance(value, str) and value.startswith("~"):
+            known = [one for one in values[name] if convert_to_scalar(one) == value]
+            if not known:
+                return None
+            value = known[0]
+        chosen[name] = value
+    if not alike or len({config.pre_hook for config in alike}) > 1:
+        return None
+    sizes = {name: knobs[name] for name in _SIZES if name in knobs}
+    return type(alike[0])(chosen, pre_hook=alike[0].pre_hook, **sizes)
 
 
 def make_problem(tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:

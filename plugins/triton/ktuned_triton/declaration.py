@@ -7,6 +7,7 @@ for a call (heuristics, pruning) is a part of the call's key (:func:`~ktuned_tri
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned import dropin
-from ktuned.dropin import NotTunable, list_application_paths, name_function
+from ktuned.dropin import NotTunable, digest_content, list_application_paths, name_function
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, read_knobs
 from ktuned_triton.environment import find_deciding_variables
@@ -45,6 +46,11 @@ class Declaration(dropin.Declaration):
     constants: tuple[str, ...]
     is_timed_by_graph: bool
     tensors: tuple[str, ...] = ()
+
+    @property
+    def source_digest(self) -> str:
+        """Digest of the code that decides what is compiled."""
+        return digest_content(json.dumps([self.cache_key, self.constants]))
 
 
 def describe_function(tuner: Any, numerics: str) -> Declaration:

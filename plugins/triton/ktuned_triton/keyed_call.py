@@ -7,6 +7,7 @@ machine code goes into Triton's disk cache, where Triton finds it instead of com
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,15 @@ from typing import Any
 from ktuned.dropin import Answer, KeyedCall, LaunchMachine, Policy, Standing, account, find_device_model
 from ktuned.model import Problem, canonical
 from ktuned_triton.artifact import install
-from ktuned_triton.call import Call, EmptyGrid, copy_contents, evaluate_call, find_jit_function, read_knobs
+from ktuned_triton.call import (
+    Call,
+    EmptyGrid,
+    copy_contents,
+    evaluate_call,
+    find_jit_function,
+    make_unlisted_config,
+    read_knobs,
+)
 from ktuned_triton.declaration import Declaration
 
 
@@ -66,6 +75,8 @@ class TritonCall(KeyedCall):
         self._configs: dict[str, Any] = {}
         self._launched_config: Any = None
         self._recorded_call: Call | None = None
+        self._unlisted = ""
+        """The config of a winners file that is not in the function's list; anything may be wrong with it."""
         self._current_call: CallArguments | None = None
         """The call that is being decided; cleared afterwards, so that the application's tensors are not kept alive."""
 
@@ -77,6 +88,7 @@ class TritonCall(KeyedCall):
     def choose_configs(self, call: CallArguments) -> list[Any]:
         """Return a list with the one config that a call launches, or all its configs if Triton tunes the key."""
         self._configs = {canonical(read_knobs(config)): config for config in call.configs}
+        self._admit_fixed_config()
         self._current_call = call
         self.device = getattr(call.device, "index", None) or 0
         try:
@@ -92,6 +104,20 @@ class TritonCall(KeyedCall):
         finally:
             self._current_call = None
         return [self._launched_config]
+
+    def _admit_fixed_config(self) -> None:
+        """Add the config of a winners file to the call's configs, even if it is not in the function's list."""
+        fixed = self.machine.fixed
+        if fixed is None or fixed.config is None or fixed.config in self._configs:
+            return
+        own_configs = self._tuner().__dict__["configs"]
+        if fixed.config in {canonical(read_knobs(config)) for config in own_configs}:
+            self.refuse_fixed_config("was pruned by the application")
+        elif (config := make_unlisted_config(json.loads(fixed.config), own_configs)) is None:
+            self.refuse_fixed_config("is no config of the function")
+        else:
+            self._configs[fixed.config] = config
+            self._unlisted = fixed.config
 
     def pack_call(self) -> tuple[Call, Mapping[str, bytes]]:
         """Return the current call as data, with copies of the tensors whose content must travel.
@@ -120,11 +146,12 @@ class TritonCall(KeyedCall):
             except (OSError, ValueError, KeyError) as error:
                 # Triton then compiles the config itself.
                 self._log.info("%s cannot be put into Triton's cache: %s", answer.artifact, error)
+        skipped = (Exception,) if config == self._unlisted else _list_unfit_errors()
         try:
             kernel = self._compile_config(config)
             # Loads the machine code; raises if the device lacks a resource that it needs.
             getattr(kernel, "_init_handles", lambda: None)()
-        except _list_unfit_errors() as error:
+        except skipped as error:
             self._log.info("%s cannot launch %s: %s", self._function, config, str(error).partition("\n")[0])
             return False
         return True
