@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import signal
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from benchmarks.daemon_cost import FAKE_BACKEND
 from benchmarks.peers import Stopped, stopping_after
 from benchmarks.private_daemon import PrivateDaemon, private_home, serving
 from benchmarks.report import show
-from benchmarks.sides import SAME, Goal
+from benchmarks.sides import Goal
 from ktuned.backends import Absent, cuda_devices
 from ktuned_client import Client, DaemonError
 
@@ -80,11 +79,8 @@ class Project:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A finished tuning: its job and winner; its trials' steady wall and CPU milliseconds, lanes together."""
+    """A finished tuning: its trials' steady wall and CPU milliseconds, lanes together."""
 
-    job: Mapping[str, Any]
-    winner: Mapping[str, Any]
-    winner_us: float
     trial_ms: float
     cpu_ms: float
     lanes: int
@@ -105,18 +101,13 @@ class Found:
     def goals(self) -> Iterator[tuple[Goal, str]]:
         """Yield each goal, and words on it. Figures are such that less is better."""
         here, there = self.local.get("gemm"), self.remote.get("gemm")
-        share = winner = None
-        said, found = "", ""
+        share, said = None, ""
         if here is not None and there is not None:
             share = LANES * there.trial_ms / here.trial_ms
             said = f"{LANES / share:.3f} times the trials of one lane here, of {LANES}"
-            is_same = here.winner == there.winner
-            winner = 1.0 if is_same else there.winner_us / (here.winner_us or math.inf)
-            found = "the same config" if is_same else f"here {_words(here.winner)}, there {_words(there.winner)}"
         if there is not None and there.lanes != LANES:
             said += f"; {there.lanes} lanes measured"
         yield Goal("1 / share of n lanes", share, 1 / LEAST_OF_N), said
-        yield Goal("winner beside that found here", winner, SAME), found
         for name, what in (("alone", "a trial that travels alone"), ("batched", "a trial in a batch")):
             first, second = self.local.get(name), self.remote.get(name)
             more = second.lane_ms - first.lane_ms if first is not None and second is not None else None
@@ -270,12 +261,11 @@ def _tune(daemon: PrivateDaemon, project: Project) -> Tuned:
         if tuning.errors or not tuning.jobs:
             raise RuntimeError(f"{project.kernel} is not tuned: {tuning.errors}")
         (job,) = tuning.jobs
-        answer = asking.lookup(job["kernel"], job["problem"])
         # Not those that an earlier job opened on devices of another kind.
         lanes = sum(busy_s > before.get(device, 0.0) for device, busy_s in _busy_s(asking).items())
     if job["state"] != "done":
         raise RuntimeError(f"the job is {job['state']}: {job['message']}")
-    return Tuned(job, dict(answer.config or {}), float(answer.latency_us or 0.0), *_steady(told), lanes)
+    return Tuned(*_steady(told), lanes)
 
 
 def _busy_s(client: Client) -> dict[str, float]:
@@ -309,10 +299,6 @@ def _timed(what: str) -> Iterator[None]:
         yield
     finally:
         print(f"{what}: {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-
-
-def _words(config: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in config.items())
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Lanes and slots without hardware: an executor whose compile and bench workers are entries in one other process.
 
 That process, the farm, answers each request after the time that it is said to take. So hundreds of lanes and thousands
-of slots run through the daemon's real code, as those of a cluster do behind the bridge: over one connection.
+of slots run through the daemon's real code, as those of a cluster do: over one connection.
 """
 
 from __future__ import annotations

@@ -63,11 +63,12 @@ def _add_job(connection: sqlite3.Connection, job: int, trials: int) -> None:
     kernel, problem, device, now = f"bench:kernel{job % 50}", canonical({"M": job, "N": 4096}), "a device", time.time()
     plan = msgspec.json.encode(Plan()).decode()
     connection.execute(
-        "INSERT INTO jobs (id, kernel, problem, device, state, priority, reason, plan, created, done, total)"
-        " VALUES (?, ?, ?, ?, ?, 100, 'benchmark', ?, ?, ?, ?)",
+        "INSERT INTO jobs (id, kernel, problem, key_problem, device, state, priority, reason, plan, created, done,"
+        " total) VALUES (?, ?, ?, ?, ?, ?, 100, 'benchmark', ?, ?, ?, ?)",
         (
             job,
             kernel,
+            problem,
             problem,
             device,
             JobState.DONE,
@@ -101,7 +102,7 @@ def _add_job(connection: sqlite3.Connection, job: int, trials: int) -> None:
         ),
     )
     connection.execute(
-        "INSERT INTO winners (kernel, problem, device, trial_id, decided) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO winners (kernel, problem, device, objective, trial_id, decided) VALUES (?, ?, ?, 'latency', ?, ?)",
         (kernel, problem, device, first, now),
     )
 

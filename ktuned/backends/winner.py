@@ -78,7 +78,7 @@ def load_winner(
         device: a name such as ``cuda:1``; the first device by default.
 
     Raises:
-        BackendError: the backend's plugin is missing, the artifact is damaged or too old, or its device is not here.
+        BackendError: the backend's plugin is missing, the artifact is damaged, or its device is not here.
         Unsupported: the device cannot run it.
         NotFound: there is no such device.
     """
@@ -86,11 +86,6 @@ def load_winner(
     try:
         sealed = manifest.read(directory)
         recipe = sealed.recipe
-        if not recipe.target:
-            raise BackendError(
-                f"the artifact {directory.name} was made by an older ktuned, which did not record how to call it",
-                hint="stop ktuned, remove the directory of artifacts, and tune the kernel again",
-            )
         backend = Registry().load(sealed.backend)
         manifest.verify(directory, required=backend.required_files)
     except DamagedArtifact as error:

@@ -12,8 +12,8 @@ Only :meth:`Catalog.apply_inspections` moves a file to *inspected* or *faulty*; 
 acts on them. A name that compiling or measuring was seen to read (:mod:`ktuned.catalog.traces`) belongs to its kernel
 from then on, whether or not a later inspection finds it.
 
-A kernel has one full name, ``project:kernel``. Short names, former names of a project, and the directory from which a
-request comes are resolved here (:meth:`Catalog.resolve_kernel`), and nowhere else.
+A kernel has one full name, ``project:kernel``. Short names, and the directory from which a request comes, are resolved
+here (:meth:`Catalog.resolve_kernel`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Catalog:
         return make_root_environment(root)
 
     def resolve_kernel(self, name: str, directory: str | None = None) -> KernelInfo:
-        """Return the kernel of a name: a full name, also with its project's former name, or a unique short name.
+        """Return the kernel of a name: a full name, or a unique short name.
 
         If several projects have a kernel with the short name, the project that contains ``directory`` is meant.
         Projects whose directory is gone do not count.

@@ -198,7 +198,7 @@ def check_lanes(status: StatusAnswer) -> list[Finding]:
 
 def check_notices(status: StatusAnswer) -> list[Finding]:
     """Return the daemon's notices as findings."""
-    return [Finding(Level.WARN, "daemon", text.first_line(notice, 400)) for notice in status.notices or ()]
+    return [Finding(Level.WARN, "daemon", text.first_line(notice, 400)) for notice in status.notices]
 
 
 def check_hosts(status: StatusAnswer) -> Iterator[Finding]:

@@ -34,7 +34,6 @@ def load_all_trials(client: Client, wanted: ResultsParams) -> list[ListedTrial]:
     page = msgspec.structs.replace(wanted, limit=PAGE, order="newest")
     while True:
         trials = {trial.id: trial for trial in call_method(client, RESULTS, page, deadline_s=_DEADLINE_S).trials}
-        # A page without an older trial is the end, or comes from a daemon that does not know `before`.
         if not trials.keys() - found.keys():
             return sorted(found.values(), key=_table_key)
         found |= trials

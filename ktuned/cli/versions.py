@@ -8,8 +8,8 @@ from ktuned_client import DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
 from ktuned_client.wire import PROTOCOL_VERSION
 
-ACROSS_VERSIONS: Final = frozenset({"start", "status", "stop", "doctor", "config", "logs"})
-"""Commands that work with a daemon of any protocol, because an upgrade needs them to start, show and stop daemons."""
+ACROSS_VERSIONS: Final = frozenset({"start", "stop", "doctor", "config", "logs"})
+"""Commands that work with a daemon of any protocol, because an upgrade needs them."""
 
 
 def read_own_version() -> str:

@@ -15,10 +15,10 @@ from ktuned.dropin.application import (
     shorten_dtype,
 )
 from ktuned.dropin.captures import is_capturing
-from ktuned.dropin.daemon_link import LOOK_DEADLINE_S, DaemonLink, daemon_link
+from ktuned.dropin.daemon_link import DaemonLink, daemon_link
 from ktuned.dropin.keyed_call import NOT_ACCEPTED, KeyedCall, find_log, leave_to_framework
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
-from ktuned.dropin.launch_machine import Answer, Host, LaunchMachine, Policy, Standing
+from ktuned.dropin.launch_machine import Answer, LaunchMachine, Policy, Standing
 from ktuned.dropin.recorded_call import (
     CAPTURED,
     MAX_CAPTURED_BYTES,
@@ -39,7 +39,6 @@ __all__ = [
     "CAPTURED",
     "CONSTANTS_KEY",
     "FIXED",
-    "LOOK_DEADLINE_S",
     "MAX_CAPTURED_BYTES",
     "NOT_ACCEPTED",
     "PROGRAMS_KEY",
@@ -54,7 +53,6 @@ __all__ = [
     "DaemonLink",
     "Declaration",
     "FunctionName",
-    "Host",
     "KeyedCall",
     "LaunchCounter",
     "LaunchMachine",

@@ -38,7 +38,7 @@ NOT_ACCEPTED: Final = "the daemon did not accept its call; `ktuned status` may s
 
 
 class KeyedCall(ABC):
-    """One tuning key: the :class:`~ktuned.dropin.Host` of its machine.
+    """One tuning key: the :class:`~ktuned.dropin.launch_machine.Host` of its machine.
 
     Attributes:
         framework: the framework's name as its users spell it, such as ``TileLang``.
@@ -152,7 +152,7 @@ class KeyedCall(ABC):
             self._log.warning("%s: %s", self._name, self._fixed_state)
         account.record_key(self._name, self._fixed_state)
 
-    # The machine's instructions (ktuned.dropin.Host)
+    # The machine's instructions (ktuned.dropin.launch_machine.Host)
 
     def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""

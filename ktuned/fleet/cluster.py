@@ -53,7 +53,7 @@ from ktuned.fleet.executor import Environment, Executor, Worker
 from ktuned.fleet.failures import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied, describe_exit
 from ktuned.fleet.health import Health
 from ktuned.fleet.process_group import ProcessGroup
-from ktuned.ipc import decoding, frames, replies, requests
+from ktuned.ipc import InvalidMessage, decoding, frames, replies, requests
 from ktuned.model import BackendReport, Device, DeviceName, Phase, Role, WorkerError
 from ktuned.protocol import ClusterInfo, HostInfo
 
@@ -185,6 +185,8 @@ class RemoteWorker(Worker):
         except RequestFailed:
             is_over = True
             raise
+        except InvalidMessage as error:
+            raise HostLost(self.environment.host, f"it sent nonsense: {error.message}", request.first_phase) from error
         finally:
             if not is_over:
                 self.kill()
@@ -524,7 +526,8 @@ class ClusterExecutor(Executor):
         """Watch the toolchain that a probe has found on a node; return the report with the devices that are usable."""
         node = self.find_node(environment.host)
         if report.observed is not None:
-            self._send(WatchToolchain(node.id, report.observed.files, report.observed.limits))
+            observed = report.observed
+            self._send(WatchToolchain(node.id, repr(environment.env), observed.files, observed.limits))
         backends = {
             name: replace(found, devices=tuple(list_usable_devices(found, node)))
             for name, found in report.backends.items()

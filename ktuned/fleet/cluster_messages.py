@@ -58,9 +58,13 @@ class Kill(msgspec.Struct, frozen=True, tag=True):
 
 
 class WatchToolchain(msgspec.Struct, frozen=True, tag=True):
-    """Watch a node's compilers and packages: the fields of :class:`~ktuned.ipc.replies.ProbeDependencies`."""
+    """Watch a node's compilers and packages, instead of those that were watched under the same key.
+
+    ``files`` and ``limits`` are those of :class:`~ktuned.ipc.replies.ProbeDependencies`.
+    """
 
     node: str
+    key: str
     files: Mapping[str, str]
     limits: Mapping[str, str]
 

@@ -72,8 +72,6 @@ class LocalExecutor(Executor):
         ends_orphans: Whether to kill every child of this process that it did not start.
         trust: Directories that workers may read although others may write to them.
         known_children: Ids of children that are not killed as orphans; the collection may change.
-        private_directory: A directory that only this process uses, by default the scratch directory. The warden removes
-            it.
         last_end: The file in which the warden notes how this process ended, if not in order.
         warden_s: Interval at which the warden is checked, in seconds.
         start_process: Starts a worker's process.
@@ -90,7 +88,6 @@ class LocalExecutor(Executor):
         ends_orphans: bool = False,
         trust: Trust | None = None,
         known_children: Collection[int] = (),
-        private_directory: Path | None = None,
         last_end: Path | None = None,
         warden_s: float = WARDEN_S,
         start_process: StartProcess = subprocess.Popen,
@@ -107,7 +104,7 @@ class LocalExecutor(Executor):
         self._known_children = known_children
         self.mark = f"{DAEMON_MARK}={self._id}"
         """The mark in the environment of every process that must not outlive this one."""
-        self._warden = WardenProcess(self.mark, private_directory or self.scratch, last_end)
+        self._warden = WardenProcess(self.mark, self.scratch, last_end)
         self._workers: dict[int, WorkerProcess] = {}
         self._orphan_search = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup

@@ -27,13 +27,13 @@ class DamagedArtifact(Exception):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What is needed to load an artifact besides its files; all fields are empty in artifacts of older versions.
+    """What is needed to load an artifact besides its files.
 
     ``build`` is the Build as plain data, ``target`` its architecture, ``kernel`` the kernel's short name, and
     ``plugin`` the distribution that has the backend.
     """
 
-    build: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    build: Mapping[str, Any] = {}
     target: str = ""
     kernel: str = ""
     plugin: str = ""
@@ -49,8 +49,8 @@ class Manifest(msgspec.Struct, frozen=True):
     backend: str
     facts: Mapping[str, Any]
     files: Mapping[str, str]
-    decisive: tuple[str, ...] = ()
-    recipe: Recipe = msgspec.field(default_factory=Recipe)
+    decisive: tuple[str, ...]
+    recipe: Recipe
 
     @property
     def content(self) -> str:
@@ -122,9 +122,10 @@ def read(directory: Path) -> Manifest:
             data = json.loads(stream.read())
         if data["version"] != MANIFEST_VERSION:
             raise DamagedArtifact(f"{directory.name}: manifest version {data['version']} is not {MANIFEST_VERSION}")
-        decisive = tuple(name for name in data.get("decisive", ()) if name in data["files"])
-        recipe = Recipe(**data.get("recipe", {}))
-        return Manifest(data["key"], data["backend"], dict(data["facts"]), dict(data["files"]), decisive, recipe)
+        found = msgspec.convert(data, Manifest)
+        if not found.files.keys() >= {*found.decisive}:
+            raise ValueError("it names decisive files that it does not list")
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedArtifact(f"{directory.name}: no readable manifest ({error})") from error
 

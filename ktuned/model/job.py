@@ -76,7 +76,7 @@ class Job(msgspec.Struct, frozen=True):
         reference_us: latency of the reference.
         outcomes: number of configs by outcome.
         message: why it failed, with notices.
-        key_problem: the problem's key; None in jobs of older stores, which only kept the whole problem.
+        key_problem: the problem's key; without one, the whole problem is the key.
         best_figure: the best config's figure by the objective, if that is not the latency.
         default_figure: the declared default's figure, likewise.
     """

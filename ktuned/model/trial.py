@@ -8,11 +8,11 @@ from typing import Any, Final, Self
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, Phase, WinnerKey
 from ktuned.model.objective import LATENCY, Objective, is_exact, select_figure
 from ktuned.model.values import Config, Outcome, Problem
 
-MEASURING_VERSION = 4
+MEASURING_VERSION = 1
 """Raised whenever measuring changes, so that latencies that were measured in different ways are never compared."""
 
 
@@ -139,6 +139,11 @@ class TrialResult(msgspec.Struct, frozen=True):
     artifact: str | None = None
     detail: TrialDetail = NO_DETAIL
     metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def launch_s(self) -> float | None:
+        """How long its first launch took by the wall clock, if that is known."""
+        return (self.detail.phase_s or {}).get(Phase.FIRST_LAUNCH)
 
     def figure(self, objective: Objective) -> float | None:
         """Return its figure by an objective, if it has one."""

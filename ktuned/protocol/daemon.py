@@ -1,57 +1,38 @@
 """The daemon itself: its version, the state of its parts, settings, artifacts, and the devices' limits.
 
-``hello``, ``status`` and ``shutdown`` work with a daemon of any version, because an upgrade needs them. So every field
-of the answers to ``hello`` and ``status`` has a default. If the daemon speaks another protocol, only
-:data:`LASTING_FIELDS` are read, because any other field may have another meaning there.
+``hello`` and ``shutdown`` work with a daemon of any version, because an upgrade needs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from ktuned.model import BackendReport, DeviceModel, DeviceName, Fault, Peaks
 from ktuned.protocol.kernels import RootInfo
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams
-from ktuned_client.wire import PROTOCOL_VERSION
-
-P = TypeVar("P", bound=msgspec.Struct)
-A = TypeVar("A")
-
-LASTING_FIELDS: Final = frozenset({"protocol", "build", "version", "pid"})
-"""Fields of ``hello`` and ``status`` that have the same meaning in every version."""
-
-
-class LastingMethod(Method[P, A], frozen=True):
-    """A method whose answer can be read from a daemon of any version."""
-
-    def read_answer(self, answer: Any) -> A:
-        """Return the answer; from a daemon that speaks another protocol, only the lasting fields are taken."""
-        if isinstance(answer, dict) and answer.get("protocol", PROTOCOL_VERSION) != PROTOCOL_VERSION:
-            answer = {name: answer[name] for name in LASTING_FIELDS & answer.keys()}
-        return super().read_answer(answer)
 
 
 class HelloAnswer(msgspec.Struct, frozen=True):
-    """Identity and features of the daemon.
+    """Identity and features of the daemon. The first three fields are the same in every version of the protocol.
 
     Attributes:
         protocol: the version of the protocol.
         build: the version of ktuned.
+        pid: the daemon's process id.
         capabilities: features that a client may rely on in addition to those of the protocol's version.
         epoch: the epoch of its events.
         table: the path of the table of winners, if there is one.
-        pid: the daemon's process id.
     """
 
-    protocol: int = PROTOCOL_VERSION
-    build: str = "of an unknown version"
+    protocol: int
+    build: str
+    pid: int | None = None
     capabilities: tuple[str, ...] = ()
     epoch: int = 0
     table: str | None = None
-    pid: int | None = None
 
 
 class IdleInfo(msgspec.Struct, frozen=True):
@@ -224,7 +205,7 @@ class ShareInfo(msgspec.Struct, frozen=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """The state of every part of the daemon. A field that an earlier daemon lacks is None, or empty.
+    """The state of every part of the daemon.
 
     Attributes:
         pid: the daemon's process id.
@@ -257,35 +238,35 @@ class StatusAnswer(msgspec.Struct, frozen=True):
         notices: problems of the installation, one line each.
     """
 
-    pid: int | None = None
-    version: str = "of an unknown version"
-    protocol: int = PROTOCOL_VERSION
-    socket: str = ""
-    home: str = ""
-    uptime_s: float | None = None
-    rss_bytes: int | None = None
-    cpu_s: float | None = None
-    epoch: int = 0
-    seq: int = 0
-    idle: IdleInfo | None = None
-    rates: WorkFigures | None = None
-    lanes: tuple[LaneInfo, ...] = ()
-    workers: tuple[WorkerInfo, ...] = ()
-    gate: str = ""
-    compile_slots: float = 0
-    channels: Mapping[str, ChannelInfo] = msgspec.field(default_factory=dict)
-    server: TrafficInfo | None = None
-    events: EventsInfo | None = None
-    jobs: JobCounts | None = None
-    policy: str = "always"
-    paused: tuple[str, ...] = ()
-    store: StoreInfo | None = None
-    artifacts: ArtifactsInfo | None = None
-    cluster: ClusterInfo | None = None
-    environments: tuple[EnvironmentInfo, ...] = ()
-    roots: tuple[RootInfo, ...] = ()
+    pid: int
+    version: str
+    protocol: int
+    socket: str
+    home: str
+    uptime_s: float
+    rss_bytes: int
+    cpu_s: float
+    epoch: int
+    seq: int
+    idle: IdleInfo
+    rates: WorkFigures
+    lanes: tuple[LaneInfo, ...]
+    workers: tuple[WorkerInfo, ...]
+    gate: str
+    compile_slots: float
+    channels: Mapping[str, ChannelInfo]
+    server: TrafficInfo
+    events: EventsInfo
+    jobs: JobCounts
+    policy: str
+    paused: tuple[str, ...]
+    store: StoreInfo
+    artifacts: ArtifactsInfo
+    cluster: ClusterInfo | None
+    environments: tuple[EnvironmentInfo, ...]
+    roots: tuple[RootInfo, ...]
+    notices: tuple[str, ...]
     share: ShareInfo | None = None
-    notices: tuple[str, ...] | None = None
 
 
 class BackendsAnswer(msgspec.Struct, frozen=True):
@@ -318,8 +299,8 @@ class ReloadAnswer(msgspec.Struct, frozen=True):
     changed: tuple[str, ...]
 
 
-HELLO: Final = LastingMethod("hello", NoParams, HelloAnswer)
-STATUS: Final = LastingMethod("status", NoParams, StatusAnswer)
+HELLO: Final = Method("hello", NoParams, HelloAnswer)
+STATUS: Final = Method("status", NoParams, StatusAnswer)
 BACKENDS: Final = Method("backends", NoParams, BackendsAnswer)
 PEAKS: Final = Method("peaks", PeaksParams, PeaksAnswer)
 RELOAD: Final = Method("reload", NoParams, ReloadAnswer)

@@ -1,9 +1,8 @@
 """A method of the protocol: its name, and the types of its params and its answer.
 
-Params and answers are frozen structs, or records of :mod:`ktuned.model`; on the wire they are the maps of
+Params and answers are frozen structs; on the wire they are the maps of
 docs/protocol.md. The daemon returns an answer as its type, and :func:`call_method` returns the same type to the caller,
-so neither side reads maps by hand. A field that a newer daemon adds is ignored; a field with a default may be missing
-from an older daemon's answer.
+so neither side reads maps by hand.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ class Method(msgspec.Struct, Generic[P, A], frozen=True):
     answer: type[A]
 
     def encode_params(self, params: P | None) -> dict[str, Any]:
-        """Return the map of params without fields that have their defaults, because older daemons lack some fields."""
+        """Return the map of params, without fields that have their defaults."""
         if params is None:
             return {}
-        fields = msgspec.structs.fields(self.params)
-        defaults = {field.encode_name: field.default for field in fields}
+        defaults = {field.encode_name: field.default for field in msgspec.structs.fields(self.params)}
         plain: dict[str, Any] = msgspec.to_builtins(params)
         return {name: value for name, value in plain.items() if value != defaults[name]}
 

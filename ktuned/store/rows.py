@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -128,12 +126,11 @@ def decode_trial(row: Row) -> Trial:
     return Trial(**values)
 
 
-class _KeptMetrics(msgspec.Struct, frozen=True):
-    metrics: dict[str, float] = {}
+class _KeptDetail(TrialDetail, frozen=True):
+    metrics: Mapping[str, float] = {}
 
 
-_read_detail = msgspec.json.Decoder(TrialDetail).decode
-_read_metrics = msgspec.json.Decoder(_KeptMetrics).decode
+_read_detail = msgspec.json.Decoder(_KeptDetail).decode
 
 
 def encode_detail(result: TrialResult) -> str:
@@ -145,21 +142,10 @@ def encode_detail(result: TrialResult) -> str:
 def decode_detail(text: str) -> tuple[TrialDetail, Mapping[str, float]]:
     """Return the detail and the metrics that the column ``detail`` holds.
 
-    Fields that are unknown or have a wrong type come from another version, and are left out.
-
     Raises:
-        ValueError: the text is not JSON.
+        msgspec.DecodeError: the text is not such JSON.
     """
-    try:
-        return _read_detail(text), _read_metrics(text).metrics
-    except msgspec.DecodeError:
-        kept = json.loads(text)
-    known: dict[str, Any] = {}
-    for name, value in kept.items() if isinstance(kept, dict) else ():
-        for kind in (TrialDetail, _KeptMetrics):
-            with suppress(msgspec.ValidationError):
-                known |= msgspec.to_builtins(msgspec.convert({name: value}, kind))
-    return msgspec.convert(known, TrialDetail), msgspec.convert(known, _KeptMetrics).metrics
+    return msgspec.json.decode(text, type=TrialDetail), _read_detail(text).metrics
 
 
 def decode_known_trial(row: Row) -> KnownConfig:
@@ -212,9 +198,6 @@ def decode_winner(row: Row) -> Winner:
 def decode_root(row: Row) -> Root:
     """Read a row ``path, name, python, env, asked_python``."""
     path, name, python, env, asked = row
-    if asked is None:
-        # An older store did not record whether the interpreter was chosen or found.
-        asked = "" if python in (f"{path}/.venv/bin/python", sys.executable) else python
     return Root(path, name, python, json.loads(env), asked=RootSettings(python=asked))
 
 

@@ -1,4 +1,4 @@
-"""The database's tables, as a list of migrations, and the rules for opening an older or a newer database.
+"""The database's tables, as a list of migrations, and the rules for opening a database.
 
 ::
 
@@ -39,19 +39,24 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         f"PRAGMA application_id = {APPLICATION_ID}",
         """CREATE TABLE roots (
-            path TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, python TEXT NOT NULL, env TEXT NOT NULL
+            path TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, python TEXT NOT NULL, env TEXT NOT NULL,
+            asked_python TEXT NOT NULL, gone_since REAL
         )""",
+        "CREATE TABLE projects (path TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE) WITHOUT ROWID",
         "CREATE TABLE kernels (name TEXT PRIMARY KEY, info TEXT NOT NULL, updated REAL NOT NULL)",
         "CREATE TABLE probes (key TEXT PRIMARY KEY, data TEXT NOT NULL, updated REAL NOT NULL)",
         """CREATE TABLE jobs (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
-            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, key_problem TEXT NOT NULL, device TEXT NOT NULL,
             state TEXT NOT NULL, priority INTEGER NOT NULL, reason TEXT NOT NULL, plan TEXT NOT NULL,
             created REAL NOT NULL, started REAL, finished REAL,
             done INTEGER NOT NULL DEFAULT 0, total INTEGER,
-            best_us REAL, default_us REAL, reference_us REAL,
+            best_us REAL, best_spread_us REAL, default_us REAL, default_spread_us REAL,
+            reference_us REAL, reference_spread_us REAL, best_figure REAL, default_figure REAL,
             outcomes TEXT NOT NULL DEFAULT '{}', message TEXT NOT NULL DEFAULT '', cost TEXT NOT NULL DEFAULT '{}'
         )""",
+        "CREATE INDEX jobs_by_kernel ON jobs (kernel)",
+        "CREATE INDEX jobs_by_state ON jobs (state)",
         """CREATE TABLE contexts (
             id INTEGER PRIMARY KEY,
             kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
@@ -59,6 +64,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             measuring_version INTEGER NOT NULL,
             UNIQUE (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
         )""",
+        "CREATE INDEX contexts_by_digest ON contexts (digest)",
         """CREATE TABLE trials (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
             context_id INTEGER NOT NULL REFERENCES contexts (id),
@@ -68,120 +74,47 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             latency_us REAL, spread_us REAL,
             compile_s REAL NOT NULL DEFAULT 0, lane_s REAL NOT NULL DEFAULT 0,
             message TEXT NOT NULL DEFAULT '', artifact TEXT, detail TEXT NOT NULL DEFAULT '{}',
-            updated REAL NOT NULL,
+            content TEXT, updated REAL NOT NULL,
             UNIQUE (context_id, config),
             CHECK (outcome <> 'measured' OR latency_us IS NOT NULL)
         )""",
-        """CREATE TABLE winners (
-            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
-            trial_id INTEGER NOT NULL UNIQUE REFERENCES trials (id),
-            decided REAL NOT NULL,
-            PRIMARY KEY (kernel, problem, device)
-        ) WITHOUT ROWID""",
-    ),
-    (
         "CREATE INDEX trials_by_outcome ON trials (context_id, outcome, latency_us)",
         "CREATE INDEX trials_by_job ON trials (job_id)",
         "CREATE INDEX trials_under_way ON trials (id) WHERE outcome IS NULL",
-        "CREATE INDEX jobs_by_kernel ON jobs (kernel)",
-        "CREATE INDEX jobs_by_state ON jobs (state)",
-    ),
-    (
-        "ALTER TABLE trials ADD COLUMN content TEXT",
-        "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL AND outcome = 'measured'",
+        "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL",
+        """CREATE TABLE winners (
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,
+            trial_id INTEGER NOT NULL REFERENCES trials (id),
+            decided REAL NOT NULL, final INTEGER NOT NULL DEFAULT 0, note TEXT NOT NULL DEFAULT '', before REAL,
+            PRIMARY KEY (kernel, problem, device, objective)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX winners_by_trial ON winners (trial_id)",
+        """CREATE TABLE anchors (
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL, config TEXT NOT NULL,
+            PRIMARY KEY (kernel, problem, device)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE portfolios (
+            kernel TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,
+            fitted_to TEXT NOT NULL, tree TEXT NOT NULL, PRIMARY KEY (kernel, device, objective)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE admissions (
+            kernel TEXT NOT NULL, space TEXT NOT NULL, problem TEXT NOT NULL, config TEXT NOT NULL,
+            admitted INTEGER NOT NULL, read TEXT NOT NULL, PRIMARY KEY (kernel, space, problem, config)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE learned (
+            kernel TEXT NOT NULL, name TEXT NOT NULL, entry TEXT NOT NULL, PRIMARY KEY (kernel, name)
+        ) WITHOUT ROWID""",
         """CREATE TABLE meanings (
             kernel TEXT NOT NULL, digest TEXT NOT NULL, parts TEXT NOT NULL, PRIMARY KEY (kernel, digest)
         ) WITHOUT ROWID""",
         "CREATE TABLE fingerprints (digest TEXT PRIMARY KEY, versions TEXT NOT NULL) WITHOUT ROWID",
-    ),
-    ("CREATE TABLE pauses (device TEXT PRIMARY KEY) WITHOUT ROWID",),
-    (),
-    ("ALTER TABLE jobs ADD COLUMN key_problem TEXT",),
-    (
-        "ALTER TABLE roots ADD COLUMN asked_python TEXT",
-        "CREATE TABLE projects (path TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE) WITHOUT ROWID",
-        "INSERT INTO projects (path, name) SELECT path, name FROM roots",
-        "CREATE TABLE aliases (alias TEXT PRIMARY KEY, path TEXT NOT NULL) WITHOUT ROWID",
-    ),
-    (
-        """CREATE TABLE admissions (
-            kernel TEXT NOT NULL, space TEXT NOT NULL, problem TEXT NOT NULL, config TEXT NOT NULL,
-            admitted INTEGER NOT NULL, PRIMARY KEY (kernel, space, problem, config)
-        ) WITHOUT ROWID""",
-    ),
-    (
-        "ALTER TABLE jobs ADD COLUMN best_spread_us REAL",
-        "ALTER TABLE jobs ADD COLUMN default_spread_us REAL",
-        "ALTER TABLE jobs ADD COLUMN reference_spread_us REAL",
-    ),
-    (
-        """CREATE TABLE learned (
-            kernel TEXT NOT NULL, name TEXT NOT NULL, entry TEXT NOT NULL, PRIMARY KEY (kernel, name)
-        ) WITHOUT ROWID""",
-    ),
-    (
-        "ALTER TABLE winners ADD COLUMN final INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE winners ADD COLUMN note TEXT NOT NULL DEFAULT ''",
-        """UPDATE winners SET final = 1 WHERE EXISTS (
-            SELECT 1 FROM trials WHERE trials.id = trial_id AND (message = 'imported'
-                OR iif(json_valid(detail), json_extract(detail, '$.rounds'), NULL) IS NOT NULL))""",
-    ),
-    ("ALTER TABLE roots ADD COLUMN gone_since REAL",),
-    (
-        # One trial may win by several objectives; SQLite changes no primary key in place.
-        "ALTER TABLE winners RENAME TO fastest",
-        """CREATE TABLE winners (
-            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
-            objective TEXT NOT NULL DEFAULT 'latency',
-            trial_id INTEGER NOT NULL REFERENCES trials (id),
-            decided REAL NOT NULL, final INTEGER NOT NULL DEFAULT 0, note TEXT NOT NULL DEFAULT '',
-            PRIMARY KEY (kernel, problem, device, objective)
-        ) WITHOUT ROWID""",
-        """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note)
-            SELECT kernel, problem, device, 'latency', trial_id, decided, final, note FROM fastest""",
-        "DROP TABLE fastest",
-        "CREATE INDEX winners_by_trial ON winners (trial_id)",
-        "ALTER TABLE jobs ADD COLUMN best_figure REAL",
-        "ALTER TABLE jobs ADD COLUMN default_figure REAL",
-    ),
-    ("CREATE TABLE peaks (device TEXT PRIMARY KEY, figures TEXT NOT NULL) WITHOUT ROWID",),
-    (
-        """CREATE TABLE published_winners (
-            trial_id INTEGER NOT NULL, objective TEXT NOT NULL, storage TEXT NOT NULL,
-            decided REAL NOT NULL, is_there INTEGER NOT NULL, noted REAL NOT NULL,
-            PRIMARY KEY (trial_id, objective, storage)
-        ) WITHOUT ROWID""",
-    ),
-    ("ALTER TABLE admissions ADD COLUMN read TEXT NOT NULL DEFAULT '{}'",),
-    (
+        "CREATE TABLE pauses (device TEXT PRIMARY KEY) WITHOUT ROWID",
+        "CREATE TABLE peaks (device TEXT PRIMARY KEY, figures TEXT NOT NULL) WITHOUT ROWID",
         """CREATE TABLE launches (
             kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
             count INTEGER NOT NULL, updated REAL NOT NULL, PRIMARY KEY (kernel, problem, device)
         ) WITHOUT ROWID""",
     ),
-    # A note stored without the figure that it compares with may be stale, and cannot be made again.
-    ("ALTER TABLE winners ADD COLUMN before REAL", "UPDATE winners SET note = ''"),
-    (
-        """CREATE TABLE portfolios (
-            kernel TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,
-            fitted_to TEXT NOT NULL, tree TEXT NOT NULL, PRIMARY KEY (kernel, device, objective)
-        ) WITHOUT ROWID""",
-    ),
-    # A shared store itself knows which winners it has.
-    ("DROP TABLE published_winners",),
-    (
-        """CREATE TABLE anchors (
-            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL, config TEXT NOT NULL,
-            PRIMARY KEY (kernel, problem, device)
-        ) WITHOUT ROWID""",
-    ),
-    # Trials with equal content also take over the outcomes "slower" and "mismatch".
-    (
-        "DROP INDEX trials_by_content",
-        "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL",
-    ),
-    # A renamed project counts as another project; its earlier winners are found by the digests of their contexts.
-    ("DROP TABLE aliases", "CREATE INDEX contexts_by_digest ON contexts (digest)"),
 )
 """Statements that lead from each version (the position) to the next. Released entries must never change."""
 

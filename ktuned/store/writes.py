@@ -288,7 +288,6 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
             continue
         same = False if detail.nondeterministic else have_same_bits(detail.bits, anchor) if anchor else None
         if same is not detail.same_bits:
-            # Edit only this field: the detail may have fields of another version.
             edited = "json_remove(detail, ?)" if same is None else f"json_set(detail, ?, json('{json.dumps(same)}'))"
             connection.execute(f"UPDATE trials SET detail = {edited} WHERE id = ?", ("$.same_bits", trial_id))
     won = connection.execute(

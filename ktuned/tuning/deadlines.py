@@ -43,18 +43,19 @@ def merge_deadlines(*layers: Mapping[str, float]) -> dict[str, float]:
     return result
 
 
-def shorten_for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
-    """Return a trial's deadlines, in s by phase; some are shorter if the best latency so far is known.
+def shorten_for_trial(deadlines: Mapping[str, float], preset: Preset, best_launch_s: float | None) -> dict[str, float]:
+    """Return a trial's deadlines, in s by phase; some are shorter if a launch of the best config so far is known.
 
-    The first launch may then take :data:`HOPELESS_RATIO` times ``best_us``, but at least the ``floor``. Timing may take
-    this time in addition to the preset's.
+    The first launch may then take :data:`HOPELESS_RATIO` times ``best_launch_s``, but at least the ``floor``. Timing
+    may take this time in addition to the preset's. A launch's time is that of the wall clock, and not its latency: a
+    program that prepares for seconds may print a few milliseconds.
     """
     result = dict(deadlines)
     # The next config of a batch is loaded while this one is timed.
     result[Phase.LOAD_NEXT] = result["load"]
-    if best_us is None:
+    if best_launch_s is None:
         return result
-    hopeless_s = max(deadlines["floor"], HOPELESS_RATIO * best_us / 1e6)
+    hopeless_s = max(deadlines["floor"], HOPELESS_RATIO * best_launch_s)
     result["first_launch"] = min(result["first_launch"], hopeless_s)
     result["timing"] = min(result["timing"], preset.timing_s + hopeless_s)
     return result

@@ -261,7 +261,7 @@ class FinalRound:
             known_us=(trial.latency_us,),
             same_bits=replace(anchor.request, on_all_inputs=True),
         )
-        deadlines = shorten_for_trial(brief.deadlines, brief.preset, trial.latency_us)
+        deadlines = shorten_for_trial(brief.deadlines, brief.preset, trial.launch_s)
         while True:
             with suppress(LaneSick):
                 return await self._measuring.measure_alone(
@@ -437,7 +437,7 @@ class _Contest:
         self._measuring = measuring
         # An application disturbs all finalists alike, and figures are compared only within a round.
         self._judges_contention = brief.judge_contention and not lane.applications
-        self._deadlines = shorten_for_trial(brief.deadlines, brief.preset, finalists[0].trial.latency_us)
+        self._deadlines = shorten_for_trial(brief.deadlines, brief.preset, finalists[0].trial.launch_s)
         self.rounds: list[dict[int | None, float]] = []
 
     @property

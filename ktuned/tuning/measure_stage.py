@@ -82,7 +82,7 @@ MakeRequest = Callable[[Lane, Sequence[Attempt], int | None], RequestWithDeadlin
 """Returns one request for these trials. The number is the granted cores, if the launch must find out whether they are
 enough, and otherwise ``None``."""
 
-BestUs = Callable[[], float | None]
+FindBest = Callable[[], tuple[float | None, float | None]]
 """Returns the latency of the best config so far, in µs."""
 
 
@@ -125,12 +125,14 @@ class MeasureStage:
         self._incumbent: replies.CostRange | None = None
         self.reference = Reference(brief, compiling, artifacts)
 
-    async def measure_batch(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: RecordEnds) -> None:
+    async def measure_batch(
+        self, lane: Lane, batch: Sequence[Attempt], find_best: FindBest, record: RecordEnds
+    ) -> None:
         """Measure compiled trials one after the other; each end is recorded as soon as it is known.
 
-        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest config that *this job*
-        has measured, because an earlier job may have met other clocks. The default is measured in full, however slow it
-        is: speed-ups are relative to it.
+        Early stop and the deadlines follow from the best config so far. Configs race against the fastest config that
+        *this job* has measured, because an earlier job may have met other clocks. The default is measured in full,
+        however slow it is: speed-ups are relative to it.
 
         Raises:
             CannotOpen: The problem's data cannot be made, so nothing of this job can be measured.
@@ -138,7 +140,7 @@ class MeasureStage:
         """
 
         def make_request(lane: Lane, attempts: Sequence[Attempt], cores: int | None) -> RequestWithDeadlines:
-            return self._make_trial_request(lane, attempts, best_us(), cores)
+            return self._make_trial_request(lane, attempts, *find_best(), cores)
 
         waiting = list(batch)
         while waiting:
@@ -263,12 +265,17 @@ class MeasureStage:
         self._incumbent = requests.choose_incumbent(self._incumbent, measured, self.brief.wanted_bits)
 
     def _make_trial_request(
-        self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
+        self,
+        lane: Lane,
+        attempts: Sequence[Attempt],
+        best_us: float | None,
+        best_launch_s: float | None,
+        cores: int | None,
     ) -> tuple[requests.Trial, Mapping[str, float]]:
         """Return the request that measures trials together, and its deadlines in s by phase."""
         brief, applications, wanted_bits = self.brief, lane.applications, self.brief.wanted_bits
         if self.machine.is_default(attempts[0]):
-            best_us = None
+            best_us = best_launch_s = None
             # All other configs are compared with an anchor's bits.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
         elif best_us is not None and self._incumbent is not None and not needs_metric(brief.search_objective):
@@ -288,7 +295,7 @@ class MeasureStage:
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
             wanted_bits,
         )
-        return request, shorten_for_trial(brief.deadlines, brief.preset, best_us)
+        return request, shorten_for_trial(brief.deadlines, brief.preset, best_launch_s)
 
     def find_bench(self, lane: Lane, seed: int = 0) -> Bench:
         """Return the problem that a worker on ``lane`` must have open to measure this job's trials."""

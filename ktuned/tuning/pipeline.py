@@ -517,7 +517,7 @@ class Pipeline:
                 await self._await_lanes()
                 if not self._is_ending:
                     batch = self._collect_batch(first, channel)
-                    await self._measuring.measure_batch(lane, batch, lambda: self.progress.best_us, record_ends)
+                    await self._measuring.measure_batch(lane, batch, self.progress.find_best, record_ends)
 
     def _collect_batch(self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
         """Return ``first`` with a lane's share of the waiting configs, at most one batch."""

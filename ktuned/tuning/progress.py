@@ -58,6 +58,7 @@ class Progress(msgspec.Struct):
         total: The number of configs that the job will try, if it is known.
         outcomes: Number of configs by outcome, or as :data:`COMPILED` in a job that only compiles.
         best_us, best_spread_us: The latency of the best config, and its spread.
+        best_launch_s: How long its first launch took, if this is known.
         best_figure: The best config's figure by ``objective``; ``None`` if that is the latency, or if only finalists
             have such a figure and there are none yet.
         default_us, default_spread_us, default_figure: The same for the declared default.
@@ -73,6 +74,7 @@ class Progress(msgspec.Struct):
     total: int | None = None
     outcomes: Counter[str] = msgspec.field(default_factory=Counter)
     best_us: float | None = None
+    best_launch_s: float | None = None
     best_spread_us: float | None = None
     best_figure: float | None = None
     default_us: float | None = None
@@ -122,6 +124,10 @@ class Progress(msgspec.Struct):
         """The cost of the best config's figure."""
         return convert_to_cost(self.objective, self.best)
 
+    def find_best(self) -> tuple[float | None, float | None]:
+        """Return the best config's latency in µs, and how long its first launch took in s."""
+        return self.best_us, self.best_launch_s
+
     def count_outcome(self, trial: TrialResult, *, is_default: bool) -> None:
         """Count the outcome of one config."""
         assert trial.outcome is not None
@@ -137,6 +143,7 @@ class Progress(msgspec.Struct):
     def set_best(self, trial: TrialResult | None) -> None:
         """Set the best config; ``None`` if no config has a figure any more."""
         self.best_us, self.best_spread_us, self.best_figure = self._pick_figures(trial)
+        self.best_launch_s = None if trial is None else trial.launch_s
         self._best_cost_of_search = None if trial is None else self._compute_search_cost(trial)
 
     def set_default(self, default: TrialResult) -> None:

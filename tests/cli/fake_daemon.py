@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ktuned_client import wire
+from tests.cli.samples import status_map
 
 Params = dict[str, Any]
 Handler = Callable[[Params], Any]
@@ -37,7 +38,8 @@ class FakeDaemon:
         self.directories: list[tuple[str, str | None]] = []
         self.told = threading.Event()
         self.hangs_up = False
-        self._answers = dict(answers)
+        hello = {"protocol": wire.PROTOCOL_VERSION, "build": "0.1.0"}
+        self._answers = {"hello": hello, "status": status_map(), **answers}
         self._events = events or []
         self._selector = selectors.DefaultSelector()
         self._decoders: dict[socket.socket, wire.Decoder] = {}

@@ -37,7 +37,8 @@ def job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
         "message": "",
         "cost": {},
     }
-    return job | changes
+    full: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.convert(job | changes, JobInfo)))
+    return full
 
 
 def job_info(number: int = 1, **changes: Any) -> JobInfo:
@@ -185,8 +186,18 @@ def status_map(**changes: Any) -> dict[str, Any]:
         "home": "/home/k",
         "uptime_s": 75.0,
         "rss_bytes": 40 * 1024**2,
+        "cpu_s": 1.5,
         "epoch": 7,
         "seq": 0,
+        "idle": {"exit_s": 0.0, "busy": []},
+        "rates": {"requests": 0.5, "lookups": 0.0, "trials": 2.5},
+        "gate": "open",
+        "compile_slots": 2,
+        "server": {"connections": 1, "pending": 0, "answered": 3, "refused": 0},
+        "events": {"seq": 0, "events": 0, "bytes": 0, "subscribers": 0, "lagging": 0},
+        "policy": "always",
+        "paused": [],
+        "cluster": None,
         "lanes": [{"device": "cpu:0", "model": DEVICE, "state": "open", "reason": "", "job": None, "worker_pid": 4243}],
         "workers": [{"pid": 4243, "role": "bench", "environment": "python", "state": "idle", "age_s": 5.0}],
         "channels": {"compile": {"used": 1, "size": 8}},

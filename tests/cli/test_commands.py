@@ -154,7 +154,7 @@ def test_a_short_name_travels_with_the_directory_that_it_was_typed_in(
         method = arguments[-1].removeprefix("--")
     if arguments[-1] == "--compile-only":
         method = "compile"
-    daemon = serve(**{"status": {"home": str(tmp_path)}, method: refuse("not_found")})
+    daemon = serve(**{"status": status_map(home=str(tmp_path)), method: refuse("not_found")})
     for name in ("gemm", "p:gemm"):
         run(*(name if word == "gemm" else word for word in arguments))
     assert [place for called, place in daemon.directories if called == method] == [str(tmp_path), None]
@@ -516,7 +516,7 @@ def test_stop_waits_until_the_process_has_ended(run: Run, serve: Serve) -> None:
             process.stdin.close()
             return {}
 
-        serve(hello={"pid": process.pid}, shutdown=end)
+        serve(hello={"protocol": 1, "build": "0.1.0", "pid": process.pid}, shutdown=end)
         ran = run("stop", "--json")
         assert (ran.code, ran.values) == (0, [{"pid": process.pid}])
         assert process.poll() is not None
@@ -533,12 +533,11 @@ def test_a_reader_that_goes_away_is_no_error(serve: Serve) -> None:
 
 @pytest.mark.parametrize("arguments", [("--help",), ("lookup", "gemm"), ("jobs",)])
 def test_what_only_asks_stays_light(serve: Serve, arguments: tuple[str, ...]) -> None:
-    """Help and questions import neither the daemon nor what it is built on, but msgspec where an answer is read."""
+    """Help and questions import neither the daemon nor what it is built on, except msgspec."""
     serve(lookup=answer_map(), jobs={"jobs": []})
     program = (
         "import sys; from ktuned.cli import main; main(sys.argv[1:]);"
         "heavy = {'anyio', 'structlog', 'sqlite3', 'torch', 'rich'};"
-        "heavy |= {'msgspec'} if '--help' in sys.argv else set();"
         "heavy |= {'ktuned.daemon', 'ktuned.search', 'ktuned.spec', 'ktuned.dropin'};"
         "heavy |= {'hashlib', 'logging', 'importlib.metadata', 'webbrowser'};"
         "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"

@@ -3,7 +3,8 @@
 from typing import Any
 
 from ktuned.cli.doctor import Level, check_hosts
-from ktuned.protocol import STATUS, StatusAnswer
+from ktuned.protocol import StatusAnswer
+from tests.cli.samples import status_of
 
 
 def _host(name: str, state: str = "ready", reason: str = "") -> dict[str, Any]:
@@ -12,7 +13,7 @@ def _host(name: str, state: str = "ready", reason: str = "") -> dict[str, Any]:
 
 def _status(*hosts: dict[str, Any], version: str = "Ray 2.60.0", reports: Any = ()) -> StatusAnswer:
     cluster = {"address": "ray://head", "version": version, "hosts": list(hosts)}
-    return STATUS.read_answer({"cluster": cluster, "environments": reports})
+    return status_of(cluster=cluster, environments=reports)
 
 
 def _report(host: str, *backends: str) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def _report(host: str, *backends: str) -> dict[str, Any]:
 
 def test_a_daemon_of_one_machine_has_nothing_to_check() -> None:
     """No cluster, no lines."""
-    assert list(check_hosts(STATUS.read_answer({}))) == []
+    assert list(check_hosts(status_of())) == []
 
 
 def test_a_cluster_that_is_not_joined_says_what_helps() -> None:

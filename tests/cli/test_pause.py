@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.conftest import Run, Serve
-from tests.cli.samples import KERNEL, job_map
+from tests.cli.samples import KERNEL, job_map, status_map
 
 
 @pytest.mark.parametrize("command", ["pause", "resume"])
@@ -21,7 +21,7 @@ def test_what_is_named_travels(
 ) -> None:
     """A number is a job, a word a kernel, nothing is everything; ``--json`` prints the answer as it came."""
     answer = {"jobs": [job_map(state="paused")], "paused": []}
-    daemon = serve(**{command: answer}, status={"paused": []})
+    daemon = serve(**{command: answer}, status=status_map(paused=[]))
     ran = run("jobs", f"--{command}", *words, "--json")
     assert (ran.code, ran.values) == (0, [answer])
     assert daemon.params_of(command) == params
@@ -41,7 +41,7 @@ def test_devices_are_told_in_a_line(
     run: Run, serve: Serve, action: str, before: list[str], after: list[str], said: str
 ) -> None:
     """Both say what they did, and what is paused now."""
-    serve(**{action: {"jobs": [], "paused": after}}, status={"paused": before}, jobs={"jobs": []})
+    serve(**{action: {"jobs": [], "paused": after}}, status=status_map(paused=before), jobs={"jobs": []})
     ran = run("jobs", f"--{action}")
     assert (ran.code, ran.out) == (0, "")
     assert ran.err.startswith(said)
@@ -50,7 +50,7 @@ def test_devices_are_told_in_a_line(
 def test_paused_jobs_are_named_as_they_are_not_resumed_with_a_device(run: Run, serve: Serve) -> None:
     """They need their own ``--resume``."""
     paused = [job_map(3), job_map(5)]
-    daemon = serve(resume={"jobs": [], "paused": []}, status={"paused": [""]}, jobs={"jobs": paused})
+    daemon = serve(resume={"jobs": [], "paused": []}, status=status_map(paused=[""]), jobs={"jobs": paused})
     ran = run("jobs", "--resume")
     assert ran.err.startswith("resumed: all tuning\npaused now: job 3, 5 (")
     assert daemon.params_of("jobs") == {"state": "paused"}
@@ -58,7 +58,9 @@ def test_paused_jobs_are_named_as_they_are_not_resumed_with_a_device(run: Run, s
 
 def test_jobs_are_told_in_their_table(run: Run, serve: Serve) -> None:
     """A paused job is shown as it stands; a kernel without jobs is a result not reached."""
-    serve(pause={"jobs": [job_map(state="paused", waits_for="it is paused")], "paused": []}, status={"paused": []})
+    serve(
+        pause={"jobs": [job_map(state="paused", waits_for="it is paused")], "paused": []}, status=status_map(paused=[])
+    )
     ran = run("jobs", "1", "--pause")
     assert (ran.code, ran.err) == (0, "paused job 1\n")
     assert KERNEL in ran.out
@@ -67,7 +69,7 @@ def test_jobs_are_told_in_their_table(run: Run, serve: Serve) -> None:
 
 def test_nothing_to_pause_exits_1(run: Run, serve: Serve) -> None:
     """A kernel without jobs is a result not reached, and says where jobs are listed."""
-    serve(pause={"jobs": [], "paused": []}, status={"paused": []})
+    serve(pause={"jobs": [], "paused": []}, status=status_map(paused=[]))
     ran = run("jobs", "gemm", "--pause")
     assert ran.code == 1
     assert "gemm has no job that could be paused" in ran.err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run, Serve
-from tests.cli.samples import kernel_map, standing_map
+from tests.cli.samples import kernel_map, standing_map, status_map
 from tests.report.sample_store import MODEL, SampleStore
 
 PROBLEM = {"N": 8}
@@ -21,7 +21,7 @@ def answers(tmp_path: Path) -> dict[str, Any]:
     store.add("p:gemm", PROBLEM, 20)
     store.add("p:dot", PROBLEM, 20)
     why = [standing_map(problem=PROBLEM, device=MODEL, status="stale", message="it changed")]
-    return {"status": {"home": str(tmp_path)}, "kernels": {"kernels": [kernel_map("p:gemm", why=why)]}}
+    return {"status": status_map(home=str(tmp_path)), "kernels": {"kernels": [kernel_map("p:gemm", why=why)]}}
 
 
 def test_writes_one_file(run: Run, serve: Serve, answers: dict[str, Any], tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_bad_input_is_one_line(
 def test_without_trials_there_is_no_file(run: Run, serve: Serve, tmp_path: Path) -> None:
     """An empty store is a line that says what to do, and nothing is written."""
     SampleStore(tmp_path / "ktuned.sqlite")
-    serve(status={"home": str(tmp_path)}, kernels={"kernels": []})
+    serve(status=status_map(home=str(tmp_path)), kernels={"kernels": []})
     ran = run("report", "-o", str(tmp_path / "out.html"))
     assert (ran.code, ran.out) == (1, "")
     assert "ktuned tune" in ran.err

@@ -98,8 +98,9 @@ class TestHook:
         summary = tmp_path / "summary"
         summary.mkdir()
         done = run_hooked(code, summary)
-        found = Account.from_directory(summary).left_alone
-        assert found == {'tests.plugins.triton_app.kernels.benched {"@types":"f32"}': "no daemon runs"}, done.stderr
+        ((key, reason),) = Account.from_directory(summary).left_alone.items()
+        assert key.startswith("tests.plugins.triton_app.kernels.benched {"), done.stderr
+        assert reason == "no daemon runs"
 
 
 PROGRAM = """\

@@ -24,7 +24,15 @@ def refuse(params: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("tune", "gemm"), ("lookup", "gemm"), ("jobs",), ("results", "gemm"), ("forget", "gemm"), ("watch",)],
+    [
+        ("tune", "gemm"),
+        ("lookup", "gemm"),
+        ("jobs",),
+        ("results", "gemm"),
+        ("forget", "gemm"),
+        ("watch",),
+        ("status",),
+    ],
     ids=lambda words: words[0],
 )
 def test_what_may_have_another_meaning_is_not_asked(run: Run, serve: Serve, words: tuple[str, ...]) -> None:
@@ -42,16 +50,6 @@ def test_help_needs_no_daemon(run: Run, serve: Serve) -> None:
     daemon = serve(hello=THEIRS)
     assert run("tune", "--help").code == 0
     assert daemon.calls == []
-
-
-def test_status_shows_who_it_is(run: Run, serve: Serve) -> None:
-    """What holds in every protocol is shown, and nothing taken for what it may not be; JSON has it all."""
-    theirs = {"protocol": 9, "version": "7.0", "pid": 42, "store": "elsewhere"}
-    serve(hello=THEIRS, status=theirs)
-    ran = run("status")
-    assert (ran.code, ran.out) == (0, "ktuned 7.0, pid 42\n")
-    assert "speaks protocol 9" in ran.err
-    assert json.loads(run("status", "--json").out) == theirs
 
 
 @pytest.mark.parametrize("tells_its_pid", [True, False])

@@ -4,14 +4,14 @@ import pytest
 
 from ktuned.backends import CpuTicks
 from ktuned.cli.watch.load import Load, TimeLeft, compute_load, estimate_time_left, sample_load, summarise_load
-from ktuned.protocol import STATUS, JobInfo, StatusAnswer
-from tests.cli.samples import job_info
+from ktuned.protocol import JobInfo, StatusAnswer
+from tests.cli.samples import job_info, status_of
 
 
 def status(busy_s: float, state: str = "busy") -> StatusAnswer:
     """Return a daemon's status with one lane."""
     lane = {"device": "cuda:0", "model": "H200", "state": state, "reason": "it hangs", "busy_s": busy_s}
-    return STATUS.read_answer({"lanes": [lane], "rates": {"trials": 2.5}})
+    return status_of(lanes=[lane])
 
 
 def ticks(busy: int, idle: int) -> CpuTicks:

@@ -76,7 +76,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "not a map": (lambda artifact: (artifact / MANIFEST_NAME).write_text("[]"), "no readable manifest"),
     "no files": (lambda artifact: rewrite(artifact, files=None), "no readable manifest"),
     "files no map": (lambda artifact: rewrite(artifact, files=["kernel.so"]), "no readable manifest"),
-    "hash no text": (lambda artifact: rewrite(artifact, files={"kernel.so": 1}), "kernel.so is not what was sealed"),
+    "hash no text": (lambda artifact: rewrite(artifact, files={"kernel.so": 1}), "no readable manifest"),
     "newer": (lambda artifact: rewrite(artifact, version=2), "manifest version 2 is not 1"),
     "not listed": (lambda artifact: rewrite(artifact, files={}), "the required file kernel.so is not in the manifest"),
 }

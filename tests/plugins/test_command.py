@@ -100,6 +100,23 @@ def test_a_program_is_tuned_by_what_it_prints(tuned: Tuned) -> None:
     assert (hit.status, hit.config) == ("fresh", {"HOW": "2.5"})
 
 
+def test_deadlines_are_learned_from_the_wall_clock(tmp_path: Path) -> None:
+    """A program that prepares for longer than any launch that it prints is not hung."""
+    kernel = """
+from ktuned import kernel, space
+from ktuned_command import Build
+
+@kernel(backend="command", problems=[dict(N=1)], space=space(V=[3, 2, 1]), check=None, preset="fast",
+        deadlines=dict(floor=0.2))
+def slow_to_start(p, c):
+    return Build(argv=("sh", "-c", f"sleep 0.6; echo took {c.V} ms"), pattern=r"took ([\\d.]+) ms")
+"""
+    with Daemon(tmp_path) as daemon:
+        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel)))
+        assert job["outcomes"] == {"measured": 3}, job
+        assert daemon.client.lookup("slow_to_start", dict(N=1)).config == {"V": 1}
+
+
 def test_a_plain_function_takes_any_arguments(tuned: Tuned) -> None:
     """The torch backend calls a function with texts and lists, with no tensor, and by keyword."""
     job = tuned.jobs["plain"]

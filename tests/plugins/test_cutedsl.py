@@ -1,9 +1,6 @@
 """The cutedsl backend: what every backend promises, and what this one promises besides."""
 
-import itertools
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +13,7 @@ import msgspec
 import pytest
 
 from ktuned.backends import cubin
-from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.backends.contract import Unit
 from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import digest_file
 from ktuned.model.device import Device
@@ -33,25 +30,23 @@ if find_spec("cutlass") is None:
     pytest.skip("CuTe DSL is missing: pip install nvidia-cutlass-dsl", allow_module_level=True)
 
 from tests.plugins.cutedsl_scale import EXAMPLE, FILE, LAYOUTS, SIZE, build
+from tests.plugins.examples_on_gpus import (
+    CompileOne,
+    check_outputs_on_gpu,
+    first_gpu,
+    make_compile_one,
+    make_units,
+    run_python,
+)
 
 TUNE_RMSNORM = Path(__file__).parent.parent.parent / "examples/cutedsl_rmsnorm/tune_rmsnorm.py"
 H200 = Device(DeviceName("cuda:0"), DeviceModel("NVIDIA H200"), Target("sm_90a"))
-
-CompileOne = Callable[..., tuple[Compiled, Path]]
 
 
 @pytest.fixture
 def compile_one(tmp_path: Path) -> CompileOne:
     """Return a function that compiles a Build of a kernel file into a new directory."""
-    numbers = itertools.count()
-
-    def compile_one(build: Build, target: str = "sm_90a", file: Path = FILE) -> tuple[Compiled, Path]:
-        key = f"unit{next(numbers)}"
-        (tmp_path / key).mkdir()
-        (result,) = CuteDsl().compile([Unit(key, build, (), file, "scale", target)], tmp_path)
-        return result, tmp_path / key
-
-    return compile_one
+    return make_compile_one(CuteDsl(), FILE, tmp_path)
 
 
 def test_it_keeps_the_promises_of_every_backend(tmp_path: Path) -> None:
@@ -62,15 +57,6 @@ def test_it_keeps_the_promises_of_every_backend(tmp_path: Path) -> None:
 def test_it_is_found_by_its_name() -> None:
     """The entry point leads to the class."""
     assert isinstance(Registry().load("cutedsl"), CuteDsl)
-
-
-def run_python(code: str, *args: object) -> str:
-    """Run code in a new process and return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", code, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_what_the_probe_asks_imports_nothing_large() -> None:
@@ -334,19 +320,10 @@ class TestExample:
         assert len(admitted) >= 64
         return [dict(kernel.default or {}), admitted[0], *admitted[7::20], admitted[-1]]
 
-    def units(self, kernel: Kernel, into: Path, target: str) -> list[Unit]:
-        """Return the units of some configs, their directories made."""
-        units = []
-        for config in self.configs(kernel):
-            wanted = kernel.build(kernel.list_problems()[0], config)
-            key = "-".join(map(str, config.values()))
-            (into / key).mkdir(exist_ok=True)
-            units.append(Unit(key, wanted, (), TUNE_RMSNORM, kernel.name, target))
-        return units
-
     def test_its_configs_compile(self, rmsnorm: Kernel, tmp_path: Path) -> None:
         """For an H200, without one; none spills."""
-        results = list(CuteDsl().compile(self.units(rmsnorm, tmp_path, "sm_90a"), tmp_path))
+        units = make_units(rmsnorm, TUNE_RMSNORM, self.configs(rmsnorm), tmp_path, "sm_90a")
+        results = list(CuteDsl().compile(units, tmp_path))
         assert [result.message for result in results if result.outcome] == []
         assert all(result.facts["kernels"][0]["stack_bytes"] == 0 for result in results)
 
@@ -366,26 +343,7 @@ class TestExample:
     @pytest.mark.gpu
     def test_its_configs_are_right(self, rmsnorm: Kernel, tmp_path: Path) -> None:
         """Against the reference, which computes in float32."""
-        from ktuned.checking.problem_data import ProblemData
-
-        device = gpu()
-        data = ProblemData(rmsnorm, rmsnorm.list_problems()[0], device)
-        data.provide_expected_outputs(tmp_path / "expected.safetensors")
-        units = self.units(rmsnorm, tmp_path, device.target)
-        for result, unit in zip(CuteDsl().compile(units, tmp_path), units, strict=True):
-            assert result.outcome is None, result.message
-            launch = CuteDsl().load(tmp_path / unit.key, unit, device).bind(data.tensors)
-            data.reset_tensors()
-            launch()
-            verdict = data.check_outputs()
-            assert verdict.ok, f"{unit.key}: {verdict.message}"
-
-
-def gpu() -> Device:
-    """Return the first GPU."""
-    devices = CuteDsl().devices()
-    assert not isinstance(devices, Absent), devices
-    return devices[0]
+        check_outputs_on_gpu(CuteDsl(), rmsnorm, TUNE_RMSNORM, self.configs(rmsnorm), tmp_path)
 
 
 @pytest.mark.gpu
@@ -397,7 +355,7 @@ class TestOnGpu:
         """Return a function that compiles, loads and binds."""
 
         def launch(wanted: Build, **tensors: Any) -> Callable[[], float | None]:
-            device = gpu()
+            device = first_gpu(CuteDsl())
             result, artifact = compile_one(wanted, device.target)
             assert result.outcome is None, result.message
             unit = EXAMPLE.unit("key", wanted, device.target)

@@ -1,10 +1,7 @@
 """The triton backend: what every backend promises, and what this one promises besides."""
 
-import itertools
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -18,7 +15,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from ktuned.backends import Absent, Compiled, Registry, Unit
+from ktuned.backends import Absent, Registry, Unit
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.spec.declared_kernel import Kernel
@@ -32,13 +29,19 @@ from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.limits import explain_unlaunchable
 from ktuned_triton.lowering import Lowered, is_supported_version
 from tests.plugins import triton_scale
+from tests.plugins.examples_on_gpus import (
+    CompileOne,
+    check_outputs_on_gpu,
+    first_gpu,
+    make_compile_one,
+    make_units,
+    run_python,
+)
 from tests.plugins.triton_scale import DTYPES, EXAMPLE, FILE, SIZE, build
 
 TUNE_MATMUL = Path(__file__).parent.parent.parent / "examples/triton_matmul/tune_matmul.py"
 H100 = Device(DeviceName("cuda:0"), DeviceModel("NVIDIA H100"), Target("sm_90a"))
 HALVES = dict.fromkeys(("a", "b", "c"), "float16")
-
-CompileOne = Callable[..., tuple[Compiled, Path]]
 
 
 def product(block: int = 64, **sizes: Any) -> Build:
@@ -50,29 +53,12 @@ def product(block: int = 64, **sizes: Any) -> Build:
 @pytest.fixture
 def compile_one(tmp_path: Path) -> CompileOne:
     """Return a function that compiles a Build of a kernel file into a new directory."""
-    numbers = itertools.count()
-
-    def compile_one(build: Build, target: str = "sm_90a", file: Path = FILE) -> tuple[Compiled, Path]:
-        key = f"unit{next(numbers)}"
-        (tmp_path / key).mkdir()
-        (result,) = Triton().compile([Unit(key, build, (), file, "scale", target)], tmp_path)
-        return result, tmp_path / key
-
-    return compile_one
+    return make_compile_one(Triton(), FILE, tmp_path)
 
 
 def plan_of(artifact: Path) -> LaunchPlan:
     """Return an artifact's launch plan."""
     return LaunchPlan.from_json((artifact / "launch.json").read_text())
-
-
-def run_python(code: str, *args: object, **environment: str) -> str:
-    """Run code in a new process and return what it prints."""
-    everything = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
-    command = [sys.executable, "-c", code, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, env=everything, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_it_keeps_the_promises_of_every_backend(tmp_path: Path) -> None:
@@ -533,21 +519,17 @@ def matmul() -> Kernel:
 class TestExample:
     """examples/triton_matmul: what it declares compiles, and on a GPU it is right."""
 
-    def units(self, kernel: Kernel, into: Path, target: str, step: int) -> list[Unit]:
-        """Return the units of some configs, the default among them, their directories made."""
+    def configs(self, kernel: Kernel, step: int) -> list[dict[str, Any]]:
+        """Return some configs, the default among them."""
         (problem, *_) = kernel.list_problems()
         admitted = [dict(config) for config in kernel.bind_space(problem)]
         assert kernel.default in admitted
-        units = []
-        for config in [dict(kernel.default or {}), *admitted[::step]]:
-            key = "-".join(map(str, config.values()))
-            (into / key).mkdir(exist_ok=True)
-            units.append(Unit(key, kernel.build(problem, config), (), TUNE_MATMUL, kernel.name, target))
-        return units
+        return [dict(kernel.default or {}), *admitted[::step]]
 
     def test_its_configs_compile(self, matmul: Kernel, tmp_path: Path) -> None:
         """For an H100, without one, or are found not to fit it."""
-        results = list(Triton().compile(self.units(matmul, tmp_path, "sm_90a", 24), tmp_path))
+        units = make_units(matmul, TUNE_MATMUL, self.configs(matmul, 24), tmp_path, "sm_90a")
+        results = list(Triton().compile(units, tmp_path))
         assert {result.outcome for result in results} <= {None, Outcome.UNSUPPORTED}
         assert results[0].outcome is None
 
@@ -566,28 +548,8 @@ class TestExample:
     @pytest.mark.gpu
     def test_its_configs_agree_with_the_reference(self, matmul: Kernel, tmp_path: Path) -> None:
         """Against the reference, which computes in float32."""
-        from ktuned.checking.problem_data import ProblemData
-
-        device = gpu()
-        data = ProblemData(matmul, matmul.list_problems()[0], device)
-        data.provide_expected_outputs(tmp_path / "expected.safetensors")
-        units = self.units(matmul, tmp_path, device.target, 12)
-        for result, unit in zip(Triton().compile(units, tmp_path), units, strict=True):
-            if result.outcome is Outcome.UNSUPPORTED:
-                continue
-            assert result.outcome is None, result.message
-            launch = Triton().load(tmp_path / unit.key, unit, device).bind(data.tensors)
-            data.reset_tensors()
-            launch()
-            verdict = data.check_outputs()
-            assert verdict.ok, f"{unit.key}: {verdict.message}"
-
-
-def gpu() -> Device:
-    """Return the first GPU."""
-    devices = Triton().devices()
-    assert not isinstance(devices, Absent), devices
-    return devices[0]
+        configs, outcomes = self.configs(matmul, 12), (None, Outcome.UNSUPPORTED)
+        check_outputs_on_gpu(Triton(), matmul, TUNE_MATMUL, configs, tmp_path, outcomes)
 
 
 @pytest.mark.gpu
@@ -599,7 +561,7 @@ class TestOnGpu:
         """Return a function that compiles, loads and binds."""
 
         def launch(wanted: Build, **tensors: Any) -> Callable[[], float | None]:
-            device = gpu()
+            device = first_gpu(Triton())
             result, artifact = compile_one(wanted, device.target)
             assert result.outcome is None, result.message
             return load(artifact, device).bind(tensors)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from shutil import copy
 from typing import Any
 
 import pytest
@@ -15,30 +13,8 @@ from ktuned.backends import Unit
 from ktuned.model import BackendError
 from ktuned_triton import Build, Triton
 from ktuned_triton.compiler import prepare_process
-from tests.e2e.harness import Daemon
+from tests.bad_configs import check_bad_configs
 from tests.plugins.triton_bad import bad_kernel
-
-KERNEL = """\
-from ktuned import kernel, space, tensor
-from ktuned_triton import Build
-from triton_bad import bad_kernel
-
-N = 1 << 20
-
-@kernel(
-    backend="triton",
-    space=space(MODE=["right", "endless", "illegal", "wrong", "shared", "syntax"], BLOCK=[256, 512]),
-    problems=[dict(n=N)],
-    inputs=lambda p: dict(x=tensor(p.n), y=tensor(p.n, output=True)),
-    reference="default",
-    default=dict(MODE="right", BLOCK=256),
-    deadlines=dict(first_launch=3.0),
-    strategy="exhaustive",
-    preset="fast",
-)
-def bad(p, c):
-    return Build(bad_kernel, ("x", "y", p.n), dict(MODE=c.MODE, BLOCK=c.BLOCK), (p.n // c.BLOCK,))
-"""
 
 
 def compiled(mode: str, tmp_path: Path) -> Any:
@@ -98,31 +74,8 @@ def test_another_major_version_of_triton_is_refused() -> None:
         prepare_process("4.0.1")
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Run a daemon with spares for what is killed."""
-    with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
-        yield daemon
-
-
 @pytest.mark.gpu
-def test_each_fault_that_only_a_launch_shows_has_its_outcome(daemon: Daemon, tmp_path: Path) -> None:
+def test_each_fault_that_only_a_launch_shows_has_its_outcome(tmp_path: Path) -> None:
     """A kernel that never ends, an illegal address, a wrong output: each has its outcome, and the rest is measured."""
-    project = tmp_path / "project"
-    project.mkdir()
-    copy(Path(__file__).with_name("triton_bad.py"), project)
-    (project / "tune_bad.py").write_text(KERNEL)
-    with daemon.client.tune(path=project / "tune_bad.py") as tuning:
-        for _ in tuning:
-            pass
-    trials = daemon.client.call("results", kernel="bad")["trials"]
-    found = {(trial["config"]["MODE"], trial["config"]["BLOCK"]): trial["outcome"] for trial in trials}
-    wanted = {
-        "right": "measured",
-        "endless": "hung",
-        "illegal": "launch_error",
-        "wrong": "mismatch",
-        "shared": "unsupported",
-        "syntax": "compile_error",
-    }
-    assert found == {(mode, block): outcome for mode, outcome in wanted.items() for block in (256, 512)}, trials
+    arguments = '("x", "y", p.n), dict(MODE=c.mode, BLOCK=c.block), (p.n // c.block,)'
+    check_bad_configs(tmp_path, "triton", Path(__file__).with_name("triton_bad.py"), "bad_kernel", arguments)

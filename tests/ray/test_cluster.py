@@ -105,7 +105,10 @@ async def test_a_gpu_that_another_job_holds_is_waited_for(tmp_path: Path) -> Non
             assert holder.stdout is not None
             assert holder.stdin is not None
             assert b"held" in await holder.stdout.receive()
-            await _tune(parts, "")
+            # No tensors, because there is no GPU for them.
+            configs = ", ".join(f"dict(us={us})" for us in US)
+            kernel = await parts.inspect(kernel_text(configs=f"[{configs}]", early_stop="1e9"))
+            await parts.requests.request_jobs(kernel, TuningRequest())
             with anyio.fail_after(2 * PATIENCE_S):
                 while not any("no GPU came free" in lane.describe_lane().reason for lane in parts.jobs.list_lanes()):  # noqa: ASYNC110
                     await anyio.sleep(0.1)

@@ -259,8 +259,8 @@ class SampleStore:
             rows,
         )
         connection.execute(
-            """INSERT OR REPLACE INTO winners (kernel, problem, device, trial_id, decided, final)
-            VALUES (?, ?, ?, ?, ?, 1)""",
+            """INSERT OR REPLACE INTO winners (kernel, problem, device, objective, trial_id, decided, final)
+            VALUES (?, ?, ?, 'latency', ?, ?, 1)""",
             (kernel, canonical(problem), device, best[1], clock),
         )
 

@@ -128,7 +128,7 @@ async def test_what_is_no_time_is_not_measured(tmp_path: Path, latency_us: float
 
 
 async def test_a_job_keeps_its_objective_and_its_figures(tmp_path: Path) -> None:
-    """In its plan, and so in its key; jobs of older stores are for the latency."""
+    """In its plan, and so in its key."""
     async with Store.open(tmp_path / "k.db") as store:
         plain = await new_job(store)
         job = await store.create_job(

@@ -71,21 +71,8 @@ def test_metrics_are_kept_beside_the_detail() -> None:
     assert decode_detail(text) == (TrialDetail(count=3), {"tflops": 1.5})
 
 
-@pytest.mark.parametrize(
-    ("text", "detail", "metrics"),
-    [
-        ('{"of_the_future": 1, "count": 3}', TrialDetail(count=3), {}),
-        ('{"count": "many", "rounds": 3, "metrics": {"x": 1}}', TrialDetail(rounds=3), {"x": 1.0}),
-        ('{"undisputed": "of the future", "metrics": 7, "cores": 2}', TrialDetail(cores=2), {}),
-        ("[1]", TrialDetail(), {}),
-    ],
-)
-def test_fields_of_another_version_are_left_out(text: str, detail: TrialDetail, metrics: dict[str, float]) -> None:
-    """The others are read."""
-    assert decode_detail(text) == (detail, metrics)
-
-
-def test_a_detail_that_is_no_json_is_an_error() -> None:
+@pytest.mark.parametrize("text", ["{", "[1]", '{"count": "many"}', '{"metrics": 7}'])
+def test_a_damaged_detail_is_an_error(text: str) -> None:
     """Its row is left out."""
-    with pytest.raises(ValueError, match="Expecting"):
-        decode_detail("{")
+    with pytest.raises(ValueError, match=r"malformed|truncated|Expected"):
+        decode_detail(text)

@@ -1,7 +1,6 @@
 """TileLang's kernels on a GPU: each execution backend loads, computes and is timed without compiling."""
 
 from pathlib import Path
-from shutil import copy
 from time import monotonic
 from typing import Any
 
@@ -13,6 +12,7 @@ from ktuned.dropin import DaemonLink
 from ktuned.model import Device
 from ktuned_client import Client
 from ktuned_tilelang import AutoTuner, TileLang, load
+from tests.bad_configs import check_bad_configs
 from tests.e2e.harness import Daemon
 from tests.tilelang import app
 from tests.tilelang.kernels import EXAMPLE, SIZE, build, inputs, verify
@@ -69,51 +69,10 @@ def test_cutedsl_is_compiled_ahead_of_time(gpu: Device, tmp_path: Path) -> None:
     verify(tensors)
 
 
-BAD = """\
-from bad import bad as function
-
-from ktuned import kernel, space, tensor
-from ktuned_tilelang import Build
-
-N = 1 << 20
-
-@kernel(
-    backend="tilelang",
-    space=space(mode=["right", "endless", "illegal", "wrong", "shared", "syntax"], block=[256, 512]),
-    problems=[dict(n=N)],
-    inputs=lambda p: dict(x=tensor(p.n), y=tensor(p.n, output=True)),
-    reference="default",
-    default=dict(mode="right", block=256),
-    deadlines=dict(first_launch=3.0),
-    strategy="exhaustive",
-    preset="fast",
-)
-def bad(p, c):
-    return Build(function, dict(size=p.n, mode=c.mode, block=c.block), execution_backend="nvrtc")
-"""
-
-
 def test_each_bad_config_has_its_outcome(tmp_path: Path) -> None:
     """One that never ends, an illegal address, a wrong output and what the compiler sees; the rest is measured."""
-    project = tmp_path / "project"
-    project.mkdir()
-    copy(Path(__file__).with_name("bad.py"), project)
-    (project / "tune_bad.py").write_text(BAD)
-    with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
-        with daemon.client.tune(path=project / "tune_bad.py") as tuning:
-            for _ in tuning:
-                pass
-        trials = daemon.client.call("results", kernel="bad")["trials"]
-    found = {(trial["config"]["mode"], trial["config"]["block"]): trial["outcome"] for trial in trials}
-    wanted = {
-        "right": "measured",
-        "endless": "hung",
-        "illegal": "launch_error",
-        "wrong": "mismatch",
-        "shared": "unsupported",
-        "syntax": "compile_error",
-    }
-    assert found == {(mode, block): outcome for mode, outcome in wanted.items() for block in (256, 512)}, trials
+    arguments = 'dict(size=p.n, mode=c.mode, block=c.block), execution_backend="nvrtc"'
+    check_bad_configs(tmp_path, "tilelang", Path(__file__).with_name("bad.py"), "bad", arguments)
 
 
 def test_an_autotuned_function_gets_its_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

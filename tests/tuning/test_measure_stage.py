@@ -169,7 +169,7 @@ async def measured_all(
     measuring = MeasureStage(
         msgspec.structs.replace(brief, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
     )
-    await measuring.measure_batch(played[0], attempts, lambda: 5.0, record)
+    await measuring.measure_batch(played[0], attempts, lambda: (5.0, 5e-6), record)
     return outcomes
 
 
@@ -417,6 +417,8 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):
         attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
         TrialMachine().handle_report(ArtifactFound(attempt))
-        await measuring.measure_batch(cast("Lane", lane), [attempt], partial(lambda us: us, best_us), record)
+        await measuring.measure_batch(
+            cast("Lane", lane), [attempt], partial(lambda us: (us, us and us / 1e6), best_us), record
+        )
     rivals = [request.incumbent for request in lane.requests]
     assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]

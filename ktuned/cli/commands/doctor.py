@@ -121,7 +121,7 @@ def _examine_installation() -> list[Finding]:
     ]
     here = [report for report in environments if not report.host]
     findings += [*equipment.check_backends(here, status.roots), *equipment.check_kernels(kernels, here, status.roots)]
-    if status.artifacts is not None and status.artifacts.directory:
+    if status.artifacts.directory:
         census = Artifacts(Path(status.artifacts.directory), 0).count_by_backend()
         findings += equipment.check_artifacts(census, here)
     return findings

@@ -12,10 +12,8 @@ import msgspec
 from ktuned.cli import output, text
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
-from ktuned.cli.versions import read_own_version
 from ktuned.protocol import STATUS, JobCounts, StatusAnswer
 from ktuned_client import Client
-from ktuned_client.wire import PROTOCOL_VERSION
 
 NOTICE_CHARS = 1000
 """Longest notice; long, because a notice ends with the remedy, which must not be cut off."""
@@ -28,17 +26,9 @@ def status(as_json: bool) -> int:
     with Client() as client:
         answer = client.call(STATUS.name)
     if as_json:
-        # Printed as received, because a daemon of another version may have other fields.
         output.emit_json(answer)
         return Exit.DONE
     found = STATUS.read_answer(answer)
-    if found.protocol != PROTOCOL_VERSION:
-        output.emit_line(f"ktuned {found.version}, pid {found.pid or text.ABSENT}")
-        output.print_message(
-            f"notice: it speaks protocol {found.protocol}, and this ktuned {read_own_version()} protocol "
-            f"{PROTOCOL_VERSION}; `ktuned stop` ends it"
-        )
-        return Exit.DONE
     for line in _list_summary_lines(found):
         output.emit_line(line)
     for title, columns, rows in _list_tables(found):
@@ -46,30 +36,28 @@ def status(as_json: bool) -> int:
             output.emit_line()
             output.emit_line(title)
             output.print_table(columns, rows)
-    for notice in found.notices or ():
+    for notice in found.notices:
         output.print_message(f"notice: {text.first_line(notice, NOTICE_CHARS)}")
     return Exit.DONE
 
 
 def _list_summary_lines(found: StatusAnswer) -> Iterator[str]:
     yield (
-        f"ktuned {found.version}, pid {found.pid or text.ABSENT}, up {text.format_duration(found.uptime_s)}, "
-        f"{text.format_size(found.rss_bytes or 0)} resident"
+        f"ktuned {found.version}, pid {found.pid}, up {text.format_duration(found.uptime_s)}, "
+        f"{text.format_size(found.rss_bytes)} resident"
     )
     yield f"socket     {found.socket}"
     yield f"home       {found.home}"
-    if found.jobs is not None:
-        yield f"jobs       {_describe_jobs(found.jobs, found.policy)}"
+    yield f"jobs       {_describe_jobs(found.jobs, found.policy)}"
     if found.paused:
         names = ", ".join(name or "all tuning" for name in found.paused)
         yield f"paused     {names}; `ktuned jobs --resume` ends it"
-    if (store := found.store) is not None:
-        yield (
-            f"store      {text.format_count(store.trials, 'trial')}, {text.format_count(store.winners, 'winner')}, "
-            f"{text.format_count(store.jobs, 'job')}, {text.format_size(store.bytes)}"
-        )
-    if (artifacts := found.artifacts) is not None:
-        yield f"artifacts  {text.format_size(artifacts.bytes)} of at most {text.format_size(artifacts.cap_bytes)}"
+    store, artifacts = found.store, found.artifacts
+    yield (
+        f"store      {text.format_count(store.trials, 'trial')}, {text.format_count(store.winners, 'winner')}, "
+        f"{text.format_count(store.jobs, 'job')}, {text.format_size(store.bytes)}"
+    )
+    yield f"artifacts  {text.format_size(artifacts.bytes)} of at most {text.format_size(artifacts.cap_bytes)}"
     if (share := found.share) is not None:
         when = "not yet" if share.exchanged is None else f"{text.format_duration(time.time() - share.exchanged)} ago"
         access = ", only read" if share.read_only else f", {share.sent} sent"

@@ -43,7 +43,7 @@ def sample_load(status: StatusAnswer, ticks: CpuTicks | None, at: float) -> Samp
 
 def compute_load(before: Sample | None, now: Sample, status: StatusAnswer) -> Load:
     """Return the load between two samples; ``status`` is the daemon's status at the second sample."""
-    rate = None if status.rates is None else status.rates.trials
+    rate = status.rates.trials
     sick: dict[str, str] = {lane.device: lane.reason for lane in status.lanes if lane.is_sick}
     if before is None or now.at - before.at < MIN_SPAN_S:
         return Load({}, None, rate, sick)

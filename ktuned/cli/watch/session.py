@@ -128,7 +128,7 @@ class Session:
             if open_jobs:
                 answer = await call_method_async(self._client, JOBS, JobsParams(ids=open_jobs))
                 self.board = add_estimates(self.board, answer.jobs)
-            self.notices = status.notices or ()
+            self.notices = status.notices
             self.on_change()
             self._stirred.clear()
             await asyncio.sleep(ESTIMATE_S)

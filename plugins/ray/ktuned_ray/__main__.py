@@ -299,10 +299,11 @@ class Member:
     async def _watch_toolchain(self, command: messages.WatchToolchain) -> None:
         try:
             async with self._use_lane(self._find_lane(command.node, "")) as actor:
-                reason = await actor.watch_toolchain.remote(command.files, command.limits)
+                reason = await actor.watch_toolchain.remote(command)
         except WorkerLost as error:
             reason = str(error)
-        self._send(messages.ToolchainChanged(command.node, reason))
+        if reason:
+            self._send(messages.ToolchainChanged(command.node, reason))
 
 
 async def _await(ref: Any) -> Any:

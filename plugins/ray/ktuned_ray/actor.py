@@ -61,6 +61,7 @@ class NodeActor:
         self._killed: set[int] = set()
         self._laid: dict[str, dict[str, str]] = {}
         self._compiled: dict[str, None] = {}
+        self._watched: dict[str, object] = {}
         self._laying_out = asyncio.Lock()
         self._ending = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -85,7 +86,6 @@ class NodeActor:
             compile_cores=cores[1:],
             ends_orphans=True,
             trust=Trust((str(self._home),)),
-            private_directory=self._home,
         )
         opened = asyncio.Event()
         self._tasks.append(asyncio.create_task(self._run_workers(opened)))
@@ -228,13 +228,19 @@ class NodeActor:
             shutil.rmtree(locate_artifact(self._home / "artifacts", oldest), ignore_errors=True)
         return found
 
-    async def watch_toolchain(self, files: Mapping[str, str], limits: Mapping[str, str]) -> str:
-        """Wait until one of a toolchain's files has changed, or the set of usable CPUs; return what has."""
-        while cpu.limits() == limits:
-            if changed := await asyncio.to_thread(find_changed_file, files):
+    async def watch_toolchain(self, watch: messages.WatchToolchain) -> str:
+        """Wait until one of a toolchain's files has changed, or the set of usable CPUs; return what has.
+
+        Return an empty text if the toolchain is watched anew, after another probe.
+        """
+        self._watched[watch.key] = watch
+        while self._watched[watch.key] is watch:
+            if cpu.limits() != watch.limits:
+                return "the CPUs that it may use changed"
+            if changed := await asyncio.to_thread(find_changed_file, watch.files):
                 return f"{changed} changed"
             await asyncio.sleep(WATCH_S)
-        return "the CPUs that it may use changed"
+        return ""
 
 
 def make_home() -> tuple[Path, int]:
