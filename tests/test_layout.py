@@ -25,10 +25,13 @@ PLUGINS = {
 STRATEGIES = {"ktuned_optuna"}
 """Plugins without a backend: one is imported when a job names its strategy, and imports the rooms that it extends."""
 
-SERVICES = {"ktuned_ray", "ktuned_team"}
+PROGRAMS = {"ktuned_team"}
+"""Plugins that the daemon only starts as a program: they import nothing of ktuned."""
+
+SERVICES = {"ktuned_ray"}
 """Plugins that run in processes of their own; on other hosts, one runs workers with the fleet's own parts."""
 
-SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "sharing", "store"}
+SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "store"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
@@ -44,7 +47,6 @@ ORDER = (
     "devices",
     "watch",
     "tuning",
-    "sharing",
     "catalog",
     "fleet",
     "store",
@@ -99,7 +101,7 @@ BY_NAME_ALONE = {
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 
-HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "tvm_ffi", "cutlass", "tilelang", "tvm", "triton"}
+HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "obstore", "tvm_ffi", "cutlass", "tilelang", "tvm", "triton"}
 """Packages that the daemon must never have imported."""
 
 AT_REST = {
@@ -119,7 +121,6 @@ AT_REST = {
     "protocol",
     "scheduling",
     "serve",
-    "sharing",
     "spool",
     "store",
     "tuning",
@@ -364,21 +365,6 @@ def test_the_daemon_imports_nothing_heavy() -> None:
     assert heavy == []
 
 
-def test_a_storages_library_is_imported_by_that_storage() -> None:
-    """Object storage and Redis have a library each: one module names it, and is imported when a URL does."""
-    storages = {"ktuned_team.object_storage": "obstore", "ktuned_team.redis_storage": "redis"}
-    found = [
-        f"{entry.where}: {top}"
-        for module in MODULES
-        for top, entry in _foreign(module)
-        if top in storages.values() and storages.get(module) != top
-    ]
-    found += [
-        entry.where for module in MODULES for entry in _imports(module) if entry.is_eager and entry.target in storages
-    ]
-    assert found == []
-
-
 def test_the_client_needs_msgpack_alone() -> None:
     """Applications get the standard library and msgpack, and no part of the daemon."""
     found = [f"{entry.where}: {part}" for module in _of("ktuned_client") for part, entry in _ours(module)]
@@ -393,7 +379,7 @@ def test_the_client_needs_msgpack_alone() -> None:
 
 def test_plugins_know_the_contract_alone() -> None:
     """A backend imports the contract and its own toolchain, the latter not before it is needed."""
-    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES]
+    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES | PROGRAMS]
     found = [
         f"{entry.where}: {part}"
         for plugin in backends
@@ -421,6 +407,11 @@ def test_services_reach_the_daemon_by_calls_alone() -> None:
         if part not in SERVICES_MAY_IMPORT
     ]
     assert found == []
+
+
+def test_programs_need_nothing_of_ktuned() -> None:
+    """A program that the daemon starts for a moment imports only its own libraries."""
+    assert [entry.where for plugin in PROGRAMS for module in _of(plugin) for _, entry in _ours(module)] == []
 
 
 def test_modules_are_named_for_a_thing() -> None:

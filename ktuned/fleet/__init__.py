@@ -28,6 +28,7 @@ from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
 from ktuned.fleet.process import StartProcess
+from ktuned.fleet.program import ProgramFailed, run_program
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
@@ -66,6 +67,7 @@ __all__ = [
     "LocalExecutor",
     "Output",
     "Pace",
+    "ProgramFailed",
     "QuietGate",
     "ReferenceUnusable",
     "RequestFailed",
@@ -81,4 +83,5 @@ __all__ = [
     "count_compile_workers",
     "is_outside_kill",
     "memory",
+    "run_program",
 ]
