@@ -54,7 +54,7 @@ ORDER = (
     "search",
     "dropin",
     "bridge",
-    "spec",
+    "declaration",
     "dependencies",
     "backends",
     "spool",
@@ -74,7 +74,7 @@ TEST_KIT = "testing"
 WORKER_MAY_IMPORT = {
     "portfolio",
     "search",
-    "spec",
+    "declaration",
     "dependencies",
     "backends",
     "observer",
@@ -85,7 +85,7 @@ WORKER_MAY_IMPORT = {
 WORKER = {"worker", "measuring", "checking"}
 """The inside of a worker process."""
 
-PLUGINS_MAY_IMPORT = {"dropin", "spec", "dependencies", "backends", "model"}
+PLUGINS_MAY_IMPORT = {"dropin", "declaration", "dependencies", "backends", "model"}
 LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool"}
 """Imported in a project's own interpreter: the standard library and msgspec, and nothing else eagerly."""
 
