@@ -31,7 +31,7 @@ PROGRAMS = {"ktuned_team"}
 SERVICES = {"ktuned_ray"}
 """Plugins that run in processes of their own; on other hosts, one runs workers with the fleet's own parts."""
 
-SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "store"}
+SERVICES_MAY_IMPORT = {"backends", "fleet", "ipc", "model", "protocol", "store"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
@@ -55,7 +55,6 @@ ORDER = (
     "checking",
     "search",
     "dropin",
-    "bridge",
     "spec",
     "dependencies",
     "backends",
@@ -88,7 +87,7 @@ WORKER = {"worker", "measuring", "checking"}
 """The inside of a worker process."""
 
 PLUGINS_MAY_IMPORT = {"dropin", "spec", "dependencies", "backends", "model"}
-LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool"}
+LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "dropin", "spool"}
 """Imported in a project's own interpreter: the standard library and msgspec, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"cuda", "torch", "safetensors", "numpy", "pynvml"}
@@ -107,7 +106,6 @@ HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "obstore", "tvm_ffi", "cutlas
 AT_REST = {
     "adoption",
     "backends",
-    "bridge",
     "catalog",
     "cli",
     "daemon",
@@ -153,8 +151,6 @@ UNWANTED_AT_REST = {
     "zipfile",
     "ktuned.backends.cubin",
     "ktuned.backends.nvml",
-    "ktuned.bridge.call_server",
-    "ktuned.bridge.service",
 }
 """Modules that a daemon at rest makes no use of; each was once imported by something that it does use."""
 
@@ -398,7 +394,7 @@ def test_plugins_know_the_contract_alone() -> None:
 
 
 def test_services_reach_the_daemon_by_calls_alone() -> None:
-    """A plugin of the bridge imports its face, and nothing that keeps the daemon's state."""
+    """A plugin in a process of its own imports nothing that keeps the daemon's state."""
     found = [
         f"{entry.where}: {part}"
         for plugin in SERVICES

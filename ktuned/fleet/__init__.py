@@ -2,8 +2,6 @@
 
 from ktuned.fleet import cluster_messages, memory
 from ktuned.fleet.applications import Applications
-from ktuned.fleet.bridge import Bridge
-from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls
 from ktuned.fleet.cluster import ClusterExecutor, ClusterSettings
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
@@ -44,10 +42,6 @@ __all__ = [
     "RUNS",
     "Applications",
     "Bench",
-    "Bridge",
-    "BridgeDown",
-    "BridgeSlow",
-    "Calls",
     "CannotOpen",
     "ClusterExecutor",
     "ClusterSettings",
