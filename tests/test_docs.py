@@ -35,7 +35,7 @@ from ktuned.model.values import Outcome, Status
 from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
 from ktuned.serve import server
 from ktuned.serve.listener import bind_socket
-from ktuned.sharing.settings import MIN_PULL_S, ShareSettings
+from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
 from tests.assembled import Parts

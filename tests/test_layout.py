@@ -25,10 +25,13 @@ PLUGINS = {
 STRATEGIES = {"ktuned_optuna"}
 """Plugins without a backend: one is imported when a job names its strategy, and imports the rooms that it extends."""
 
-SERVICES = {"ktuned_ray", "ktuned_team"}
+PROGRAMS = {"ktuned_team"}
+"""Plugins that the daemon only starts as a program: they import nothing of ktuned."""
+
+SERVICES = {"ktuned_ray"}
 """Plugins that run in processes of their own; on other hosts, one runs workers with the fleet's own parts."""
 
-SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "sharing", "store"}
+SERVICES_MAY_IMPORT = {"backends", "fleet", "ipc", "model", "protocol", "store"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
@@ -44,7 +47,6 @@ ORDER = (
     "devices",
     "watch",
     "tuning",
-    "sharing",
     "catalog",
     "fleet",
     "store",
@@ -53,7 +55,6 @@ ORDER = (
     "checking",
     "search",
     "dropin",
-    "bridge",
     "declaration",
     "dependencies",
     "backends",
@@ -86,7 +87,7 @@ WORKER = {"worker", "measuring", "checking"}
 """The inside of a worker process."""
 
 PLUGINS_MAY_IMPORT = {"dropin", "declaration", "dependencies", "backends", "model"}
-LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool"}
+LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "dropin", "spool"}
 """Imported in a project's own interpreter: the standard library and msgspec, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"cuda", "torch", "safetensors", "numpy", "pynvml"}
@@ -99,13 +100,12 @@ BY_NAME_ALONE = {
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 
-HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "tvm_ffi", "cutlass", "tilelang", "tvm", "triton"}
+HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "obstore", "tvm_ffi", "cutlass", "tilelang", "tvm", "triton"}
 """Packages that the daemon must never have imported."""
 
 AT_REST = {
     "adoption",
     "backends",
-    "bridge",
     "catalog",
     "cli",
     "daemon",
@@ -119,7 +119,6 @@ AT_REST = {
     "protocol",
     "scheduling",
     "serve",
-    "sharing",
     "spool",
     "store",
     "tuning",
@@ -152,8 +151,6 @@ UNWANTED_AT_REST = {
     "zipfile",
     "ktuned.backends.cubin",
     "ktuned.backends.nvml",
-    "ktuned.bridge.call_server",
-    "ktuned.bridge.service",
 }
 """Modules that a daemon at rest makes no use of; each was once imported by something that it does use."""
 
@@ -364,21 +361,6 @@ def test_the_daemon_imports_nothing_heavy() -> None:
     assert heavy == []
 
 
-def test_a_storages_library_is_imported_by_that_storage() -> None:
-    """Object storage and Redis have a library each: one module names it, and is imported when a URL does."""
-    storages = {"ktuned_team.object_storage": "obstore", "ktuned_team.redis_storage": "redis"}
-    found = [
-        f"{entry.where}: {top}"
-        for module in MODULES
-        for top, entry in _foreign(module)
-        if top in storages.values() and storages.get(module) != top
-    ]
-    found += [
-        entry.where for module in MODULES for entry in _imports(module) if entry.is_eager and entry.target in storages
-    ]
-    assert found == []
-
-
 def test_the_client_needs_msgpack_alone() -> None:
     """Applications get the standard library and msgpack, and no part of the daemon."""
     found = [f"{entry.where}: {part}" for module in _of("ktuned_client") for part, entry in _ours(module)]
@@ -393,7 +375,7 @@ def test_the_client_needs_msgpack_alone() -> None:
 
 def test_plugins_know_the_contract_alone() -> None:
     """A backend imports the contract and its own toolchain, the latter not before it is needed."""
-    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES]
+    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES | PROGRAMS]
     found = [
         f"{entry.where}: {part}"
         for plugin in backends
@@ -412,7 +394,7 @@ def test_plugins_know_the_contract_alone() -> None:
 
 
 def test_services_reach_the_daemon_by_calls_alone() -> None:
-    """A plugin of the bridge imports its face, and nothing that keeps the daemon's state."""
+    """A plugin in a process of its own imports nothing that keeps the daemon's state."""
     found = [
         f"{entry.where}: {part}"
         for plugin in SERVICES
@@ -421,6 +403,11 @@ def test_services_reach_the_daemon_by_calls_alone() -> None:
         if part not in SERVICES_MAY_IMPORT
     ]
     assert found == []
+
+
+def test_programs_need_nothing_of_ktuned() -> None:
+    """A program that the daemon starts for a moment imports only its own libraries."""
+    assert [entry.where for plugin in PROGRAMS for module in _of(plugin) for _, entry in _ours(module)] == []
 
 
 def test_modules_are_named_for_a_thing() -> None:

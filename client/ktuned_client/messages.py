@@ -88,7 +88,6 @@ class Plan(TypedDict):
     configs: list[Config]
     again: bool
     objective: str
-    no_share: bool
     anchor: Config | None
 
 

@@ -4,7 +4,7 @@ A winner comes with the names that its machine had learned, without their conten
 So the names are looked at here. If this gives the winner's digest, the contents are the same on both machines, and the
 names are learned here, too.
 
-This check decides about all winners from elsewhere, whether they come in a file or from a shared store.
+This check decides about all winners from elsewhere, whether they come in a file or from a team's store.
 """
 
 from __future__ import annotations

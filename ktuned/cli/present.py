@@ -26,7 +26,6 @@ from ktuned.protocol import (
     CancelParams,
     JobParams,
     Method,
-    SharePullAnswer,
     TuneAnswer,
     call_method,
     read_event,
@@ -273,7 +272,7 @@ class TuningInterrupted(KeyboardInterrupt):
         self.open_jobs = open_jobs
 
 
-def follow_tuning(client: Client, accepted: TuneAnswer | SharePullAnswer, presenter: Presenter) -> View:
+def follow_tuning(client: Client, accepted: TuneAnswer, presenter: Presenter) -> View:
     """Show the jobs of a request until they have ended; return their final view.
 
     Raises:

@@ -50,7 +50,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Share": {
         "export": Entry("share", "Write winners into a directory, as files for git."),
         "import": Entry("share", "Take winners from files of `ktuned export`."),
-        "share": Entry("shared_store", "Exchange winners with other daemons through a shared store."),
+        "share": Entry("team_store", "Exchange winners with other daemons through a team's store."),
     },
     "Daemon": {
         "status": Entry("status", "Show the daemon's state."),

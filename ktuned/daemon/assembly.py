@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
@@ -37,7 +36,6 @@ from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, Toolc
 from ktuned.fleet import (
     BENCH_MODULES,
     Applications,
-    Bridge,
     ClusterExecutor,
     Executor,
     Executors,
@@ -74,11 +72,9 @@ from ktuned.scheduling import (
     Reading,
     Renewal,
     Reverification,
-    SharedWinners,
-    ShareExchange,
     WatchedRoots,
 )
-from ktuned.serve import Events
+from ktuned.serve import Events, TeamStore, WinnerExchange
 from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
 
@@ -149,13 +145,6 @@ class Parts:
             last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
-        bridge = self.bridge = Bridge(
-            python=sys.executable,
-            directory=settings.state,
-            base_env=base_env,
-            mark=executor.mark,
-            known_children=known_children,
-        )
 
         # These are called only when the daemon runs; the parts that they use are built below.
         def on_host_up(host: str, cores: int) -> None:
@@ -219,9 +208,12 @@ class Parts:
         )
         probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
-        to_share, to_fit = DueKernels(), DueKernels()
+        def on_job_end(kernel: str) -> None:
+            team_store.note_job_end(kernel)
 
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, (to_share, to_fit))
+        to_fit = DueKernels()
+
+        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, (on_job_end, to_fit.add_kernel))
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
@@ -233,10 +225,28 @@ class Parts:
 
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
-        # Winners that other daemons share.
-        foreign_names = self.foreign_names = ForeignNames(catalog, inspector, traces)
-        shared_winners = self.shared_winners = SharedWinners(
-            settings.share, bridge, catalog=catalog, foreign_names=foreign_names
+        # Winners of other daemons.
+        portfolios = self.portfolios = Portfolios(store, to_fit)
+        exchange = self.exchange = WinnerExchange(
+            admission=admission,
+            catalog=catalog,
+            foreign_names=ForeignNames(catalog, inspector, traces),
+            machine=machine,
+            store=store,
+            artifacts=artifacts,
+            portfolios=portfolios,
+            publish=router.publish_event,
+        )
+        team_store = self.team_store = TeamStore(
+            settings.file.share,
+            catalog=catalog,
+            machine=machine,
+            store=store,
+            exchange=exchange,
+            directory=settings.state,
+            base_env=base_env,
+            mark=executor.mark,
+            known_children=known_children,
         )
 
         # Parts that tune.
@@ -244,7 +254,6 @@ class Parts:
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
-        portfolios = self.portfolios = Portfolios(store, to_fit)
         preparation = self.preparation = replaced.preparation_type(
             judges_contention=settings.file.contention,
             admission=admission,
@@ -255,7 +264,7 @@ class Parts:
             find_anchor=store.anchors.find_anchor,
             list_served=served.list_winners,
             list_portfolio=portfolios.find_configs,
-            find_shared=shared_winners.find_best_candidate,
+            await_shared=team_store.await_first_look,
         )
 
         async def inspect_kernel(name: str) -> None:
@@ -367,10 +376,6 @@ class Parts:
 
         def list_kernels_in_use() -> set[str]:
             return {*publication.list_used_kernels(), *(job.kernel for job in jobs.list_live_jobs())}
-
-        self.share_exchange = ShareExchange(
-            shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
-        )
 
         async def on_toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
             caches.forget_all_answers()

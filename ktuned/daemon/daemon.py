@@ -41,10 +41,8 @@ from ktuned.serve import (
     KernelMethods,
     LookupMethods,
     Server,
-    ShareMethods,
     Subscriptions,
     TrialMethods,
-    WinnerExchange,
     keep_reachable,
 )
 
@@ -129,16 +127,8 @@ class Daemon:
             ).list_handlers(),
             *LookupMethods(lookups).list_handlers(),
             *Subscriptions(events, jobs).list_handlers(),
-            *WinnerExchange(
-                admission=parts.admission,
-                catalog=catalog,
-                foreign_names=parts.foreign_names,
-                machine=machine,
-                store=store,
-                artifacts=parts.artifacts,
-                portfolios=parts.portfolios,
-                publish=parts.router.publish_event,
-            ).list_handlers(),
+            *parts.exchange.list_handlers(),
+            *parts.team_store.list_handlers(),
             *Checks(
                 catalog=catalog,
                 store=store,
@@ -161,9 +151,6 @@ class Daemon:
                 explainer=Explainer(catalog, parts.admission, machine, store, parts.certainty),
                 intake=parts.intake,
                 watched_roots=parts.watched_roots,
-            ).list_handlers(),
-            *ShareMethods(
-                catalog=catalog, events=events, exchange=parts.share_exchange, jobs=jobs, shared=parts.shared_winners
             ).list_handlers(),
             *self.reload.list_handlers(),
         ]
@@ -250,5 +237,5 @@ class Daemon:
         self.parts.certainty.record_catch_up()
         self.parts.caches.forget_all_answers()
         await self.parts.reverification.queue_reverification()
-        # Sharing comes last, because shared winners must have today's contexts.
-        await self.parts.share_exchange.run_until_cancelled()
+        # The exchange comes last, because contexts must be today's.
+        await self.parts.team_store.run_until_cancelled()

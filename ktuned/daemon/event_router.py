@@ -6,7 +6,7 @@ called while the publisher waits, so they must neither block nor publish.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.devices import Probes
@@ -21,12 +21,14 @@ from ktuned.protocol import (
     TrialDone,
     WinnerChanged,
 )
-from ktuned.scheduling import DueKernels
 from ktuned.serve import Events
 
 
 class EventRouter:
     """Publishes events to parts and subscribers.
+
+    Args:
+        after_jobs: Called with the kernel of each job that has ended.
 
     Attributes:
         trials: How many trials have ended since the start.
@@ -38,7 +40,7 @@ class EventRouter:
         artifact_cleanup: ArtifactCleanup,
         caches: AnswerCaches,
         probes: Probes,
-        after_jobs: Sequence[DueKernels],
+        after_jobs: Sequence[Callable[[str], None]],
     ) -> None:
         self.trials = 0
         self._events = events
@@ -55,8 +57,8 @@ class EventRouter:
             case JobDone():
                 self._caches.forget_answers(event.kernel)
                 self._artifact_cleanup.request_collection()
-                for due in self._after_jobs:
-                    due.add_kernel(event.kernel)
+                for act in self._after_jobs:
+                    act(event.kernel)
             case NamesLearned() | KernelStale() | WinnerChanged():
                 self._caches.forget_answers(event.kernel)
             case KernelsReloaded():

@@ -90,5 +90,5 @@ async def serve_until_stopped(
             # Otherwise a full garbage collection scans all modules and the store's indexes for 20 to 60 ms, while every
             # lookup waits.
             gc.freeze()
-            async with parts.fleet.run_workers(), parts.bridge.accept_calls():
+            async with parts.fleet.run_workers():
                 await daemon.run_until_stopped(listening, is_bound=descriptor is None)

@@ -67,7 +67,7 @@ class Reload:
             try:
                 settings = before.reload_settings_file()
                 changed = settings.list_changes_since(before)
-                await self._apply_settings(settings)
+                await self._apply_settings(settings, before)
             except KtunedError as error:
                 self.notice = f"config.toml was not reloaded: {error.message}"
                 _log.error("config_wrong", reason=error.message, hint=error.hint)
@@ -76,7 +76,7 @@ class Reload:
                 self._notifier.report_ready(self._describe())
         return changed
 
-    async def _apply_settings(self, settings: Settings) -> None:
+    async def _apply_settings(self, settings: Settings, before: Settings) -> None:
         self.notice = ""
         parts = self._parts
         # The daemon already listens, so a new socket takes effect at its next start.
@@ -97,7 +97,8 @@ class Reload:
         parts.artifacts.cap_bytes = settings.artifacts_bytes
         parts.machine.arch, parts.machine.chosen = settings.file.arch, settings.file.devices
         parts.artifact_cleanup.request_collection()
-        parts.share_exchange.apply_settings(settings.share)
+        if settings.file.share != before.file.share:
+            parts.team_store.apply_settings(settings.file.share)
         parts.cluster.apply_settings(settings.file.cluster, has_memory_limits=settings.has_memory_limits)
         await self._apply_roots(settings)
 

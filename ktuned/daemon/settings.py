@@ -20,7 +20,7 @@ from ktuned.catalog import make_root
 from ktuned.fleet import ClusterSettings, choose_compile_slots, count_compile_workers, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES
-from ktuned.sharing import ShareSettings
+from ktuned.serve import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
 from ktuned.user_directories import NO_HOME_HINT, NoHomeDirectory, find_user_directories
 from ktuned_client.paths import socket_path
@@ -93,7 +93,6 @@ class Settings(msgspec.Struct, frozen=True):
         idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never, None is the default.
         trusted_directories: Directories that workers may read although others may write to them.
         file: The content of ``config.toml``.
-        no_share: Whether the daemon was started to ignore the team store.
         environment: The variables that the settings were made of; None for the process's own.
     """
 
@@ -111,7 +110,6 @@ class Settings(msgspec.Struct, frozen=True):
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
     file: ConfigFile = ConfigFile()
-    no_share: bool = False
     environment: Mapping[str, str] | None = None
 
     @property
@@ -125,11 +123,6 @@ class Settings(msgspec.Struct, frozen=True):
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
 
     @property
-    def share(self) -> ShareSettings:
-        """The settings of the team store; empty if the daemon was started to ignore it."""
-        return ShareSettings() if self.no_share else self.file.share
-
-    @property
     def scratch(self) -> Path:
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"
@@ -140,23 +133,18 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             SettingsError: the file is invalid.
         """
-        return load_settings(self.environment, no_share=self.no_share)
+        return load_settings(self.environment)
 
     def list_changes_since(self, before: Settings) -> list[str]:
         """Return the names of the settings in ``config.toml`` that differ from ``before``."""
         return [name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
 
 
-def load_settings(
-    environment: Mapping[str, str] | None = None,
-    *,
-    no_share: bool = False,
-) -> Settings:
+def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Return the settings from the environment and ``config.toml``.
 
     Args:
         environment: The variables; by default the process's own.
-        no_share: Whether to ignore the team store.
 
     Raises:
         SettingsError: a setting is invalid; names the file and the field.
@@ -188,7 +176,6 @@ def load_settings(
         idle_exit_s=file.idle_exit_s,
         trusted_directories=_expand_directories(file.trusted_directories, config_path),
         file=file,
-        no_share=no_share,
         environment=environment,
     )
 

@@ -47,6 +47,7 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         cluster=parts.cluster.describe_cluster(),
         environments=parts.machine.environments.describe_environments(),
         roots=tuple(map(RootInfo.from_root, parts.catalog.roots)),
+        share=parts.team_store.describe_exchange(),
         notices=tuple(filter(None, (*notices, *_list_notices(parts)))),
     )
 
@@ -62,8 +63,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
         yield f"tuning is paused: {parts.jobs.stalled}"
     yield from parts.adoptions.notices
     yield from parts.fleet.machine.notices
-    yield from parts.bridge.notices
-    yield from parts.shared_winners.notices
+    yield from parts.team_store.notices
     yield from parts.cluster.notices
     yield from parts.machine.notices
 

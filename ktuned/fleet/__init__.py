@@ -2,8 +2,6 @@
 
 from ktuned.fleet import cluster_messages, memory
 from ktuned.fleet.applications import Applications
-from ktuned.fleet.bridge import Bridge
-from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls
 from ktuned.fleet.cluster import ClusterExecutor, ClusterSettings
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
@@ -28,6 +26,7 @@ from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
 from ktuned.fleet.process import StartProcess
+from ktuned.fleet.program import ProgramFailed, run_program
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
@@ -43,10 +42,6 @@ __all__ = [
     "RUNS",
     "Applications",
     "Bench",
-    "Bridge",
-    "BridgeDown",
-    "BridgeSlow",
-    "Calls",
     "CannotOpen",
     "ClusterExecutor",
     "ClusterSettings",
@@ -66,6 +61,7 @@ __all__ = [
     "LocalExecutor",
     "Output",
     "Pace",
+    "ProgramFailed",
     "QuietGate",
     "ReferenceUnusable",
     "RequestFailed",
@@ -81,4 +77,5 @@ __all__ = [
     "count_compile_workers",
     "is_outside_kill",
     "memory",
+    "run_program",
 ]

@@ -73,7 +73,6 @@ class Plan(msgspec.Struct, frozen=True):
         configs: the only configs to try; empty for the whole space.
         again: repeat measurements that are known.
         objective: a text of :mod:`ktuned.model.objective`.
-        no_share: ignore the team store, and share nothing with it.
         anchor: with exact numerics, the config whose bits all others must have; None until it is chosen.
     """
 
@@ -89,7 +88,6 @@ class Plan(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...] = ()
     again: bool = False
     objective: str = LATENCY
-    no_share: bool = False
     anchor: Config | None = None
 
 

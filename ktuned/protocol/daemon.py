@@ -186,6 +186,24 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.convert(report, cls, from_attributes=True)
 
 
+class ShareInfo(msgspec.Struct, frozen=True):
+    """The team's store, and the exchange with it.
+
+    Attributes:
+        url: where the store is.
+        read_only: whether nothing is written to it.
+        exchanged: the Unix time of the last exchange; None before the first.
+        sent: the number of winners that were sent there since the start.
+        taken: the number of others' winners that became winners here since the start.
+    """
+
+    url: str
+    read_only: bool
+    exchanged: float | None
+    sent: int
+    taken: int
+
+
 class StatusAnswer(msgspec.Struct, frozen=True):
     """The state of every part of the daemon.
 
@@ -216,6 +234,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
         cluster: the cluster whose nodes are used, if there is one.
         environments: each interpreter with its backends.
         roots: the watched roots.
+        share: the team's store, if there is one.
         notices: problems of the installation, one line each.
     """
 
@@ -247,6 +266,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     environments: tuple[EnvironmentInfo, ...]
     roots: tuple[RootInfo, ...]
     notices: tuple[str, ...]
+    share: ShareInfo | None = None
 
 
 class BackendsAnswer(msgspec.Struct, frozen=True):

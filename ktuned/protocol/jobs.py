@@ -64,10 +64,9 @@ class JobParams(msgspec.Struct, frozen=True):
 class TuneParams(JobParams, frozen=True):
     """``tune``: also the device, the thoroughness, the priority and the objective.
 
-    With ``configs``, only these are tried; ``again`` measures configs that were measured before once more. With
-    ``no_share``, results that others share are not used, and the job's own results are not shared. ``beside`` is the
-    process of an application that keeps using the device during the tuning. With exact ``numerics``, winners must have
-    the output bits of ``anchor``, which is a config or a part of one.
+    With ``configs``, only these are tried; ``again`` measures configs that were measured before once more.
+    ``beside`` is the process of an application that keeps using the device during the tuning. With exact ``numerics``,
+    winners must have the output bits of ``anchor``, which is a config or a part of one.
     """
 
     device: str | None = None
@@ -81,7 +80,6 @@ class TuneParams(JobParams, frozen=True):
     objective: str | None = None
     numerics: str | None = None
     anchor: dict[str, Scalar] | None = None
-    no_share: bool = False
 
 
 class CompileParams(JobParams, frozen=True):

@@ -1,4 +1,4 @@
-"""Winners: lookups, checks, exports, and exchange with a shared store."""
+"""Winners: lookups, checks, exports, and the exchange with a team's store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, select_figure
-from ktuned.protocol.jobs import JobInfo
-from ktuned.protocol.kernels import FileError
-from ktuned.protocol.method import Method, NoParams
+from ktuned.protocol.method import Method
 from ktuned_client.answers import DaemonError
 
 
@@ -306,63 +304,18 @@ class ImportAnswer(msgspec.Struct, frozen=True):
     winners: Sequence[ImportedWinner]
 
 
+class ShareParams(msgspec.Struct, frozen=True):
+    """``share``: exchange winners with the team's store now; ``push`` writes ours, otherwise others' are read."""
+
+    push: bool = False
+
+
 class ShareAnswer(msgspec.Struct, frozen=True):
-    """The place of the shared store, and the state of the exchange with it.
-
-    Attributes:
-        url: the store's URL; None without a store.
-        read_only: whether nothing is published to the store.
-        looked: the Unix time when all kernels were last looked up there; None before the first time.
-        found: the number of our keys that had winners there at that time.
-        fresh: how many of these winners are fresh here.
-        fault: why the store cannot be used now.
-        notices: oddities of the store, one line each.
-    """
-
-    url: str | None
-    read_only: bool = False
-    looked: float | None = None
-    found: int | None = None
-    fresh: int | None = None
-    fault: str = ""
-    notices: Sequence[str] = ()
-
-
-class SharePushAnswer(msgspec.Struct, frozen=True):
-    """The store, which now has all our winners, and how many of them were sent by this request."""
+    """The team's store, how many winners were sent there now, and how many of others' became winners here."""
 
     url: str
     sent: int
-
-
-class SharePullParams(msgspec.Struct, frozen=True):
-    """``share_pull``: one kernel, or all; ``directory`` decides which project a short name means."""
-
-    kernel: str | None = None
-    directory: str | None = None
-
-
-class SharePullAnswer(msgspec.Struct, frozen=True):
-    """Winners that others have found for our declared problems, and the jobs that verify them.
-
-    Attributes:
-        url: the store's URL.
-        found: the number of problems that the store has winners for.
-        fresh: how many of these winners are fresh here.
-        jobs: the jobs, as ``jobs`` returns them.
-        errors: the errors of kernel files that could not be read.
-        notices: lines for the person who asked.
-        epoch, seq: the position in the stream of events; the jobs' events come after it.
-    """
-
-    url: str
-    found: int
-    fresh: int
-    jobs: tuple[JobInfo, ...]
-    errors: tuple[FileError, ...]
-    notices: Sequence[str]
-    epoch: int
-    seq: int
+    taken: int
 
 
 LOOKUP: Final = Method("lookup", LookupParams, Answer)
@@ -370,6 +323,4 @@ LOOKUP_MANY: Final = Method("lookup_many", LookupManyParams, LookupManyAnswer)
 CHECK: Final = Method("check", CheckParams, CheckAnswer)
 EXPORT: Final = Method("export", ExportParams, ExportAnswer)
 IMPORT: Final = Method("import", ImportParams, ImportAnswer)
-SHARE: Final = Method("share", NoParams, ShareAnswer)
-SHARE_PUSH: Final = Method("share_push", NoParams, SharePushAnswer)
-SHARE_PULL: Final = Method("share_pull", SharePullParams, SharePullAnswer)
+SHARE: Final = Method("share", ShareParams, ShareAnswer)

@@ -14,8 +14,6 @@ from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
-from ktuned.scheduling.share_exchange import ShareExchange
-from ktuned.scheduling.shared_winners import SharedWinners
 from ktuned.scheduling.watched_roots import WatchedRoots
 
 __all__ = [
@@ -37,8 +35,6 @@ __all__ = [
     "Reading",
     "Renewal",
     "Reverification",
-    "ShareExchange",
-    "SharedWinners",
     "TuningRequest",
     "WatchedRoots",
 ]

@@ -59,7 +59,6 @@ class TuningRequest(msgspec.Struct, frozen=True):
     arch: str | None = None
     configs: tuple[Config, ...] = ()
     again: bool = False
-    no_share: bool = False
 
     def apply_to_plan(self, declared: Plan) -> Plan:
         """Return the declared plan with the options of this request.
@@ -80,7 +79,6 @@ class TuningRequest(msgspec.Struct, frozen=True):
         names = ("preset", "trials", "time_limit_s", "strategy", "until", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given |= {"configs": self.configs, "again": self.again}
-        given |= {"no_share": self.no_share}
         # Compiling does not depend on the objective.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         has_anchor = self.anchor is not None

@@ -24,7 +24,7 @@ from ktuned.model import (
     explain_unmeasurable,
     is_exact,
 )
-from ktuned.tuning import Compiler, FindShared, JobBrief, PresentKey, merge_deadlines
+from ktuned.tuning import AwaitShared, Compiler, JobBrief, PresentKey, merge_deadlines
 
 
 def find_present_key(
@@ -48,7 +48,7 @@ class Preparation:
         find_anchor: Returns the config that was chosen as the anchor for exact numerics, in place of the default.
         list_served: Returns the winners that a kernel's lookups are answered with.
         list_portfolio: Returns the configs of a kernel's portfolio, the one for a problem first.
-        find_shared: Returns the best config that others have found.
+        await_shared: Waits for others' winners of a key.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Preparation:
         find_anchor: Callable[[WinnerKey], Config | None],
         list_served: Callable[[KernelInfo, Environment], Sequence[Winner]],
         list_portfolio: Callable[[KernelInfo, str, Objective, Problem], list[Config]],
-        find_shared: FindShared | None = None,
+        await_shared: AwaitShared | None = None,
     ) -> None:
         self.judges_contention = judges_contention
         self._admission = admission
@@ -74,7 +74,7 @@ class Preparation:
         self._find_anchor = find_anchor
         self._list_served = list_served
         self._list_portfolio = list_portfolio
-        self._find_shared = find_shared
+        self._await_shared = await_shared
 
     def prepare_brief(self, job: Job) -> JobBrief:
         """Return a job's brief.
@@ -123,7 +123,7 @@ class Preparation:
             served=partial(self._list_served, kernel, environment),
             portfolio=partial(self._list_portfolio, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
-            find_shared=self._find_shared,
+            await_shared=self._await_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),
             compilers=tuple(
                 Compiler(site, self._machine.environments.list_toolchain_files(site))

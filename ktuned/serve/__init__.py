@@ -13,8 +13,8 @@ from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.server import Server
-from ktuned.serve.share import ShareMethods
 from ktuned.serve.subscriptions import Subscriptions
+from ktuned.serve.team_store import ShareSettings, TeamStore
 from ktuned.serve.trial_methods import TrialMethods
 
 __all__ = [
@@ -31,8 +31,9 @@ __all__ = [
     "LookupMethods",
     "Peer",
     "Server",
-    "ShareMethods",
+    "ShareSettings",
     "Subscriptions",
+    "TeamStore",
     "TrialMethods",
     "WinnerExchange",
     "bind_socket",

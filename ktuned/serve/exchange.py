@@ -20,6 +20,7 @@ from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check
 from ktuned.devices import Machine
 from ktuned.model import (
     LATENCY,
+    RETRIED_BY_NEXT_JOB,
     Config,
     Context,
     DeviceModel,
@@ -33,6 +34,7 @@ from ktuned.model import (
     Status,
     UsageError,
     Winner,
+    WinnerKey,
     WorkerError,
     canonical,
     name_figure,
@@ -54,11 +56,10 @@ from ktuned.protocol import (
 )
 from ktuned.scheduling import Portfolios
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import Artifacts, Store, StoredPortfolio, exchange
+from ktuned.store import IMPORTED, Artifacts, Store, StoredPortfolio, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
-
 
 MAX_NAMED: Final = 5
 """Watched directories that an error message lists; a longer list would help nobody."""
@@ -103,7 +104,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
         places = {key: self.artifacts.find_artifact(key) for key in sorted(keys)}
-        document = self._build_document(name, params.device, winners)
+        document = self.build_document(name, params.device, winners)
         kernel = self.catalog.find_kernel(name)
         function = None if kernel is None else await anyio.to_thread.run_sync(read_function, kernel.file)
         return ExportAnswer(
@@ -112,7 +113,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def handle_import(self, params: ImportParams, peer: Peer) -> ImportAnswer:
-        """Import the winners of a document that pass all checks; with ``dry_run``, only report the outcome."""
+        """Import a client's document; with ``dry_run``, only report the outcome."""
         from ktuned_client import winners
 
         try:
@@ -120,14 +121,23 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             document = WinnersDocument.read(params.document)
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
+        return await self.import_document(document, dry_run=params.dry_run)
+
+    async def import_document(self, document: WinnersDocument, *, dry_run: bool = False) -> ImportAnswer:
+        """Import the winners of a document that pass all checks; with ``dry_run``, only report the outcome.
+
+        Raises:
+            UsageError: There are too many winners.
+            NotFound: The kernel is unknown here.
+        """
         if (count := document.count_winners()) > MAX_IMPORTED:
             raise UsageError(f"{count} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:
             kernel: KernelInfo = self.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
-        kernel, exported = await self._add_names(kernel, document, is_dry=params.dry_run)
-        taken: list[Winner] = []
+        kernel, exported = await self._add_names(kernel, document, is_dry=dry_run)
+        taken: dict[WinnerKey, Winner] = {}
         entries = []
         for objective, offered in document.by_objective.items():
             for winner in offered:
@@ -139,12 +149,13 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 except (UsageError, WorkerError) as error:
                     entries.append(structs.replace(entry, reason=f"refused: {error.message}"))
                     continue
-                status, decision = self._judge_offer(kernel, offer)
+                # A document may offer several winners of one key: each competes with the best before it.
+                status, decision = self._judge_offer(kernel, offer, taken.get(offer.key))
                 entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=decision.reason))
                 if decision.takes:
-                    taken.append(offer)
-        if taken and not params.dry_run:
-            await self._adopt_offers(kernel, taken)
+                    taken[offer.key] = offer
+        if taken and not dry_run:
+            await self._adopt_offers(kernel, list(taken.values()))
             await self._adopt_portfolios(kernel, document)
         return ImportAnswer(kernel.name, document.device, entries)
 
@@ -232,15 +243,19 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"it has no {name_figure(by)}")
         return offer
 
-    def _judge_offer(self, kernel: KernelInfo, offer: Winner) -> tuple[Status, exchange.Decision]:
-        """Return the status that lookups would give a winner, and whether it replaces ours."""
-        today = self._build_context_today(kernel, offer.problem, offer.context.device)
-        ours = self.store.get_winner(offer.key)
+    def _judge_offer(self, kernel: KernelInfo, offer: Winner, taken: Winner | None) -> tuple[Status, exchange.Decision]:
+        """Return the status that lookups would give a winner, and whether it replaces ours, or the one just taken."""
+        today = self.build_context_today(kernel, offer.problem, offer.context.device)
+        ours = taken or self.store.get_winner(offer.key)
         if ours is not None and self.admission.find_known_verdict(kernel, offer.problem, ours.config) is False:
             # Ours is not served any more, because the space no longer has its config.
             ours = None
         status = Status.FRESH if offer.context == today else Status.STALE
-        return status, exchange.judge_offer(offer, ours, today)
+        decision = exchange.judge_offer(offer, ours, today)
+        known = self.store.find_trial(offer.context, offer.config) if decision.takes else None
+        if known is not None and known.outcome not in (None, *RETRIED_BY_NEXT_JOB) and known.detail.phase != IMPORTED:
+            decision = exchange.Decision(False, f"it was tried here, in the same context: {known.outcome}")
+        return status, decision
 
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
         """Return whether the space has a config; True if only the whole problem of a lookup can decide that."""
@@ -249,7 +264,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         (is_admitted,) = await self.admission.check_configs(kernel, problem, [config])
         return is_admitted
 
-    def _build_context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
+    def build_context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
         """Return the context of a measurement made here now; ``None`` if the device is not here."""
         try:
             environment = self.catalog.find_kernel_environment(kernel)
@@ -288,7 +303,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         except NotFound:
             return name
 
-    def _build_document(self, name: str, device: str, winners: list[Winner]) -> WinnersDocument:
+    def build_document(self, name: str, device: str, winners: list[Winner]) -> WinnersDocument:
+        """Return the document of a kernel's winners on a device model."""
         from ktuned_client.winners import FORMAT
 
         by_objective: dict[Objective, list[ExportedWinner]] = {}

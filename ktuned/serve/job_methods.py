@@ -81,7 +81,6 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             until=params.until,
             configs=_parse_configs(params.configs),
             again=params.again,
-            no_share=params.no_share,
             objective=None if params.objective is None else read_objective(params.objective),
             numerics=params.numerics,
             anchor=params.anchor,

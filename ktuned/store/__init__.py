@@ -3,6 +3,7 @@
 from ktuned.store import exchange
 from ktuned.store.artifacts import Artifacts
 from ktuned.store.database import STORE_NAME, Store
+from ktuned.store.exchange import IMPORTED
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
@@ -10,6 +11,7 @@ from ktuned.store.tables import Verdict
 
 __all__ = [
     "DISK_ERRORS",
+    "IMPORTED",
     "STORE_NAME",
     "Artifacts",
     "ContextSums",

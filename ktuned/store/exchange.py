@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -33,6 +34,9 @@ from ktuned.store import writes
 from ktuned.store.faults import explain_database_error
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
+
+IMPORTED: Final = "import"
+"""The ``phase`` of a trial that was not measured here."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -119,7 +123,7 @@ def adopt_winners(
             offer.latency_us,
             offer.spread_us,
             message="imported",
-            detail=TrialDetail(phase="import"),
+            detail=TrialDetail(phase=IMPORTED),
             metrics=offer.metrics,
         )
         writes.finish_trial(connection, trial, result, offer.decided, objective=offer.objective)

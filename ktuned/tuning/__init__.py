@@ -6,7 +6,7 @@ them out.
 
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
-from ktuned.tuning.job_brief import Compiler, FindShared, JobBrief, PresentKey
+from ktuned.tuning.job_brief import AwaitShared, Compiler, JobBrief, PresentKey
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import publish_winner
@@ -15,10 +15,10 @@ from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
 
 __all__ = [
     "DEFAULT_DEADLINES",
+    "AwaitShared",
     "CheckResult",
     "CompileOnly",
     "Compiler",
-    "FindShared",
     "JobBrief",
     "JobStage",
     "Pipeline",

@@ -43,7 +43,6 @@ from ktuned.model import (
     is_exact,
     strip_numerics,
 )
-from ktuned.sharing import Candidate
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
 
@@ -72,8 +71,9 @@ class PresentKey(msgspec.Struct, frozen=True):
         return self.context.key_for(self.objective)
 
 
-FindShared = Callable[[PresentKey], Awaitable[Candidate | None]]
-"""Returns the best config that others have found in a key's context; takes bounded time, and raises nothing."""
+AwaitShared = Callable[[PresentKey], Awaitable[bool]]
+"""Waits until others' winners of a key were imported, if there is a team's store, and returns whether there is one;
+takes bounded time, and raises nothing."""
 
 
 class Compiler(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         lowers: Whether the backend has a front end translate functions before they are compiled.
         absence: The reason why there are no devices, if the job was to measure.
         toolchain: The files that identify the context's toolchain, as seen on this machine.
-        find_shared: Returns the best config that others have found, if those may be used.
+        await_shared: Waits for others' winners of the job's key.
         compilers: The machines that have the context's toolchain, this one first.
         anchor: The config whose bits decide, if numerics are exact. The kernel's default is then the anchor.
         declared_default: The default that the kernel file declares, if the kernel's default is the anchor.
@@ -137,7 +137,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     lowers: bool = False
     absence: str = ""
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
-    find_shared: FindShared | None = None
+    await_shared: AwaitShared | None = None
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None
     declared_default: Config | None = None

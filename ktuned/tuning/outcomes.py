@@ -47,7 +47,7 @@ from ktuned.model import (
     strip_numerics,
 )
 from ktuned.protocol import PublishEvent
-from ktuned.store import Store
+from ktuned.store import IMPORTED, Store
 from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Findings
@@ -56,7 +56,6 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.prior_results import complete_result, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
 from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
-from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, Stopped, is_outcome_final, select_ends
 
@@ -77,7 +76,6 @@ class Outcomes:
         summary: The search in one line, for the job's message.
         under_way: The attempts without an outcome, by trial.
         served_configs: The configs that lookups get now, which are tried first.
-        lead: The config that others share, if there is one.
         hopelessness: Decides whether the job is given up.
         given_up: Set once the job is given up.
         final_fault: Why the final round decided nothing, or empty.
@@ -88,7 +86,6 @@ class Outcomes:
         self.summary = SearchSummary(brief.search_objective)
         self.under_way: dict[int, Attempt] = {}
         self.served_configs = ServedConfigs()
-        self.lead = SharedLead(objective=brief.objective)
         self._brief = brief
         self._store = store
         self._publish = publish
@@ -98,6 +95,7 @@ class Outcomes:
         self._findings = Findings()
         self._disputed_outputs = DisputedOutputs(brief.kernel.default)
         self.final_fault = ""
+        self._shared = ""
         self._first_failure = ""
         self._first_unjudged = ""
         self._has_winner = False
@@ -130,10 +128,8 @@ class Outcomes:
 
     def _describe_success(self) -> str:
         """Return what the search came to, with the notices that its results gave rise to."""
-        lead, search = self.lead.describe_lead(), self.summary.describe_search(self.progress.done, self.progress.best)
-        headline, shared = (lead, "") if self.lead.ends_job else (search, lead)
+        headline = self._shared or self.summary.describe_search(self.progress.done, self.progress.best)
         notices = (
-            shared,
             self.summary.prior_fault,
             self._disputed_outputs.describe_dispute(),
             *self._findings.describe_findings(),
@@ -158,7 +154,20 @@ class Outcomes:
         """Find what the job begins with; make the best known config the winner if it is certainly no worse."""
         await self._find_anchor()
         await self.refresh_served_configs()
-        self.lead = await self._find_shared_lead()
+
+    async def take_shared_winner(self) -> bool:
+        """Wait for the team's winners; return whether one of this very context leaves the job nothing to do."""
+        brief, plan = self._brief, self._brief.job.plan
+        # A job for certain configs, or for measuring again, was asked for more.
+        if brief.await_shared is None or plan.configs or plan.again:
+            return False
+        winner = self._store.get_winner(brief.key) if await brief.await_shared(brief.present_key) else None
+        trial = None if winner is None or winner.context != brief.context else self._store.get_trial(winner.trial)
+        if trial is None or trial.detail.phase != IMPORTED or await brief.check_configs([trial.config]) != [True]:
+            return False
+        self._shared = "others have found the winner in this very context; nothing was searched"
+        self.record_known_trial(trial)
+        return True
 
     async def _find_anchor(self) -> None:
         """Take the anchor's bits from an earlier job's trial, if there is one, and compare all trials with them."""
@@ -333,7 +342,6 @@ class Outcomes:
         self.hopelessness.record_outcome(
             config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.phase
         )
-        self.lead.record_trial(trial)
         self.summary.record_best(self.progress.done, self.progress.best)
         doubt = trial.doubt()
         self._tried.append(requests.TriedConfig(config, outcome, self._brief.estimate_cost(trial), doubt))
@@ -383,16 +391,6 @@ class Outcomes:
             return None
         served = choose_served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
         return ServedConfigs(served, self._find_known_outcome)
-
-    async def _find_shared_lead(self) -> SharedLead:
-        """Ask what others have found in this context, if the job may use it."""
-        brief, plan = self._brief, self._brief.job.plan
-        if brief.find_shared is None or plan.no_share or plan.configs or plan.again:
-            return SharedLead(objective=brief.objective)
-        candidate = await brief.find_shared(brief.present_key)
-        served = [*self.served_configs.configs, *([] if brief.kernel.default is None else [brief.kernel.default])]
-        # If the context has a winner already, the job was asked to find a better one, and must search.
-        return SharedLead(candidate, served, objective=brief.objective, is_decisive=not self._has_winner)
 
     def _find_known_outcome(self, config: Config) -> Outcome | None:
         known = self._store.find_trial(self._brief.context, config)

@@ -25,11 +25,10 @@ others explore and compile until their bench channels are full, and then wait.
 
 *Results.* A result is committed before it is published, and published before the strategy learns of it.
 
-*The end.* Trials end when the space or the plan's trials are exhausted, the search has converged, or a shared config
-proves to be as good here; then the finalists compete. If the time is up or the job is hopeless, queued and compiling
-configs are dropped, and trials on lanes have :data:`ENDING_S` to finish. A stopped job is cancelled at once. In both
-cases each trial without an outcome is recorded as stopped, which says nothing about its config: the next job tries it
-again.
+*The end.* Trials end when the space or the plan's trials are exhausted, or the search has converged; then the
+finalists compete. If the time is up or the job is hopeless, queued and compiling configs are dropped, and trials on
+lanes have :data:`ENDING_S` to finish. A stopped job is cancelled at once. In both cases each trial without an outcome
+is recorded as stopped, which says nothing about its config: the next job tries it again.
 """
 
 from __future__ import annotations
@@ -181,6 +180,8 @@ class Pipeline:
             self.brief, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
         )
         try:
+            if await self._outcomes.take_shared_winner():
+                return
             async with anyio.create_task_group() as openings:
                 # If nothing was ever measured in this context, there will certainly be something to compile. So start
                 # the workers while the space is opened.
@@ -305,15 +306,15 @@ class Pipeline:
         async with self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as worker:
             found, first = await self._open_space(worker)
             explorer = Explorer(worker, found.strategy, self.brief.deadlines)
-            asked, remaining_lead, fruitful_at = 0, len(outcomes.lead.configs), monotonic()
+            asked, fruitful_at = 0, monotonic()
             is_exhausted = False
             while asked < plan.trials:
                 # Back-pressure. Probes are exempt: a job that may be hopeless must find out soon.
                 while len(outcomes.under_way) > self._most_under_way and not outcomes.hopelessness.wants_probes:
                     await outcomes.await_next_outcome()
-                # Ask, and start the proposed configs. A shared lead comes first, and alone.
+                # Ask, and start the proposed configs.
                 is_probing = outcomes.hopelessness.wants_probes
-                count = min(self._question_size, plan.trials - asked, remaining_lead or self._question_size)
+                count = min(self._question_size, plan.trials - asked)
                 count = min(count, PROBES) if is_probing else count
                 answer = await self._request_proposals(explorer, count, anywhere=is_probing)
                 outcomes.hopelessness.record_proposed(
@@ -326,10 +327,6 @@ class Pipeline:
                 if answer.finished:
                     is_exhausted = True
                     break
-                if remaining_lead:
-                    remaining_lead = max(0, remaining_lead - len(answer.proposals))
-                    if not remaining_lead and await self._await_lead_verdict():
-                        break
                 if plan.until == "converged" and answer.converged:
                     outcomes.summary.converged = True
                     break
@@ -353,7 +350,7 @@ class Pipeline:
         while True:
             is_early = self._follows_same_kernel and not self._access.is_granted
             served = outcomes.served_configs.configs
-            order = self._prior.plan_order(served, outcomes.lead.configs, slots=self._compiling.slots)
+            order = self._prior.plan_order(served, slots=self._compiling.slots)
             request = self.brief.make_explore_request(order.first, order.last, served=served)
             async with self._fleet.gate.hold_for_computing(COURTESY_S):
                 found = await open_space(worker, request, self.brief.kernel, self.brief.deadlines)
@@ -391,12 +388,6 @@ class Pipeline:
             if self.progress.has_measured and self._compiling.running_configs == len(self._outcomes.under_way):
                 self._compiling.end_stragglers(times)
             await anyio.sleep(STRAGGLER_LOOK_S)
-
-    async def _await_lead_verdict(self) -> bool:
-        """Wait for the shared lead's outcomes; return whether they make a search needless."""
-        while self._outcomes.under_way:
-            await self._outcomes.await_next_outcome()
-        return self._outcomes.lead.ends_job
 
     async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.collect_tried_configs()

@@ -157,7 +157,7 @@ class PriorResults:
         """Return how long a config's compile took in an earlier state of the kernel, in s; 0 if unknown."""
         return self._compile_s.get(canonical(config), 0.0)
 
-    def plan_order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> TrialOrder:
+    def plan_order(self, served: Sequence[Config], *, slots: int = 1) -> TrialOrder:
         """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
         context, objective = self._brief.context, self._brief.search_objective
         incumbent = self._store.get_winner(self._brief.key)
@@ -184,7 +184,6 @@ class PriorResults:
             near,
             failed_here,
             served,
-            lead,
         )
 
     def find_twin(self, content: str) -> Trial | None:

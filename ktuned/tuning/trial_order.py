@@ -38,18 +38,16 @@ def order_configs(
     near: Sequence[Config] = (),
     failed_here: Sequence[KnownConfig] = (),
     served: Sequence[Config] = (),
-    lead: Sequence[Config] = (),
 ) -> TrialOrder:
     """Return the most promising order, by results of earlier contexts.
 
     First come, in this order:
 
-    1. the ``lead`` of shared winners;
-    2. the ``incumbent`` and the configs ``served`` to lookups, so that lookups soon have a fresh answer that is not
+    1. the ``incumbent`` and the configs ``served`` to lookups, so that lookups soon have a fresh answer that is not
        slower; then the ``default``, to which speed-ups are relative;
-    3. the measured configs of the ``past`` in their order (the newest context first, each context's fastest first); if
+    2. the measured configs of the ``past`` in their order (the newest context first, each context's fastest first); if
        there are none, the ``near`` configs: winners of near problems and of other devices;
-    4. the configs that ``failed_here``, in exactly this context. They cost nothing, but count towards the budget. So a
+    3. the configs that ``failed_here``, in exactly this context. They cost nothing, but count towards the budget. So a
        job that is requested again has nothing left to do, whatever its strategy would propose now.
 
     Last come the configs of the ``past`` that were hopelessly slow, and finally those that failed.
@@ -57,7 +55,7 @@ def order_configs(
     known: dict[str, KnownConfig] = {}
     for entry in past:
         known.setdefault(entry.text, entry)
-    first = {canonical(config): config for config in (*lead, incumbent, *served, default) if config is not None}
+    first = {canonical(config): config for config in (incumbent, *served, default) if config is not None}
     measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
     first |= measured or {canonical(config): config for config in near}
     first |= {entry.text: entry.config for entry in failed_here}

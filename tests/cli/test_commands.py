@@ -138,7 +138,6 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
         ("check", "gemm"),
         ("forget", "gemm"),
         ("export", "--kernel", "gemm"),
-        ("share", "pull", "gemm"),
         ("jobs", "gemm"),
         ("jobs", "gemm", "--cancel"),
         ("jobs", "gemm", "--pause"),
@@ -150,7 +149,7 @@ def test_a_short_name_travels_with_the_directory_that_it_was_typed_in(
 ) -> None:
     """Of several projects that have the kernel, the daemon takes the one that the user works in."""
     monkeypatch.chdir(tmp_path)
-    method = {"report": "kernels", "share": "share_pull"}.get(arguments[0], arguments[0])
+    method = {"report": "kernels"}.get(arguments[0], arguments[0])
     if arguments[-1] in ("--cancel", "--pause", "--resume"):
         method = arguments[-1].removeprefix("--")
     if arguments[-1] == "--compile-only":

@@ -46,13 +46,11 @@ sixth of the start."""
     show_default=True,
     help="The lowest level to log.",
 )
-@click.option("--no-share", is_flag=True, help="Do without the shared store of config.toml.")
 @click.option("--auto-started", is_flag=True, hidden=True, help="Started by a command: exit when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
 def start(
     foreground: bool,
     log_level: str,
-    no_share: bool,
     auto_started: bool,
     as_json: bool,
 ) -> int:
@@ -70,7 +68,7 @@ def start(
 
     _raise_open_files_limit()
     logs.configure_logging(log_level, logs.choose_format(os.environ, sys.stderr.fileno(), as_json=as_json))
-    settings = load_settings(no_share=no_share)
+    settings = load_settings()
     is_handed_over = "LISTEN_FDS" in os.environ
     try:
         return run(settings, starts_by_itself=auto_started)

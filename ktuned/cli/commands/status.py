@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import click
@@ -57,6 +58,10 @@ def _list_summary_lines(found: StatusAnswer) -> Iterator[str]:
         f"{text.format_count(store.jobs, 'job')}, {text.format_size(store.bytes)}"
     )
     yield f"artifacts  {text.format_size(artifacts.bytes)} of at most {text.format_size(artifacts.cap_bytes)}"
+    if (share := found.share) is not None:
+        when = "not yet" if share.exchanged is None else f"{text.format_duration(time.time() - share.exchanged)} ago"
+        access = ", only read" if share.read_only else f", {share.sent} sent"
+        yield f"share      {share.url}: {text.format_count(share.taken, 'winner')} taken{access}; last exchange {when}"
 
 
 def _describe_jobs(jobs: JobCounts, policy: str) -> str:

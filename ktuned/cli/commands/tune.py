@@ -69,7 +69,6 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     is_flag=True,
     help="Measure known configs again; their results stay until then.",
 )
-@click.option("--no-share", cls=AdvancedOption, is_flag=True, help="Ignore the shared store, and share nothing.")
 @objective_option
 @numerics_option
 @anchor_option

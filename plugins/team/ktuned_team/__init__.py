@@ -1,5 +1,1 @@
-"""A team's shared store for ktuned: winners as objects in a directory, in object storage or in Redis.
-
-The daemon uses :mod:`~ktuned_team.team_store`. All access to file systems and networks happens in the bridge's process
-(:mod:`~ktuned_team.service`); only names and bytes travel between the two.
-"""
+"""A team's store for ktuned: the program that reads and writes it, ``python -m ktuned_team``."""
