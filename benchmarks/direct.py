@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from ktuned.backends.contract import Backend, Build, Launch, Unit
 from ktuned.backends.registry import Registry
 from ktuned.checking.problem_data import ProblemData
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.loader import load_file
 from ktuned.measuring.cuda_timer import CudaTimer
 from ktuned.measuring.host_timer import HostTimer
 from ktuned.measuring.race import RaceRules
@@ -21,8 +23,6 @@ from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model.device import Device
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Config
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.loader import load_file
 
 _Result = TypeVar("_Result")
 

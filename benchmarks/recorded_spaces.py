@@ -18,9 +18,9 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from ktuned.declaration import BoundSpace, space
 from ktuned.model import Config, Outcome, canonical
 from ktuned.search import Budget, choose_strategy
-from ktuned.spec import BoundSpace, space
 
 NEVER = 1e18
 """Larger values stand for failures, in files that cannot mark them in another way."""

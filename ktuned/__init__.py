@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ktuned.declaration import kernel, load_tensors, space, tensor
     from ktuned.model import Unsupported, maximize, minimize
     from ktuned.python import Result, TuningFailed, tune
-    from ktuned.spec import kernel, load_tensors, space, tensor
 
 __version__ = "0.1.0"
 
@@ -40,9 +40,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(model, name)
     if name in {"kernel", "load_tensors", "space", "tensor"}:
-        from ktuned import spec
+        from ktuned import declaration
 
-        return getattr(spec, name)
+        return getattr(declaration, name)
     if name in {"Result", "TuningFailed", "tune"}:
         from ktuned import python
 

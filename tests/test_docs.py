@@ -26,6 +26,7 @@ from ktuned.daemon.assembly import Replacements
 from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.systemd import Notifier
+from ktuned.declaration.tensors import FILLS
 from ktuned.fleet.cluster import ClusterSettings
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
@@ -35,7 +36,6 @@ from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
 from ktuned.serve import server
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
-from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
 from tests.assembled import Parts

@@ -55,7 +55,7 @@ ORDER = (
     "checking",
     "search",
     "dropin",
-    "spec",
+    "declaration",
     "dependencies",
     "backends",
     "spool",
@@ -75,7 +75,7 @@ TEST_KIT = "testing"
 WORKER_MAY_IMPORT = {
     "portfolio",
     "search",
-    "spec",
+    "declaration",
     "dependencies",
     "backends",
     "observer",
@@ -86,7 +86,7 @@ WORKER_MAY_IMPORT = {
 WORKER = {"worker", "measuring", "checking"}
 """The inside of a worker process."""
 
-PLUGINS_MAY_IMPORT = {"dropin", "spec", "dependencies", "backends", "model"}
+PLUGINS_MAY_IMPORT = {"dropin", "declaration", "dependencies", "backends", "model"}
 LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "dropin", "spool"}
 """Imported in a project's own interpreter: the standard library and msgspec, and nothing else eagerly."""
 

@@ -59,7 +59,7 @@ def digest_launches_on_inputs(
         inputs: how many inputs to launch on, counted from number 0, the problem's own.
         on_input: called before each input.
     """
-    from ktuned.spec import HARD_FILLS
+    from ktuned.declaration import HARD_FILLS
 
     pending = [list(known_digests), *([] for _ in range(1, inputs))]
     for number, digests in enumerate(pending):

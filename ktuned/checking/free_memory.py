@@ -63,7 +63,7 @@ def require_free_memory(device: str, declared: Mapping[str, Any]) -> None:
     """
     import torch
 
-    from ktuned.spec import find_layout
+    from ktuned.declaration import find_layout
 
     sizes = {}
     for name, entry in declared.items():

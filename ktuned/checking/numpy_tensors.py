@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ktuned.model import UsageError
 
 if TYPE_CHECKING:
-    from ktuned.spec import Poison, TensorSpec
+    from ktuned.declaration import Poison, TensorSpec
 
 ALIGNMENT = 64
 """Alignment of torch's own allocations in bytes: a cache line."""
@@ -47,7 +47,7 @@ class NumPyTensors:
             RuntimeError: there is no memory for it.
             UsageError: the library lacks its dtype.
         """
-        from ktuned.spec import materialise_numpy
+        from ktuned.declaration import materialise_numpy
 
         if not hasattr(self.module, spec.dtype) and spec.dtype != "bool":
             raise UsageError(f"NumPy has no {spec.dtype}, and torch is not installed here", hint=_NEEDS_TORCH)
@@ -141,7 +141,7 @@ class NumPyTensors:
         return tensor
 
     def poison_tensor(self, tensor: Any) -> None:
-        """Fill a tensor with its dtype's poison (see :mod:`ktuned.spec.poisons`)."""
+        """Fill a tensor with its dtype's poison (see :mod:`ktuned.declaration.poisons`)."""
         for bits, poison in self._view_number_parts(tensor):
             bits[...] = poison.pattern
 
@@ -201,7 +201,7 @@ class NumPyTensors:
 
     def _view_number_parts(self, tensor: Any) -> list[tuple[Any, Poison]]:
         """Return real and imaginary parts as unsigned integers, with their poison."""
-        from ktuned.spec import look_up_poison
+        from ktuned.declaration import look_up_poison
 
         poison = look_up_poison(str(tensor.dtype))
         parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]

@@ -39,7 +39,7 @@ from ktuned.checking.verdict import Verdict, compare_outputs, run_check
 from ktuned.model import Device, Problem
 
 if TYPE_CHECKING:
-    from ktuned.spec import Kernel as DeclaredKernel
+    from ktuned.declaration import Kernel as DeclaredKernel
 
 
 class ProblemData:

@@ -25,8 +25,8 @@ from ktuned.checking.tensor_library import TensorLibrary, find_library
 from ktuned.model import Device, Problem, UsageError, canonical
 
 if TYPE_CHECKING:
-    from ktuned.spec import Kernel as DeclaredKernel
-    from ktuned.spec import TensorSpec
+    from ktuned.declaration import Kernel as DeclaredKernel
+    from ktuned.declaration import TensorSpec
 
 MAX_KEPT_BYTES = 1 << 28
 """Most memory for further inputs that are kept for the next config. Others are made again, which takes about as long as
@@ -96,7 +96,7 @@ class ProblemInputs:
         self._seed = seed
         self._seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         self._seed_generators()
-        from ktuned.spec import load_tensors_to
+        from ktuned.declaration import load_tensors_to
 
         with load_tensors_to(device.name if device.kind == "cuda" else "cpu"):
             self._declared = kernel.evaluate_inputs(problem)
@@ -128,7 +128,7 @@ class ProblemInputs:
         return {name: self._make_or_adopt_tensor(name, entry, moved) for name, entry in self._declared.items()}
 
     def _make_or_adopt_tensor(self, name: str, entry: Any, moved: dict[int, Any]) -> Any:
-        from ktuned.spec import TensorSpec
+        from ktuned.declaration import TensorSpec
 
         site = self._kernel.site
         try:
@@ -157,7 +157,7 @@ class ProblemInputs:
 
     def _make_further_inputs(self, number: int) -> dict[str, Any]:
         """Make the tensors that differ; poisoned tensors keep their content."""
-        from ktuned.spec import HARD_FILLS, TensorSpec
+        from ktuned.declaration import HARD_FILLS, TensorSpec
 
         specs = [
             (name, entry)
@@ -175,7 +175,7 @@ def _change_spec(spec: TensorSpec, place: int, number: int) -> TensorSpec | None
 
     ``place`` is the input's place among the inputs.
     """
-    from ktuned.spec import EVERYWHERE, HARD_FILLS
+    from ktuned.declaration import EVERYWHERE, HARD_FILLS
 
     if number > len(HARD_FILLS):
         is_random = spec.resolved_fill in ("uniform", "normal", "integer") and not spec.file

@@ -76,7 +76,7 @@ class QuickLook:
         """
         import torch
 
-        from ktuned.spec import view_as_bits
+        from ktuned.declaration import view_as_bits
 
         # All flags are made before the only wait for the device.
         flags = self._make_output_flags(tensors)

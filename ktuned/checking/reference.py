@@ -16,7 +16,7 @@ from ktuned.checking.tensor_library import TensorLibrary, is_unwritten
 from ktuned.model import Device, KernelFileError, listed
 
 if TYPE_CHECKING:
-    from ktuned.spec import Kernel as DeclaredKernel
+    from ktuned.declaration import Kernel as DeclaredKernel
 
 DEFAULT_CONFIG = "reference='default': the default config"
 """Start of an error message about the default config, where its outputs are the expected ones."""

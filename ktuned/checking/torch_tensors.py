@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ktuned.model import UsageError
 
 if TYPE_CHECKING:
-    from ktuned.spec import TensorSpec
+    from ktuned.declaration import TensorSpec
 
 
 class TorchTensors:
@@ -39,7 +39,7 @@ class TorchTensors:
 
     def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
         """Make the tensor on the device itself; torch raises RuntimeError if its memory is short."""
-        from ktuned.spec import materialise
+        from ktuned.declaration import materialise
 
         return materialise(spec, name, seed_text, device)
 
@@ -145,13 +145,13 @@ class TorchTensors:
 
     def poison_tensor(self, tensor: Any) -> None:
         """Poison on the tensor's device."""
-        from ktuned.spec import fill_with_poison
+        from ktuned.declaration import fill_with_poison
 
         fill_with_poison(tensor)
 
     def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the memory as signed integers."""
-        from ktuned.spec import find_poison, view_as_bits
+        from ktuned.declaration import find_poison, view_as_bits
 
         return [(view_as_bits(tensor), find_poison(tensor).signed_patterns)]
 
@@ -161,19 +161,19 @@ class TorchTensors:
 
     def find_unwritten(self, tensor: Any) -> Any:
         """Look for the poison on the tensor's device."""
-        from ktuned.spec import find_unwritten
+        from ktuned.declaration import find_unwritten
 
         return find_unwritten(tensor)
 
     def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
-        from ktuned.spec import hold_same_bits
+        from ktuned.declaration import hold_same_bits
 
         return hold_same_bits(one, other)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> Any:
         """Hash on the tensors' device; on the CPU like NumPy's arrays, which is ten times as fast there."""
-        from ktuned.spec import view_as_bits
+        from ktuned.declaration import view_as_bits
 
         views = [view_as_bits(tensor) for tensor in tensors]
         if all(view.device.type == "cpu" for view in views):
@@ -221,7 +221,7 @@ def _digest_on_device(views: Sequence[Any]) -> Any:
     """
     import torch
 
-    from ktuned.spec import mix_bits
+    from ktuned.declaration import mix_bits
 
     total = torch.zeros((), dtype=torch.int64, device=views[0].device)
     place = 0

@@ -17,7 +17,7 @@ from ktuned.model import Problem
 from ktuned.spool import CALL_KEY, CALLS
 
 if TYPE_CHECKING:
-    from ktuned.spec import TensorSpec
+    from ktuned.declaration import TensorSpec
 
 Declared = TypeVar("Declared", bound=Declaration)
 Call = TypeVar("Call", bound=RecordedCall)
@@ -53,7 +53,7 @@ class AdoptedFiles(Generic[Call]):
         self, call: Call, shape: int | tuple[int, ...], dtype: str, fill: str, *, output: bool, **limits: Any
     ) -> TensorSpec:
         """Declare a tensor of a call; if it was captured, its content is in the call's file."""
-        from ktuned.spec import tensor
+        from ktuned.declaration import tensor
 
         if fill != CAPTURED:
             return tensor(shape, dtype, fill, output=output, **limits)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktuned.declaration import Kernel
 from ktuned.model import UsageError
 from ktuned.python.cells import MARK, write_kernel_text
-from ktuned.spec import Kernel
 
 
 @dataclass(frozen=True)

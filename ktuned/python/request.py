@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ktuned.cli import choose_presenter, ensure_daemon, follow_tuning, print_message
+from ktuned.declaration import Kernel, end_declarations
 from ktuned.model import JobState, KernelFileError, KtunedError, UsageError, canonical
 from ktuned.protocol import (
     KERNELS,
@@ -22,7 +23,6 @@ from ktuned.protocol import (
 )
 from ktuned.python.origin import Origin, find_notebook_shell, find_origin
 from ktuned.python.result import Result
-from ktuned.spec import Kernel, end_declarations
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.answers import TUNE_DEADLINE_S, Config, Problem
 

@@ -13,10 +13,10 @@ from itertools import islice
 
 import msgspec
 
+from ktuned.declaration import BoundSpace
 from ktuned.dependencies import ACCESSES
 from ktuned.model import Config, KernelFileError, KtunedError, Outcome, Scalar, UsageError, canonical
 from ktuned.search.strategy import Count, Strategy, describe_error, load_strategy
-from ktuned.spec import BoundSpace
 
 AUTO = "auto"
 

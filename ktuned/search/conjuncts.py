@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from ktuned.declaration import Conditional, Unsplittable, parse_function, split_function
 from ktuned.model import Expression, Scalar, Term
-from ktuned.spec import Conditional, Unsplittable, parse_function, split_function
 
 _PREFIX = "_knob_"
 

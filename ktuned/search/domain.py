@@ -22,10 +22,10 @@ from operator import getitem
 from random import Random
 from time import monotonic
 
+from ktuned.declaration import BoundSpace
 from ktuned.model import Config, Scalar
 from ktuned.search.chain import MAX_CELLS, Chain, CountTooLarge, Point, satisfies_all, walk_valid_points
 from ktuned.search.conjuncts import Conjunct, split_constraint
-from ktuned.spec import BoundSpace
 
 MAX_WALKED = 20_000
 """Most configs of a callable's space that strategies know: some 100 ms, and 10 MiB."""

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ktuned.declaration import BoundSpace
 from ktuned.search.blas import limit_blas_to_one_thread
 from ktuned.search.candidates import Candidates
 from ktuned.search.chain import Point
@@ -33,7 +34,6 @@ from ktuned.search.convergence import FASTER, Surprises, UntriedConfigs, chance_
 from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
 from ktuned.search.points import PointStrategy
-from ktuned.spec import BoundSpace
 
 # The numbers were found on recorded tuning spaces. `benchmarks/search.py` shows what a change to one of them costs.
 

@@ -12,11 +12,11 @@ from bisect import bisect_left, insort
 from random import Random
 from time import monotonic
 
+from ktuned.declaration import BoundSpace
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
 from ktuned.search.chain import Point
 from ktuned.search.domain import SAMPLE_S, build_domain
 from ktuned.search.strategy import Count, Strategy
-from ktuned.spec import BoundSpace
 
 DRAWS = 8
 """Attempts to draw a new point at random before other ways are tried. Usually most of a space is new."""

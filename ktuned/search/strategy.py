@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ktuned.declaration import BoundSpace
 from ktuned.model import Config, Outcome, Scalar, UsageError
-from ktuned.spec import BoundSpace
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
+from ktuned.declaration import BoundSpace, space
 from ktuned.model import Outcome, Scalar, canonical
 from ktuned.search import Strategy
-from ktuned.spec import BoundSpace, space
 from ktuned.testing.rules import require_rule
 
 ASKS = 400

@@ -67,7 +67,7 @@ from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Phases, Reply, TimedPhases
 
 if TYPE_CHECKING:
-    from ktuned.spec import Kernel as DeclaredKernel
+    from ktuned.declaration import Kernel as DeclaredKernel
 
 
 class OutdatedWorker(KtunedError):

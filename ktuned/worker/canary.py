@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.checking import ProblemData, require_free_memory_for_spare
+from ktuned.declaration import kernel, space, tensor
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, KernelFileError
-from ktuned.spec import kernel, space, tensor
 
 _SIDE = 16
 """Rows and columns: just enough to load the kernels, because the GPU's lanes wait for the rehearsal."""

@@ -22,10 +22,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ktuned.backends import Backend, Compiled, Registry, Unit
+from ktuned.declaration import forget_modules
 from ktuned.dependencies import ACCESSES, OBSERVER
 from ktuned.ipc import Places, Recipe, read_sight_text, replies, requests
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
-from ktuned.spec import forget_modules
 from ktuned.worker.compiler_trace import CompilerTrace
 from ktuned.worker.inspect import check_digests, list_inspected_files, resolve_digests
 from ktuned.worker.observations import SourceChanged

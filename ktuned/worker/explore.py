@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ktuned import search
+from ktuned.declaration import MEMBERSHIP_BOUND, BoundSpace, make_plain_size
+from ktuned.declaration import space as declare_space
 from ktuned.ipc import Places, replies, requests
 from ktuned.model import (
     Config,
@@ -34,8 +36,6 @@ from ktuned.model import (
     UsageError,
     canonical,
 )
-from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace, make_plain_size
-from ktuned.spec import space as declare_space
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
 from ktuned.worker.prior import ask_prior, describe_stray_prior
@@ -43,7 +43,7 @@ from ktuned.worker.prior import ask_prior, describe_stray_prior
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ktuned.spec import Kernel
+    from ktuned.declaration import Kernel
     from ktuned.worker.reply import Reply
 
 MOST_REMEMBERED = 4_096

@@ -12,10 +12,10 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
+from ktuned.declaration import get_kernel_module
 from ktuned.dependencies import ACCESSES, FreshProcessNeeded
 from ktuned.ipc import Places, Sight, read_sight, replies, requests
 from ktuned.model import Observation, Phase
-from ktuned.spec import get_kernel_module
 from ktuned.worker.compile import check_toolchain, make_unit, observe_reads, require_inspected_code
 from ktuned.worker.compiler_trace import CompilerTrace
 from ktuned.worker.inspect import check_digests

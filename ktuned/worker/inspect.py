@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ktuned.backends import Registry
+from ktuned.declaration import describe_kernel, load_file, load_if_changed
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp, stamp_files, stamps_agree
 from ktuned.model import (
@@ -26,11 +27,10 @@ from ktuned.model import (
     Phase,
     canonical,
 )
-from ktuned.spec import describe_kernel, load_file, load_if_changed
 from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
 if TYPE_CHECKING:
-    from ktuned.spec import Kernel
+    from ktuned.declaration import Kernel
     from ktuned.worker.reply import Reply
 
 

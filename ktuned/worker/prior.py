@@ -21,9 +21,9 @@ from random import Random
 
 import msgspec
 
+from ktuned.declaration import BoundSpace, Kernel, find_mapping_fault
 from ktuned.model import Config, Device, canonical, listed
 from ktuned.search import build_domain
-from ktuned.spec import BoundSpace, Kernel, find_mapping_fault
 
 MAX_NAMED = 32
 """Most configs of ``prior(p)`` that are tried: if a cost model is right, it is right among its first configs."""

@@ -86,7 +86,7 @@ def main(project: Path) -> None:
     settings = tomllib.loads((project / "ktuned.toml").read_text())
     env: dict[str, str] = settings.get("env", {})
     os.environ |= env
-    from ktuned.spec.loader import load_file
+    from ktuned.declaration.loader import load_file
 
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as home:

@@ -40,7 +40,7 @@ N = 1 << 24
 KERNEL = """
 import functools
 from ktuned import kernel, space, tensor
-from ktuned.spec import materialise
+from ktuned.declaration import materialise
 from ktuned_nvrtc import Build
 
 N = {n}

@@ -31,7 +31,7 @@ def _by_torch(array: Any) -> str:
 
 
 def _as_on_a_device(array: Any) -> str:
-    from ktuned.spec import view_as_bits
+    from ktuned.declaration import view_as_bits
 
     return TORCH.read_digests([torch_tensors._digest_on_device([view_as_bits(torch.from_numpy(array))])])[0]
 

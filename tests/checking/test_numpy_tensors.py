@@ -14,8 +14,8 @@ from ktuned.checking.guards import Guards
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.tensor_library import NUMPY, TORCH, choose_library
 from ktuned.checking.verdict import compare_outputs
+from ktuned.declaration.tensors import find_layout
 from ktuned.model.errors import KernelFileError
-from ktuned.spec.tensors import find_layout
 from tests.worker.declaring import CPU, N, declare
 
 PROBLEM = {"M": 4}

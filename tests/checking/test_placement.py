@@ -14,8 +14,8 @@ import torch
 from ktuned.checking.guards import Guards
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.tensor_library import NUMPY, TORCH
+from ktuned.declaration import Kernel, kernel, space
 from ktuned.model import Device, DeviceModel, DeviceName, KernelFileError, Target
-from ktuned.spec import Kernel, kernel, space
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
 

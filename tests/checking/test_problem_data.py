@@ -10,8 +10,8 @@ import torch
 from ktuned import tensor
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.quick_look import QuickLook
+from ktuned.declaration.declared_kernel import Kernel
 from ktuned.model.errors import KernelFileError
-from ktuned.spec.declared_kernel import Kernel
 from tests.worker.declaring import CPU, N, declare
 
 PROBLEM = {"M": 4}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktuned.checking.verdict import Verdict, compare_outputs, run_check
-from ktuned.spec.poisons import fill_with_poison
+from ktuned.declaration.poisons import fill_with_poison
 
 
 def judge(out: Any, reference: Any, *, rtol: float = 0.0, atol: float = 0.0, ratio: float = 0.0) -> Verdict:

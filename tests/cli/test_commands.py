@@ -538,7 +538,7 @@ def test_what_only_asks_stays_light(serve: Serve, arguments: tuple[str, ...]) ->
     program = (
         "import sys; from ktuned.cli import main; main(sys.argv[1:]);"
         "heavy = {'anyio', 'structlog', 'sqlite3', 'torch', 'rich'};"
-        "heavy |= {'ktuned.daemon', 'ktuned.search', 'ktuned.spec', 'ktuned.dropin'};"
+        "heavy |= {'ktuned.daemon', 'ktuned.search', 'ktuned.declaration', 'ktuned.dropin'};"
         "heavy |= {'hashlib', 'logging', 'importlib.metadata', 'webbrowser'};"
         "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"
     )

@@ -217,7 +217,7 @@ def test_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
     assert "ktuned.daemon" in imported
     roots = {name.partition(".")[0] for name in imported}
     assert not roots & {"torch", "numpy", "cuda", "tvm_ffi", "ktuned_fake", "ktuned_tvm_ffi", "tune_it", "safetensors"}
-    assert not any(name.startswith(("ktuned.worker", "ktuned.spec")) for name in imported)
+    assert not any(name.startswith(("ktuned.worker", "ktuned.declaration")) for name in imported)
 
 
 def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon(daemon: Daemon) -> None:

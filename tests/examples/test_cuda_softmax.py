@@ -9,9 +9,9 @@ import pytest
 
 from ktuned.backends.contract import Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.loader import load_file
 from ktuned.model.values import Scalar
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.loader import load_file
 from ktuned.testing.backends import BackendExample, check_backend, check_load_without_device
 from ktuned_tvm_ffi import Build, TvmFfiCuda
 from tests.plugins.nvcc_here import needs_nvcc

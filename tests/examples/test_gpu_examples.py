@@ -37,7 +37,7 @@ from pathlib import Path
 import torch, triton
 from ktuned_client import Client
 from ktuned_triton import Triton, install, load
-from ktuned.spec.loader import get_kernel_module
+from ktuned.declaration.loader import get_kernel_module
 hit = Client(deadline_s=1.0).lookup("triton_matmul:triton_matmul", {"M": 4096, "N": 4096, "K": 4096})
 assert hit.artifact is not None, hit
 a, b = (torch.randn(4096, 4096, device="cuda").half() for _ in "ab")

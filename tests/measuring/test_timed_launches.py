@@ -12,11 +12,11 @@ import torch
 from ktuned.checking.judged_outputs import JudgedOutputs
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.quick_look import QuickLook
+from ktuned.declaration import Kernel, kernel, space, tensor
 from ktuned.measuring.host_timer import HostTimer
 from ktuned.measuring.race import RaceRules
 from ktuned.measuring.timed_launches import SURE_COMPARED, TimedLaunches, WrongLaunch
 from ktuned.model import Device, DeviceModel, DeviceName, Preset, Target
-from ktuned.spec import Kernel, kernel, space, tensor
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
 PRESET = Preset("test", warmup=1, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)

@@ -11,11 +11,11 @@ import pytest
 
 from ktuned.checking.judged_outputs import JudgedOutputs
 from ktuned.checking.problem_data import ProblemData
+from ktuned.declaration import Kernel, kernel, space, tensor
 from ktuned.measuring.cuda_timer import EVENTS, GRAPH, CudaTimer
 from ktuned.measuring.race import RaceRules
 from ktuned.measuring.timed_launches import SURE_COMPARED, TimedLaunches, WrongLaunch
 from ktuned.model import PRESETS, Device, DeviceModel, DeviceName, Target
-from ktuned.spec import Kernel, kernel, space, tensor
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ktuned.backends import install_hint
-from ktuned.spec.loader import suggest_distribution
+from ktuned.declaration.loader import suggest_distribution
 from tests.packaging.distributions import PROJECTS, ROOT
 
 _PROJECTS = {

@@ -10,8 +10,8 @@ from typing import Any
 
 from ktuned.backends import Absent, Backend, Build, Compiled, Unit
 from ktuned.checking.problem_data import ProblemData
+from ktuned.declaration.declared_kernel import Kernel
 from ktuned.model import Device, Outcome
-from ktuned.spec.declared_kernel import Kernel
 
 CompileOne = Callable[..., tuple[Compiled, Path]]
 

@@ -11,8 +11,8 @@ import pytest
 
 import ktuned_triton
 from ktuned.backends import Backend, Unit
+from ktuned.declaration import Kernel, load_file
 from ktuned.model import Config
-from ktuned.spec import Kernel, load_file
 from ktuned_command import Command
 from ktuned_nvrtc import Nvrtc
 

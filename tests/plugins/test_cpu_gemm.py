@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.loader import load_file
 from ktuned.model.values import Outcome, Scalar
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.loader import load_file
 from ktuned_tvm_ffi import TvmFfi
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "cpu_gemm"

@@ -15,13 +15,13 @@ import pytest
 from ktuned.backends import cubin
 from ktuned.backends.contract import Unit
 from ktuned.backends.registry import Registry
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.loader import forget_modules, load_file
 from ktuned.ipc.manifest import digest_file
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.loader import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned_cutedsl import Build, CuteDsl, resources
 from ktuned_cutedsl.compiler import CUBIN_FILE, LIBRARY_FILE
@@ -329,7 +329,7 @@ class TestExample:
 
     def test_its_meaning_includes_what_the_function_calls(self, rmsnorm: Kernel, tmp_path: Path) -> None:
         """An edit of the device code is a new source digest, and so a new artifact."""
-        from ktuned.spec.digest import describe_kernel
+        from ktuned.declaration.digest import describe_kernel
 
         before = describe_kernel(rmsnorm, "p", TUNE_RMSNORM.parent)
         text = TUNE_RMSNORM.read_text()

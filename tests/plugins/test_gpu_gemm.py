@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.loader import load_file
 from ktuned.model.values import Scalar
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.loader import load_file
 from ktuned_nvrtc import Nvrtc
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "gpu_gemm"

@@ -18,13 +18,13 @@ from ktuned.backends import cpu
 from ktuned.backends.contract import Compiled, Unit
 from ktuned.backends.cuda import torch_cuda_devices
 from ktuned.backends.registry import Registry
+from ktuned.declaration.digest import describe_kernel
+from ktuned.declaration.loader import forget_modules, load_file
 from ktuned.ipc import Places, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
-from ktuned.spec.digest import describe_kernel
-from ktuned.spec.loader import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned.worker.compile import compile_units
 from ktuned.worker.reply import Reply

@@ -10,14 +10,14 @@ import pytest
 
 from ktuned.backends import cpu
 from ktuned.backends.cuda import torch_cuda_devices
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.loader import load_file
 from ktuned.measuring.cuda_timer import CudaTimer
 from ktuned.measuring.race import RaceRules
 from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.plan import PRESETS
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.loader import load_file
 from tests.plugins.torch_trials import EXAMPLES, SMALL, Trials, load_kernel
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 
 from ktuned.backends import Absent, Registry, Unit
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.digest import describe_kernel
+from ktuned.declaration.loader import load_file
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.digest import describe_kernel
-from ktuned.spec.loader import load_file
 from ktuned.testing.backends import check_backend
 from ktuned_triton import Build, Triton, load
 from ktuned_triton.arguments import pack_number

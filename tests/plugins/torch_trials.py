@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ktuned.backends.contract import Launch, Unit
 from ktuned.checking.problem_data import ProblemData
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.loader import load_file
 from ktuned.model.device import Device
 from ktuned.model.values import Config, Problem
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.loader import load_file
 from ktuned_torch import Build, Torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from ktuned import space
+from ktuned.declaration.user_values import Values
 from ktuned.model import KernelFileError, canonical
 from ktuned.search import Exhaustive, build_domain
 from ktuned.search import Random as RandomStrategy
 from ktuned.search import domain as domain_module
 from ktuned.search.conjuncts import split_constraint
-from ktuned.spec.user_values import Values
 
 TEN = list(range(1, 11))
 NINE_KNOBS: Any = dict.fromkeys("abcdefghi", TEN)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned import space
+from ktuned.declaration import make_plain_size
 from ktuned.model.errors import KernelFileError, UsageError
 from ktuned.model.values import Outcome, Scalar, canonical
 from ktuned.search.domain import ESTIMATE_S, SAMPLE_S
@@ -24,7 +25,6 @@ from ktuned.search.exhaustive import FEW, MIXED, Exhaustive, mix_configs
 from ktuned.search.guided import Guided
 from ktuned.search.random import WINDOW, Random, permute_indices
 from ktuned.search.strategy import ASK_S, Strategy, load_strategy
-from ktuned.spec import make_plain_size
 
 SPACES = {
     "axes": space(A=range(7), B=["x", "y"], where=lambda p, c: c.A != p.M),

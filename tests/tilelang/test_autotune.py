@@ -20,8 +20,8 @@ from tilelang.jit.kernel import JITKernel
 
 from ktuned.adoption import AdoptedDirectory
 from ktuned.cli.commands.run import HOOK, hook_environment
+from ktuned.declaration.loader import load_file
 from ktuned.dropin import CALL_KEY, PROGRAMS_KEY, Account, Answer, CallKey, CallRecord, DaemonLink, account
-from ktuned.spec.loader import load_file
 from ktuned.spool import RECORD_SUFFIX, read_file, spool_directory
 from ktuned_client import Client
 from ktuned_tilelang import AutoTuner, autotune, autotuner, keyed_call

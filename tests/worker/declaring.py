@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from ktuned import kernel, space, tensor
 from ktuned.backends.contract import Build as AnyBuild
+from ktuned.declaration.declared_kernel import Kernel, KernelFunction
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
-from ktuned.spec.declared_kernel import Kernel, KernelFunction
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
 N = 16

@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from ktuned import Unsupported, space
 from ktuned.backends.registry import Registry
+from ktuned.declaration.loader import forget_modules
 from ktuned.ipc import Places, replies, requests
 from ktuned.ipc.manifest import digest_file
 from ktuned.model.errors import KernelFileError, NotFound, UsageError
 from ktuned.model.keys import Phase
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
-from ktuned.spec.loader import forget_modules
 from ktuned.worker.explore import Exploration, Explorer
 from ktuned.worker.inspect import COUNTED_SPACE, Inspector, check_digests, load_kernel
 from ktuned.worker.observations import SourceChanged

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 
 from ktuned import backends
 from ktuned.backends import Layout
+from ktuned.declaration import functions
 from ktuned.model import Scalar
-from ktuned.spec import functions
 
 
 @dataclass(frozen=True)

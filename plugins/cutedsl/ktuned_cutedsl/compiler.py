@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Unit, cubin, cut_message, lend_scratch_directory, occupancy_fact
+from ktuned.declaration import functions, iterate_causes, locate_user_line
 from ktuned.model import KernelFileError, Unsupported
-from ktuned.spec import functions, iterate_causes, locate_user_line
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.linker import Linker

@@ -22,9 +22,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from ktuned.declaration import BoundSpace
 from ktuned.model import Scalar
 from ktuned.search import Point, PointStrategy
-from ktuned.spec import BoundSpace
 
 ASKS = 6
 """Useless proposals of the sampler before the nearest valid config is taken instead."""

@@ -21,7 +21,7 @@ _PHASES = ("first_launch", "check", "timing")
 
 def adopt(file: str, name: str, identity: str) -> None:
     """Declare the kernel of an application's function; called by the kernel files that the daemon writes."""
-    from ktuned.spec import kernel, space
+    from ktuned.declaration import kernel, space
 
     files = AdoptedFiles(file, Call)
     declared = files.read_declaration(Declaration, identity)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from ktuned import backends
 from ktuned.backends import Layout
-from ktuned.spec import functions
+from ktuned.declaration import functions
 from ktuned_tilelang.execution import AUTO, check_execution_backend
 from ktuned_tilelang.values import to_plain
 

@@ -27,8 +27,8 @@ from ktuned.backends import (
     occupancy_fact,
     redirect_compiler,
 )
+from ktuned.declaration import iterate_causes, locate_user_line
 from ktuned.model import KernelFileError, Unsupported
-from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, check_version
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.elaboration import ElaborationError, elaborate_build

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.backends import Layout, unknown_tensor
+from ktuned.declaration import functions
 from ktuned.model import Unsupported
-from ktuned.spec import functions
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.execution import AUTO, CUTEDSL, METAL_ONLY, check_execution_backend
 from ktuned_tilelang.values import from_plain

@@ -32,8 +32,8 @@ from ktuned.backends import (
     find_version,
     torch_cuda_devices,
 )
+from ktuned.declaration import functions
 from ktuned.model import Device, KernelFileError, Outcome, Unsupported
-from ktuned.spec import functions
 from ktuned_torch import inductor
 from ktuned_torch.bound_function import FunctionCall, TorchKernel, explain_unsupported
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ktuned import backends
 from ktuned.backends import Launch, unknown_tensor
+from ktuned.declaration import iterate_causes
 from ktuned.model import Unsupported
-from ktuned.spec import iterate_causes
 
 _NEEDS_GPU = (
     # Triton, without a GPU and with one.

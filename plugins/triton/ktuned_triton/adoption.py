@@ -25,7 +25,7 @@ MAX_MISMATCHED_RATIO = 1e-3
 
 def adopt(file: str, name: str, identity: str) -> None:
     """Declare the kernel of an application's function; called by the kernel files that the daemon writes."""
-    from ktuned.spec import kernel, space
+    from ktuned.declaration import kernel, space
 
     files = AdoptedFiles(file, Call)
     declared = files.read_declaration(Declaration, identity)

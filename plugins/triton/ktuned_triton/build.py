@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from ktuned import backends
 from ktuned.backends import Layout
-from ktuned.spec import functions
+from ktuned.declaration import functions
 from ktuned_triton.descriptors import Descriptor
 from ktuned_triton.library import Library
 

@@ -32,8 +32,8 @@ from ktuned.backends import (
     ptxas,
     redirect_compiler,
 )
+from ktuned.declaration import iterate_causes, locate_user_line
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
 from ktuned_triton.descriptors import Descriptor, expand_descriptor, is_descriptor_type

@@ -19,8 +19,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ktuned.declaration import functions
 from ktuned.model import BackendError
-from ktuned.spec import functions
 
 if TYPE_CHECKING:
     from ktuned_triton.build import Build

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from ktuned.declaration import functions
+from ktuned.declaration.loader import get_kernel_module
 from ktuned.model.errors import KernelFileError
-from ktuned.spec import functions
-from ktuned.spec.loader import get_kernel_module
-from tests.spec.conftest import Project
+from tests.declaration.conftest import Project
 
 FILE = """
 from helper import tripled
@@ -151,7 +151,7 @@ def test_an_application_finds_functions_in_its_own_module(tmp_path: Path) -> Non
     path = tmp_path / "tune_app.py"
     path.write_text("def doubled(x):\n    return 2 * x\n")
     script = (
-        "import sys, importlib\nfrom pathlib import Path\nfrom ktuned.spec import functions\n"
+        "import sys, importlib\nfrom pathlib import Path\nfrom ktuned.declaration import functions\n"
         "path = Path(sys.argv[1])\nbefore = list(sys.path)\n"
         "found = functions.find_function('doubled', path)\nassert found(2) == 4\n"
         "assert functions.find_function('doubled', path) is found\nassert sys.path == before\n"

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ktuned.spec.loader import get_kernel_module, is_kernel_module
+from ktuned.declaration.loader import get_kernel_module, is_kernel_module
 
 _REMEDY = "def it at the top level of the kernel file, or of a module that this imports"
 _NAME = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*:)?[^\W\d]\w*(?:\.[^\W\d]\w*)*")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from ktuned.declaration.declared_kernel import Kernel
 from ktuned.dependencies import OBSERVER
 from ktuned.ipc import Untrusted, normalize_path, stamp
-from ktuned.spec.declared_kernel import Kernel
 
 MAX_FILES = 4_000
 """Most files that one kernel may declare: each survey looks at all of them."""

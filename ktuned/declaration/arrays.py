@@ -1,4 +1,4 @@
-"""The arrays of torch and of NumPy that :mod:`ktuned.spec.draws` works on; each library is imported when it is used."""
+"""The arrays of torch and of NumPy that :mod:`ktuned.declaration.draws` works on; each is imported when it is used."""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ktuned.declaration.spaces import CartesianSpace, ListSpace, Space
+from ktuned.declaration.user_values import find_mapping_fault
+from ktuned.declaration.work import find_work_fault, list_given_metrics
 from ktuned.model import (
     ENERGY,
     EXACT,
@@ -22,9 +25,6 @@ from ktuned.model import (
     name_figure,
     read_objective,
 )
-from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
-from ktuned.spec.user_values import find_mapping_fault
-from ktuned.spec.work import find_work_fault, list_given_metrics
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
 """Phases for which a kernel file may declare a deadline."""

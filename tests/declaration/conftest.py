@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.digest import describe_kernel
+from ktuned.declaration.loader import LoadedFile, forget_modules, load_file
 from ktuned.model.kernel import KernelInfo
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.digest import describe_kernel
-from ktuned.spec.loader import LoadedFile, forget_modules, load_file
 
 HEADER = """\
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import Phase
 from ktuned.worker.inspect import Inspector
 from ktuned.worker.reply import Reply
-from tests.spec.conftest import Project
+from tests.declaration.conftest import Project
 
 FLAGGED = """
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tensors that a kernel is measured on: declared by shape, dtype and fill, and made identically for every config.
 
 Declaring one needs no torch. :func:`materialise` makes its content on the device itself, from a key, with the same
-bytes on every device (:mod:`ktuned.spec.draws`).
+bytes on every device (:mod:`ktuned.declaration.draws`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ktuned.declaration import draws
+from ktuned.declaration.hard_inputs import HARD_FILLS, draw_hard_numbers
+from ktuned.declaration.poisons import fill_with_poison, look_up_poison, view_as_bits
 from ktuned.model import UsageError, listed
-from ktuned.spec import draws
-from ktuned.spec.hard_inputs import HARD_FILLS, draw_hard_numbers
-from ktuned.spec.poisons import fill_with_poison, look_up_poison, view_as_bits
 
 if TYPE_CHECKING:
     import numpy
     import torch
 
     from ktuned.backends import Layout
-    from ktuned.spec.draws import Arrays
+    from ktuned.declaration.draws import Arrays
 
 FLOATS = (
     "float64",
@@ -134,8 +134,8 @@ def tensor(
 
     Fills: ``uniform`` draws from ``[low, high)``, by default ``[-1, 1)``; ``integer`` draws whole numbers from
     ``[low, high)``, by default -3 to 3 (unsigned: 0 to 3; bool: a coin), also for floating dtypes; ``normal`` has
-    mean 0 and deviation 1; ``zeros``; ``ones``; ``empty`` is poisoned (see :mod:`ktuned.spec.poisons`). ``auto`` is
-    ``empty`` for an output, ``uniform`` for floating dtypes and ``integer`` for the others.
+    mean 0 and deviation 1; ``zeros``; ``ones``; ``empty`` is poisoned (see :mod:`ktuned.declaration.poisons`). ``auto``
+    is ``empty`` for an output, ``uniform`` for floating dtypes and ``integer`` for the others.
 
     ``dtype`` is a torch dtype or its name. ``output`` marks a tensor that the kernel writes and that is checked.
     Without a ``seed``, one is derived from the tensor's name and problem.
@@ -194,7 +194,7 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
     """
     import torch
 
-    from ktuned.spec.arrays import TorchArrays
+    from ktuned.declaration.arrays import TorchArrays
 
     dtype = getattr(torch, spec.dtype)
     if spec.file:
@@ -228,7 +228,7 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
     """
     import numpy
 
-    from ktuned.spec.arrays import NumPyArrays
+    from ktuned.declaration.arrays import NumPyArrays
 
     if spec.file:
         found: numpy.ndarray[Any, Any] = _read_file(spec, name, "np")

@@ -1,7 +1,7 @@
 """A declared kernel: the arguments of ``@kernel``, and calls of the file's functions for a problem or a config.
 
 Each call of user code is checked here. An error names the kernel, the argument of ``@kernel``, and the line of the
-kernel file (:meth:`~ktuned.spec.user_values.Site.make_failure`). A result of a wrong type is an error, too.
+kernel file (:meth:`~ktuned.declaration.user_values.Site.make_failure`). A result of a wrong type is an error, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ktuned.declaration.declaration_faults import MAX_PROBLEMS, find_problems_fault
+from ktuned.declaration.spaces import BoundSpace, Space
+from ktuned.declaration.tensors import TensorSpec, find_layout
+from ktuned.declaration.user_values import Site, UnknownKey, Values
+from ktuned.declaration.work import DeclaredWork, compute_throughput
 from ktuned.ipc import normalize_path
 from ktuned.model import (
     PORTFOLIO_CONFIGS,
@@ -26,11 +31,6 @@ from ktuned.model import (
     canonical,
     listed,
 )
-from ktuned.spec.declaration_faults import MAX_PROBLEMS, find_problems_fault
-from ktuned.spec.spaces import BoundSpace, Space
-from ktuned.spec.tensors import TensorSpec, find_layout
-from ktuned.spec.user_values import Site, UnknownKey, Values
-from ktuned.spec.work import DeclaredWork, compute_throughput
 
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
@@ -55,7 +55,7 @@ def no_tensors(p: Any) -> Mapping[str, Any]:
 class Kernel:
     """A declared kernel. Calling it calls its function.
 
-    The fields are the arguments of :func:`~ktuned.spec.declaration.kernel`, and:
+    The fields are the arguments of :func:`~ktuned.declaration.declaration.kernel`, and:
 
     Attributes:
         file: the kernel file that declares it.

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ktuned.declaration.work import compute_throughput, find_work_fault
 from ktuned.model import DeviceModel, Peaks, compute_shares
-from ktuned.spec.work import compute_throughput, find_work_fault
 
 PEAKS = Peaks(DeviceModel("H200"), 3000.0, {"float32": 50.0, "float16": 800.0})
 

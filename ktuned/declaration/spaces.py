@@ -15,8 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
-from ktuned.spec.bound_space import (
+from ktuned.declaration.bound_space import (
     AxisProduct,
     BoundSpace,
     Conditional,
@@ -25,8 +24,9 @@ from ktuned.spec.bound_space import (
     IndexedSpace,
     Where,
 )
-from ktuned.spec.constraint_syntax import write_constraint
-from ktuned.spec.user_values import Site, find_key_fault, find_mapping_fault, find_scalar_fault
+from ktuned.declaration.constraint_syntax import write_constraint
+from ktuned.declaration.user_values import Site, find_key_fault, find_mapping_fault, find_scalar_fault
+from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ktuned import space
+from ktuned.declaration.constraint_syntax import write_constraint
+from ktuned.declaration.user_values import Values
 from ktuned.model import Expression, SpaceInfo
-from ktuned.spec.constraint_syntax import write_constraint
-from ktuned.spec.user_values import Values
 
 KNOBS = ("BM", "BN")
 LIMIT = 64

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ktuned.declaration.digest import describe_kernel
 from ktuned.model.errors import KernelFileError
 from ktuned.model.kernel import KernelInfo
-from ktuned.spec.digest import describe_kernel
-from tests.spec.conftest import Project
+from tests.declaration.conftest import Project
 
 HELPER = '''
 """A module of the project."""
@@ -203,8 +203,8 @@ def test_digests_are_the_same_in_another_directory(sample: Project, tmp_path_fac
     elsewhere = Path(shutil.copytree(sample.root, tmp_path_factory.mktemp("elsewhere") / "checkout"))
     script = f"""
 from pathlib import Path
-from ktuned.spec.digest import describe_kernel
-from ktuned.spec.loader import load_file
+from ktuned.declaration.digest import describe_kernel
+from ktuned.declaration.loader import load_file
 root = Path({str(elsewhere)!r})
 for kernel in load_file(root / "tune_it.py", root).kernels:
     info = describe_kernel(kernel, "other", root)
@@ -332,8 +332,8 @@ def test_code_outside_the_project_is_labelled_by_its_module(project: Project, tm
     script = f"""
 import sys
 from pathlib import Path
-from ktuned.spec.digest import describe_kernel
-from ktuned.spec.loader import load_file
+from ktuned.declaration.digest import describe_kernel
+from ktuned.declaration.loader import load_file
 root = Path({str(project.root)!r})
 print(describe_kernel(load_file(root / "tune_it.py", root).kernels[0], "p", root).digest)
 """

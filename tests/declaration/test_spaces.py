@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned import space
+from ktuned.declaration.spaces import MAX_PLAIN_VALUES, Space
+from ktuned.declaration.user_values import Site, UnknownKey, Values
 from ktuned.model import SpaceInfo
 from ktuned.model.errors import KernelFileError
 from ktuned.model.values import Scalar
-from ktuned.spec.spaces import MAX_PLAIN_VALUES, Space
-from ktuned.spec.user_values import Site, UnknownKey, Values
 
 undeclared: Any = space
 """``space`` as a caller without a type checker sees it."""

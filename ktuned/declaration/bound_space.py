@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from ktuned.declaration.user_values import Site, Values, find_mapping_fault
 from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among
-from ktuned.spec.user_values import Site, Values, find_mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
 """Most configs of a callable that a membership test reads: 0.5 s for a simple generator."""

@@ -13,11 +13,20 @@ import pytest
 import torch
 
 from ktuned import tensor
+from ktuned.declaration import draws
+from ktuned.declaration.arrays import NumPyArrays
+from ktuned.declaration.poisons import fill_with_poison, find_unwritten, view_as_bits
+from ktuned.declaration.tensors import (
+    COMPLEX,
+    DTYPES,
+    FILLS,
+    FLOATS,
+    INTEGER_BITS,
+    TensorSpec,
+    materialise,
+    materialise_numpy,
+)
 from ktuned.model.errors import UsageError
-from ktuned.spec import draws
-from ktuned.spec.arrays import NumPyArrays
-from ktuned.spec.poisons import fill_with_poison, find_unwritten, view_as_bits
-from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, TensorSpec, materialise, materialise_numpy
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -168,7 +177,7 @@ def test_a_seed_is_declared_or_derived_from_the_name() -> None:
 FINGERPRINT = """
 import hashlib, torch
 from ktuned import tensor
-from ktuned.spec.tensors import materialise
+from ktuned.declaration.tensors import materialise
 total = hashlib.sha256()
 for dtype, fill in [("float32", "uniform"), ("float64", "normal"), ("float16", "normal"), ("bfloat16", "uniform"),
                     ("float8_e4m3fn", "uniform"), ("complex64", "normal"), ("int8", "integer"), ("bool", "auto")]:

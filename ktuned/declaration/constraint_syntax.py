@@ -16,8 +16,8 @@ import math
 from collections.abc import Collection, Iterator
 from types import FunctionType
 
+from ktuned.declaration.bound_space import Conditional, Where
 from ktuned.model import Expression, UsageError
-from ktuned.spec.bound_space import Conditional, Where
 
 MAX_NODES = 5_000
 """Most syntax nodes of a constraint. Assignments are inlined, so that a long function could grow without end."""

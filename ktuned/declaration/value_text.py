@@ -18,9 +18,9 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from ktuned.declaration.loader import is_kernel_module
 from ktuned.dependencies import OBSERVER, is_ours
 from ktuned.ipc import normalize_path
-from ktuned.spec.loader import is_kernel_module
 
 _NUMBER_TYPES: tuple[type[Any], ...] = int, float, complex, str, bytes
 _PLAIN_TYPES = bool, int, float, complex, str, bytes, range, type(None), type(...)
@@ -159,7 +159,7 @@ def _describe_place(value: object) -> str:
 
 def _is_kernel(value: object) -> bool:
     """Return whether a value is a declared kernel, which has a description of its own."""
-    return type(value).__module__ == "ktuned.spec.declared_kernel"
+    return type(value).__module__ == "ktuned.declaration.declared_kernel"
 
 
 def _find_names(code: CodeType) -> list[str]:

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from ktuned import load_tensors
+from ktuned.declaration import load_tensors_to
 from ktuned.model import UsageError
-from ktuned.spec import load_tensors_to
 
 
 def _call_from(directory: Path, path: str) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import msgspec
 
+from ktuned.declaration.declared_files import find_declared_files
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.value_text import describe_value
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
 from ktuned.ipc import Untrusted, stamp_files
 from ktuned.model import KernelFacts, KernelInfo, ProjectName
-from ktuned.spec.declared_files import find_declared_files
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.value_text import describe_value
 
 DIGEST_VERSION = 4
 """Raised whenever the texts below change, because every digest changes with them."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.spec.digest import describe_kernel
-from ktuned.spec.loader import forget_modules
-from tests.spec.conftest import HEADER_LINES, Project
+from ktuned.declaration.digest import describe_kernel
+from ktuned.declaration.loader import forget_modules
+from tests.declaration.conftest import HEADER_LINES, Project
 
 KERNEL = """
 @kernel(backend="fake", space=space(A=[1]), inputs=lambda p: dict(A=tensor(1)), check=None{more})
@@ -74,7 +74,7 @@ def test_an_import_ends_at_a_call_of_tune_wherever_it_is(call: str, follows: boo
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
-from ktuned.spec import end_declarations
+from ktuned.declaration import end_declarations
 {kernel("fine")}
 def tune():
     end_declarations()
@@ -185,7 +185,7 @@ def test_new_code_is_seen_after_forgetting(project: Project) -> None:
     assert project.load().kernels[0].name == "a"
     project.write("pkg/sizes.py", "NAMES = ['longer']\n")
     assert project.load().kernels[0].name == "longer"
-    assert "ktuned.spec.declaration" in sys.modules
+    assert "ktuned.declaration.declaration" in sys.modules
 
 
 def test_kernel_files_of_one_name_are_separate_modules(project: Project) -> None:
@@ -281,6 +281,6 @@ def test_a_relative_path_is_loaded(project: Project, monkeypatch: pytest.MonkeyP
     """Relative paths mean the same as absolute ones."""
     project.write("tune_it.py", kernel("a"))
     monkeypatch.chdir(project.root)
-    from ktuned.spec.loader import load_file
+    from ktuned.declaration.loader import load_file
 
     assert load_file(Path("tune_it.py"), Path()).kernels[0].file == project.root / "tune_it.py"

@@ -24,12 +24,12 @@ from types import ModuleType
 import msgspec
 
 from ktuned.backends import find_extra, install_hint
+from ktuned.declaration.declaration import DeclarationCollector, EndOfDeclarations, collect_declarations
+from ktuned.declaration.declared_kernel import Kernel
+from ktuned.declaration.user_values import fold_to_line
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded, ImportEnd, is_ours
 from ktuned.ipc import ABSENT, Untrusted, normalize_path, stamps_agree
 from ktuned.model import KernelFileError, listed
-from ktuned.spec.declaration import DeclarationCollector, EndOfDeclarations, collect_declarations
-from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.user_values import fold_to_line
 
 _DISTRIBUTION_OF_PACKAGE = {
     "cutlass": "nvidia-cutlass-dsl",

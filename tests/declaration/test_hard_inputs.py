@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy
 import pytest
 
-from ktuned.spec import HARD_FILLS, materialise, materialise_numpy, tensor
+from ktuned.declaration import HARD_FILLS, materialise, materialise_numpy, tensor
 
 torch = pytest.importorskip("torch")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.declaration.loader import get_kernel_module
 from ktuned.model.errors import KernelFileError, Unsupported
 from ktuned.model.plan import Plan
-from ktuned.spec.loader import get_kernel_module
-from tests.spec.conftest import HEADER_LINES, Project
+from tests.declaration.conftest import HEADER_LINES, Project
 
 LINE = HEADER_LINES + 1
 

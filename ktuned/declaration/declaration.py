@@ -19,6 +19,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, cast
 
+from ktuned.declaration.declaration_faults import (
+    UNSET,
+    find_check_fault,
+    find_kernel_fault,
+    find_numerics_fault,
+    find_unknown_argument,
+)
+from ktuned.declaration.declared_kernel import Inputs, Kernel, KernelFunction, Metric, no_tensors
+from ktuned.declaration.spaces import Space
+from ktuned.declaration.user_values import Site
+from ktuned.declaration.work import DeclaredWork
 from ktuned.dependencies import is_ours
 from ktuned.model import (
     LATENCY,
@@ -30,17 +41,6 @@ from ktuned.model import (
     Problem,
     with_numerics,
 )
-from ktuned.spec.declaration_faults import (
-    UNSET,
-    find_check_fault,
-    find_kernel_fault,
-    find_numerics_fault,
-    find_unknown_argument,
-)
-from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, no_tensors
-from ktuned.spec.spaces import Space
-from ktuned.spec.user_values import Site
-from ktuned.spec.work import DeclaredWork
 
 DEFAULT_RTOL = 1e-4
 DEFAULT_ATOL = 1e-4
@@ -141,7 +141,7 @@ def kernel(
     Args:
         *bare: refused; all arguments are given by name.
         backend: name of the backend that compiles and launches the Builds.
-        space: the configs, as :func:`~ktuned.spec.spaces.space` makes them.
+        space: the configs, as :func:`~ktuned.declaration.spaces.space` makes them.
         inputs: ``p -> dict`` of tensors by name.
         sources: source files, relative to the kernel file.
         problems: one problem, a list, or a callable that returns one.
@@ -163,7 +163,7 @@ def kernel(
         trials: ends a job after so many trials.
         time_limit_s: ends a job after that time. ``ktuned.toml`` has a project's defaults of these three.
         early_stop: gives up on configs that take this many times as long as the best config.
-        deadlines: seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
+        deadlines: seconds by phase (:data:`~ktuned.declaration.declaration_faults.DEADLINES`).
         until: ``"converged"`` ends a job before its budget when a better config is unlikely.
         prior: ``(p, c) -> score`` or ``p -> configs``: configs that the author expects to be good, to try them first.
         timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs. On

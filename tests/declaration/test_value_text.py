@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 import pytest
 
-from ktuned.spec.value_text import describe_value
-from tests.spec.conftest import Project
+from ktuned.declaration.value_text import describe_value
+from tests.declaration.conftest import Project
 
 LONG = numpy.arange(5000)
 

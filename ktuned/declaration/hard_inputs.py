@@ -17,7 +17,7 @@ fill              the numbers
 
 The first two fill all tensors. The others fill every second tensor: the product of a special number and an ordinary one
 is special, but the product of two special numbers often is not. All numbers are made by integer operations alone, as in
-:mod:`ktuned.spec.draws`, so that they have the same bits everywhere.
+:mod:`ktuned.declaration.draws`, so that they have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ktuned.spec import draws
-from ktuned.spec.draws import Arrays
+from ktuned.declaration import draws
+from ktuned.declaration.draws import Arrays
 
 HARD_FILLS: Final = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
 
