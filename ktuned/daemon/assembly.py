@@ -58,7 +58,6 @@ from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
 from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
-    DueKernels,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -71,7 +70,6 @@ from ktuned.scheduling import (
     Preparation,
     Reading,
     Renewal,
-    Reverification,
     WatchedRoots,
 )
 from ktuned.serve import Events, TeamStore, WinnerExchange
@@ -210,10 +208,9 @@ class Parts:
 
         def on_job_end(kernel: str) -> None:
             team_store.note_job_end(kernel)
+            portfolios.request_fit(kernel)
 
-        to_fit = DueKernels()
-
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, (on_job_end, to_fit.add_kernel))
+        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, on_job_end)
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
@@ -226,7 +223,7 @@ class Parts:
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
         # Winners of other daemons.
-        portfolios = self.portfolios = Portfolios(store, to_fit)
+        portfolios = self.portfolios = Portfolios(store)
         exchange = self.exchange = WinnerExchange(
             admission=admission,
             catalog=catalog,
@@ -288,7 +285,6 @@ class Parts:
         jobs = self.jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish_event)
         catalog.when_kernels_change(jobs.mark_jobs_outdated)
         probes.when_hosts_come(jobs.add_new_devices)
-        reverification = self.reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
         requests = self.requests = JobRequests(
             admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
         )
@@ -322,7 +318,6 @@ class Parts:
 
         self.portfolio_fitter = PortfolioFitter(
             portfolios,
-            to_fit,
             admission=admission,
             catalog=catalog,
             fleet=fleet,
@@ -382,7 +377,7 @@ class Parts:
             for kernel in outdated:
                 if store.list_winners(kernel.name):
                     router.publish_event(KernelStale(kernel=kernel.name, digest=kernel.digest))
-            await reverification.reverify_probed(kernels, outdated)
+            await renewal.reverify_probed(kernels, outdated)
 
         self.toolchain_survey = ToolchainSurvey(
             catalog,

@@ -236,6 +236,6 @@ class Daemon:
         # The doubts of a start are over, because the watcher has now looked at every file.
         self.parts.certainty.record_catch_up()
         self.parts.caches.forget_all_answers()
-        await self.parts.reverification.queue_reverification()
+        await self.parts.renewal.queue_reverification()
         # The exchange comes last, because contexts must be today's.
         await self.parts.team_store.run_until_cancelled()

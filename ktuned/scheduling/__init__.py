@@ -1,7 +1,6 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
 from ktuned.scheduling.dispatcher import Dispatcher, Intervals
-from ktuned.scheduling.due_kernels import DueKernels
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
@@ -13,14 +12,12 @@ from ktuned.scheduling.portfolios import PortfolioFitter, Portfolios
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.reverification import Reverification
 from ktuned.scheduling.watched_roots import WatchedRoots
 
 __all__ = [
     "EVERYTHING",
     "POLICIES",
     "Dispatcher",
-    "DueKernels",
     "HostObserver",
     "IdlePolicy",
     "Intake",
@@ -34,7 +31,6 @@ __all__ = [
     "Preparation",
     "Reading",
     "Renewal",
-    "Reverification",
     "TuningRequest",
     "WatchedRoots",
 ]
