@@ -70,7 +70,6 @@ from ktuned.scheduling import (
     Preparation,
     Reading,
     Renewal,
-    WatchedRoots,
 )
 from ktuned.serve import Events, TeamStore, WinnerExchange
 from ktuned.store import Artifacts, Store
@@ -298,14 +297,6 @@ class Parts:
             publish=router.publish_event,
         )
 
-        watched_roots = self.watched_roots = WatchedRoots(
-            catalog=catalog,
-            inspector=inspector,
-            machine=machine,
-            store=store,
-            renewal=renewal,
-            list_configured=lambda: {root.path for root in self.settings.roots},
-        )
         intake = self.intake = Intake(
             catalog=catalog,
             inspector=inspector,
@@ -313,7 +304,7 @@ class Parts:
             store=store,
             requests=requests,
             renewal=renewal,
-            watched_roots=watched_roots,
+            list_configured=lambda: {root.path for root in self.settings.roots},
         )
 
         self.portfolio_fitter = PortfolioFitter(

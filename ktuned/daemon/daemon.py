@@ -150,7 +150,6 @@ class Daemon:
                 catalog=catalog,
                 explainer=Explainer(catalog, parts.admission, machine, store, parts.certainty),
                 intake=parts.intake,
-                watched_roots=parts.watched_roots,
             ).list_handlers(),
             *self.reload.list_handlers(),
         ]
@@ -193,7 +192,7 @@ class Daemon:
                 parts.portfolio_fitter.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
-                parts.watched_roots.check_missing_periodically,
+                parts.intake.check_missing_periodically,
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,

@@ -12,7 +12,6 @@ from ktuned.scheduling.portfolios import PortfolioFitter, Portfolios
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.watched_roots import WatchedRoots
 
 __all__ = [
     "EVERYTHING",
@@ -32,5 +31,4 @@ __all__ = [
     "Reading",
     "Renewal",
     "TuningRequest",
-    "WatchedRoots",
 ]

@@ -58,7 +58,7 @@ def limited(parts: Parts, directories: int) -> Intake:
         store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
-        watched_roots=parts.daemon.watched_roots,
+        list_configured=set,
         max_directories=directories,
     )
 
@@ -131,7 +131,7 @@ class TestTunePath:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
             await parts.reached("import")
-            await parts.daemon.watched_roots.drop_roots([added.root])
+            await parts.intake.drop_roots([added.root])
             parts.open_gate("import")
         assert not found[0].changes
         assert not parts.catalog.kernels
