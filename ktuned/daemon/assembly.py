@@ -21,7 +21,6 @@ from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
     Catalog,
-    Changes,
     FileInspector,
     ForeignNames,
     Traces,
@@ -267,8 +266,7 @@ class Parts:
             kernel = catalog.resolve_kernel(name)
             root = catalog.find_root(kernel.file)
             if root is not None:
-                found = await inspector.inspect_files(root, [kernel.file])
-                await renewal.react_to_changes(found.changes, saved=False)
+                await renewal.react_to_changes(await inspector.inspect_files(root, [kernel.file]), saved=False)
 
         dispatcher = self.dispatcher = Dispatcher(
             job_machine,
@@ -379,11 +377,12 @@ class Parts:
             intervals=replaced.toolchain_intervals,
         )
 
-        async def on_changes(changes: Changes, saved: bool) -> None:
-            await renewal.react_to_changes(changes, saved=saved)
-
         self.watcher = Watcher(
-            catalog, inspector, on_changes, publication.list_used_kernels, on_doubts_changed=caches.forget_all_answers
+            catalog,
+            inspector,
+            renewal.react_to_changes,
+            publication.list_used_kernels,
+            on_doubts_changed=caches.forget_all_answers,
         )
 
 

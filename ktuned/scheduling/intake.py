@@ -184,8 +184,8 @@ class Intake:
             await anyio.to_thread.run_sync(check_extent, top, self._max_directories)
         files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
         root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
-        found = await self._inspector.inspect_files(root, files)
-        await self._renewal.replace_outdated_jobs(found.changes, saved=False)
+        changes = await self._inspector.inspect_files(root, files)
+        await self._renewal.replace_outdated_jobs(changes, saved=False)
         kernels = self._catalog.list_kernels_below(place)
         errors = self._catalog.list_errors_below(place)
         if not kernels and not errors:
@@ -196,7 +196,7 @@ class Intake:
             if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
             raise UsageError(f"there is no kernel at {path}", hint=hint)
-        return AddedRoot(root, kernels, errors, found.changes, is_new=known is None)
+        return AddedRoot(root, kernels, errors, changes, is_new=known is None)
 
     async def _find_or_make_root(
         self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
@@ -265,9 +265,9 @@ class Intake:
             return Changes()
         is_there = os.path.isfile(kernel.file)
         present, gone = ([kernel.file], []) if is_there else ([], [kernel.file])
-        found = await self._inspector.inspect_files(root, present, gone)
-        await self._renewal.replace_outdated_jobs(found.changes, saved=True)
-        return found.changes
+        changes = await self._inspector.inspect_files(root, present, gone)
+        await self._renewal.replace_outdated_jobs(changes, saved=True)
+        return changes
 
     # Watched roots
 
@@ -310,8 +310,7 @@ class Intake:
             if not os.path.isdir(root.path):
                 continue
             try:
-                found = await self._inspector.inspect_root(root)
-                await self._renewal.react_to_changes(found.changes, saved=False)
+                await self._renewal.react_to_changes(await self._inspector.inspect_root(root), saved=False)
             except KtunedError as error:
                 _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
 

@@ -121,7 +121,7 @@ class Renewal:
                     await self._retune_kernel(name, saved=saved)
             self._was_postponed = anyio.Event()
 
-    async def react_to_changes(self, changes: Changes, *, saved: bool) -> None:
+    async def react_to_changes(self, changes: Changes, saved: bool) -> None:
         """Publish changes, stop the jobs that they outdate, and re-tune the kernels in use.
 
         In use are kernels that were saved just now (``saved``), and kernels that have been tuned before.

@@ -226,8 +226,8 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
         assert [ended["kernel"] for ended in await parts.told.ended()] == ["project:none"]
 
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-        assert not found.changes
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        assert not found
+        await parts.renewal.react_to_changes(found, saved=True)
         *_, ended = await parts.told.ended(2)
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 

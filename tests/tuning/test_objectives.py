@@ -143,7 +143,7 @@ async def test_an_invalid_objective_is_an_error_of_the_kernel_file(
     """The declaration is refused at its line."""
     path = parts.write(kernel_text(**options))
     found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
-    (error,) = found.changes.errors
+    (error,) = found.errors
     assert fault in error.message
     assert error.line > 0
 
@@ -159,7 +159,7 @@ async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
         path = parts.write(changed)
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         assert _look_up(parts, BY_SPEED).status is Status.STALE
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found, saved=True)
         jobs = (await parts.told.ended(4))[2:]
     assert [job["objective"] for job in jobs] == ["latency", BY_SPEED]
     assert _look_up(parts, BY_SPEED).status is Status.FRESH
