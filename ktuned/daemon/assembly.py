@@ -128,7 +128,6 @@ class Parts:
         )
         trust = self.trust = Trust(settings.trusted_directories)
         base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
-        known_children: set[int] = set()
         executor = self.executor = LocalExecutor(
             scratch=settings.scratch,
             cache=settings.cache,
@@ -137,7 +136,6 @@ class Parts:
             compile_cores=settings.compile_cores,
             ends_orphans=replaced.adopts,
             trust=trust,
-            known_children=known_children,
             last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
@@ -159,9 +157,7 @@ class Parts:
         cluster = self.cluster = ClusterExecutor(
             artifacts=settings.artifacts,
             state=settings.state,
-            base_env=base_env,
-            mark=executor.mark,
-            known_children=known_children,
+            programs=executor.programs,
             on_up=on_host_up,
             on_lost=on_host_lost,
             on_changed=on_host_changed,
@@ -239,9 +235,7 @@ class Parts:
             store=store,
             exchange=exchange,
             directory=settings.state,
-            base_env=base_env,
-            mark=executor.mark,
-            known_children=known_children,
+            programs=executor.programs,
         )
 
         # Parts that tune.
