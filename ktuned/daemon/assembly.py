@@ -56,7 +56,6 @@ from ktuned.lookup import (
 from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
 from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
-    Dispatcher,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -84,7 +83,7 @@ class Replacements(msgspec.Struct, frozen=True, kw_only=True):
         cores: The number of cores that timing and compiles share.
         events: The stream of events.
         executor: Wraps the daemon's executor of this machine.
-        intervals: The dispatcher's intervals.
+        intervals: The jobs' intervals.
         preparation_type: The class that prepares jobs.
         read: Returns readings of the machine.
         spare_modules: The modules that spare workers import.
@@ -262,7 +261,7 @@ class Parts:
             if root is not None:
                 await renewal.react_to_changes(await inspector.inspect_files(root, [kernel.file]), saved=False)
 
-        dispatcher = self.dispatcher = Dispatcher(
+        jobs = self.jobs = Jobs(
             job_machine,
             fleet=fleet,
             store=store,
@@ -273,7 +272,6 @@ class Parts:
             read=replaced.read or observer.read_host_use,
             intervals=replaced.intervals or Intervals(),
         )
-        jobs = self.jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish_event)
         catalog.when_kernels_change(jobs.mark_jobs_outdated)
         probes.when_hosts_come(jobs.add_new_devices)
         requests = self.requests = JobRequests(

@@ -135,7 +135,7 @@ class Daemon:
                 fleet=fleet,
                 artifacts=parts.artifacts,
                 prepare=parts.preparation.prepare_brief,
-                lane=parts.dispatcher.get_lane,
+                lane=parts.jobs.get_lane,
                 scratch=parts.executor.scratch / "sanitizers",
             ).list_handlers(),
             *DevicePeaks(
@@ -143,7 +143,7 @@ class Daemon:
                 store=store,
                 fleet=fleet,
                 environments=parts.probes.list_probed_environments,
-                lane=parts.dispatcher.get_lane,
+                lane=parts.jobs.get_lane,
             ).list_handlers(),
             *CallMethods(parts.adoptions, fleet.applications).list_handlers(),
             *KernelMethods(

@@ -1,12 +1,11 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
-from ktuned.scheduling.dispatcher import Dispatcher, Intervals
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
-from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.jobs import Intervals, Jobs
 from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.portfolios import PortfolioFitter, Portfolios
 from ktuned.scheduling.preparation import Preparation
@@ -16,7 +15,6 @@ from ktuned.scheduling.renewal import Renewal
 __all__ = [
     "EVERYTHING",
     "POLICIES",
-    "Dispatcher",
     "HostObserver",
     "IdlePolicy",
     "Intake",

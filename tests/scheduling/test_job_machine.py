@@ -547,7 +547,7 @@ IDS = st.integers(1, 12)
 
 
 class RandomEvents(RuleBasedStateMachine):
-    """Any events in any order, with instructions carried out as a dispatcher would."""
+    """Any events in any order, with instructions carried out as the jobs would."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult, Winner
 from ktuned.model.values import Problem
-from ktuned.scheduling.dispatcher import Intervals
+from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store

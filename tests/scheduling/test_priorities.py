@@ -11,8 +11,8 @@ from ktuned.model.errors import NotFound
 from ktuned.model.job import JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
-from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.idle_policy import Reading
+from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.queue import Arrival
 from ktuned.tuning.progress import estimate_time_left_s
 from tests.assembled import Parts, assembled, kernel_text, wanted
