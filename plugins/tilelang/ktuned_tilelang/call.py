@@ -26,6 +26,7 @@ from ktuned.dropin import (
     check_captured_size,
     convert_to_scalar,
     digest_content,
+    restore_value,
     shorten_dtype,
 )
 from ktuned.model import Config, Problem, canonical
@@ -164,17 +165,14 @@ def make_unlisted_config(knobs: Config, listed: Iterable[Mapping[str, Any]]) -> 
 
     A value that is no scalar is found by its text among the listed configs.
     """
-    config = {}
-    for name, value in knobs.items():
-        if value == "~":
-            continue
-        if isinstance(value, str) and value.startswith("~"):
-            known = [one[name] for one in listed if name in one and convert_to_scalar(one[name]) == value]
-            if not known:
-                return None
-            value = known[0]
-        config[name] = value
-    return config
+    try:
+        return {
+            name: restore_value(value, (one[name] for one in listed if name in one))
+            for name, value in knobs.items()
+            if value != "~"
+        }
+    except LookupError:
+        return None
 
 
 def evaluate_call(
