@@ -11,7 +11,6 @@ from ktuned.backends import DriverKernel, Launch, unknown_tensor, unwrap_result
 from ktuned.model import Device, Unsupported
 from ktuned_nvrtc.arguments import Arguments, fill_variable
 from ktuned_nvrtc.build import Build, pad_to_three
-from ktuned_nvrtc.scalars import list_tensor_names
 
 
 class NvrtcKernel(DriverKernel):
@@ -85,8 +84,7 @@ class NvrtcKernel(DriverKernel):
             KeyError: ``args`` or ``constants`` name a tensor that ``inputs`` does not declare.
             ValueError: the arguments do not fit the kernel's parameters, or a tensor its variable or texture.
         """
-        named = [name for arg in self._build.args for name in list_tensor_names(arg)]
-        for name in (*named, *self._build.constants.values()):
+        for name in self._build.tensors:
             if name not in tensors:
                 raise KeyError(unknown_tensor(name, tensors))
         arguments = Arguments(self._build.entry, self._build.args, self.read_parameter_sizes(), tensors)
