@@ -20,7 +20,7 @@ from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import Plan, Preset
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
+from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +29,12 @@ CRASH = "import os\nos._exit(3)"
 
 
 RunLane = Callable[[], AbstractAsyncContextManager[tuple[Lane, Fleet]]]
+
+
+@pytest.fixture
+def environment(environment: Environment) -> Environment:
+    """Return this interpreter with NumPy's tensors: to import torch would be the largest cost here."""
+    return msgspec.structs.replace(environment, env=(("FAKE_TENSORS", "numpy"),))
 
 
 @pytest.fixture
@@ -51,16 +57,6 @@ def bench(
 ) -> Bench:
     """Return a problem whose opening runs ``body``."""
     return Bench(environment, "fake", code, identity, playground.request(body))
-
-
-async def spares_of(fleet: Fleet, count: int) -> set[int]:
-    """Return the spares' process ids as soon as so many stand ready."""
-
-    def idle() -> set[int]:
-        return {entry.pid for entry in fleet.describe_workers() if entry.state == "idle"}
-
-    await until(lambda: len(idle()) >= count)
-    return idle()
 
 
 async def test_two_jobs_use_a_lane_one_after_the_other(run_lane: RunLane) -> None:

@@ -144,16 +144,14 @@ class TestTunePath:
         parts.kill_workers()
 
     async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts, tmp_path: Path) -> None:
-        """It takes over a root that is known, and one that is polled still is."""
+        """A root that is polled still is when it is tuned with another interpreter."""
         parts.write(kernel_text())
         parts.catalog.add_root(dataclasses.replace(parts.root, polling=True, env={"A": "1"}))
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
-        (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
-        assert (job.kernel, errors) == ("project:it", [])
+        await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         (root,) = parts.catalog.roots
-        assert (parts.new_roots, parts.store.load_roots()) == (1, [root])
         assert root == dataclasses.replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
         parts.kill_workers()
 
@@ -211,6 +209,19 @@ class TestTunePath:
         link.symlink_to(parts.project)
         (job,), _ = await parts.intake.tune_path(str(link / "tune_it.py"), None, TuningRequest())
         assert (job.kernel, parts.new_roots) == ("project:it", 0)
+
+    async def test_another_interpreter_takes_over_a_root(self, parts: Parts, tmp_path: Path) -> None:
+        """``python`` for a root that is known already is not ignored."""
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        parts.write(kernel_text())
+        (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
+        assert (job.kernel, errors) == ("project:it", [])
+        (root,) = parts.catalog.roots
+        assert (root.python, root.name, parts.new_roots) == (str(python), "project", 1)
+        assert parts.store.load_roots() == [root]
+        parts.kill_workers()
 
     async def test_wish_comes_before_what_a_change_sets_off(self, parts: Parts) -> None:
         """A tuned kernel that was edited meanwhile is tuned as changed, not as its file says."""
