@@ -24,7 +24,7 @@ KEYS_A_ROUND, FEW_KEYS_A_ROUND = 5, 2
 
 WRITER = """
 import sys
-from msgspec.structs import replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from ktuned.spool import CallRecord, leave_record
