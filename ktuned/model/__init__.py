@@ -27,7 +27,7 @@ from ktuned.model.errors import (
 )
 from ktuned.model.expressions import Expression, Term
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelFacts, KernelInfo, Root, RootSettings, SpaceInfo
+from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -166,7 +166,6 @@ __all__ = [
     "IllegalMove",
     "Job",
     "JobState",
-    "KernelFacts",
     "KernelFileError",
     "KernelInfo",
     "KernelName",
