@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog import Admission, Catalog
@@ -224,7 +225,7 @@ class PortfolioFitter:
         if is_waiting:
             return
         # Fit, unless the costs are those of the last fit.
-        matrix = Matrix(keys, weights, tuple(costs)).to_wire()
+        matrix = msgspec.to_builtins(Matrix(keys, weights, tuple(costs)))
         fitted_to = hashlib.sha256(canonical({"configs": kernel.portfolio, **matrix}).encode()).hexdigest()
         known = self._portfolios.find_portfolio(kernel, device, objective)
         if known is not None and known.fitted_to == fitted_to:
