@@ -104,7 +104,7 @@ def test_config_that_says_nonsense(tmp_path: Path) -> None:
 def test_commands_without_a_daemon_say_how_to_start_it(tmp_path: Path) -> None:
     """Commands that need a daemon say that there is none, and how to start it."""
     daemon = Daemon(tmp_path)
-    for words in (["status"], ["lookup", "it", "-p", "n=64"], ["jobs"], ["tune", "it"], ["stop"]):
+    for words in (["status"], ["lookup", "it", "-p", "n=64"], ["jobs"], ["stop"]):
         refused = daemon.ktuned(*words)
         assert refused.returncode == NO_DAEMON, words
         assert "`ktuned start` starts one" in _one_line(refused.stderr)
