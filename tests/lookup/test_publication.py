@@ -181,7 +181,7 @@ async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[s
 async def test_a_short_name_means_what_it_meant_in_its_directory(parts: Parts) -> None:
     """If several projects have the name: after one question the table knows; elsewhere, the daemon must be asked."""
     kernel = await tuned(parts)
-    parts.catalog._kernels[KernelName("other:it")] = replace(kernel, project="other")
+    parts.catalog._kernels[KernelName("other:it")] = replace(kernel, project="other", file="/other/it.py")
     here = str(parts.project)
     await until_found(parts, {"n": 64})
     assert read(parts, name="it", directory=here) is None
