@@ -15,7 +15,6 @@ import pytest
 
 from ktuned_client import Client, Hit, winners
 from ktuned_client.answers import ENDED_STATES
-from tests.client import daemon as other_daemon
 from tests.e2e.harness import Daemon, kernel_text
 
 DEFAULT = {"us": 1.0}
@@ -86,19 +85,6 @@ def test_an_application_survives(tuned: Daemon, fault: Callable[[Daemon], None])
             tuned.start()
         tuned.until(lambda: _look_up(client, 256).status in ("near", "default"), "the daemon's answer")
         assert _look_up(client).status == "fresh"
-
-
-@pytest.mark.usefixtures("forking")
-def test_an_application_survives_a_daemon_of_another_protocol(tuned: Daemon) -> None:
-    """An upgrade that speaks otherwise is reported by name; what was known stays."""
-    with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
-        assert _look_up(client).status == "fresh"
-        tuned.kill()
-        with other_daemon.running(tuned.socket, protocol=2):
-            hit = _look_up(client)
-            assert (hit.status, hit.config) == ("unavailable", {"us": 300.0})
-            assert "protocol 2" in hit.message
-            assert _look_up(client, 128).config == DEFAULT
 
 
 def test_an_application_survives_a_full_disk(tuned: Daemon, tmp_path: Path) -> None:
