@@ -15,7 +15,7 @@ from time import monotonic
 
 import pytest
 
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+from tests.e2e.harness import Daemon, kernel_text
 
 SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
 DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
@@ -72,25 +72,6 @@ def test_stale_socket_file_is_replaced(daemon: Daemon) -> None:
     assert daemon.client.call("hello")["protocol"] == 1
 
 
-def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
-    """A path beyond what a Unix socket can carry is one clear line."""
-    daemon = Daemon(tmp_path)
-    refused = _serve({**daemon.env, "KTUNED_SOCKET": str(tmp_path / ("x" * 120) / "k.sock")})
-    assert refused.returncode != DONE
-    assert "KTUNED_SOCKET" in _one_line(refused.stderr)
-
-
-def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """A home that cannot be written is one clear line that names it."""
-    (tmp_path / "file").write_text("")
-    daemon = Daemon(tmp_path)
-    refused = _serve({**daemon.env, "KTUNED_HOME": str(tmp_path / "file" / "home")})
-    assert refused.returncode == NOT_REACHED
-    line = _one_line(refused.stderr)
-    assert str(tmp_path / "file") in line
-    assert "KTUNED_HOME" in line
-
-
 def test_config_that_says_nonsense(tmp_path: Path) -> None:
     """A wrong field of ``config.toml`` is one line with the file and the field."""
     daemon = Daemon(tmp_path, config="[deadlines]\ncompiling = 3\n")
@@ -99,15 +80,6 @@ def test_config_that_says_nonsense(tmp_path: Path) -> None:
     line = _one_line(refused.stderr)
     assert "config.toml" in line
     assert "compiling" in line
-
-
-def test_commands_without_a_daemon_say_how_to_start_it(tmp_path: Path) -> None:
-    """Commands that need a daemon say that there is none, and how to start it."""
-    daemon = Daemon(tmp_path)
-    for words in (["status"], ["lookup", "it", "-p", "n=64"], ["jobs"], ["tune", "it"], ["stop"]):
-        refused = daemon.ktuned(*words)
-        assert refused.returncode == NO_DAEMON, words
-        assert "`ktuned start` starts one" in _one_line(refused.stderr)
 
 
 def test_malformed_kernel_file(daemon: Daemon) -> None:
@@ -126,31 +98,6 @@ def test_malformed_kernel_file(daemon: Daemon) -> None:
     assert "project:it" in both.stdout
     assert f"{wrong}:2:" in both.stderr
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
-def test_a_missing_compiler_fails_the_job_and_blames_no_config(tmp_path: Path) -> None:
-    """Without a C++ compiler the job fails with what to install, and exits 1; no config is blamed for it."""
-    bare = tmp_path / "bin"
-    bare.mkdir()
-    daemon = Daemon(tmp_path, env={"PATH": str(bare), "CXX": ""})
-    with daemon:
-        path = daemon.kernel_file(
-            """\
-            from ktuned import kernel, space, tensor
-            from ktuned_tvm_ffi import Build
-
-            @kernel(backend="tvm_ffi", sources=["it.cc"], space=space(A=[1, 2]), problems=[dict(n=8)], check=None,
-                    inputs=lambda p: dict(x=tensor((p.n,), output=True)))
-            def it(p, c):
-                return Build(function="it", args=("x",))
-            """
-        )
-        (path.parent / "it.cc").write_text("int x;\n")
-        refused = daemon.ktuned("tune", str(path))
-        assert refused.returncode == NOT_REACHED
-        assert "C++ compiler" in refused.stdout + refused.stderr
-        assert "CXX" in refused.stdout + refused.stderr
-        assert daemon.client.call("results", kernel="it")["trials"] == []
 
 
 def _may_mount() -> bool:
@@ -232,12 +179,6 @@ def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
 
-def test_socket_and_its_directory_are_private(shared: Daemon) -> None:
-    """The directory is 0700, the socket 0600."""
-    assert shared.socket.parent.stat().st_mode & 0o777 == 0o700
-    assert shared.socket.stat().st_mode & 0o777 == 0o600
-
-
 def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon) -> None:
     """SIGHUP takes in a new root; a wrong ``config.toml`` is one line in ``status``, and changes nothing."""
     config = daemon.home / "config.toml"
@@ -313,19 +254,6 @@ def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     assert daemon.trials()["b"]["outcome"] == "crashed"
 
 
-def test_memory_eater_is_stopped_before_the_machine_suffers(tmp_path: Path) -> None:
-    """A config that outgrows its worker's memory ends as ``crashed (out of memory)``; the others are measured."""
-    daemon = Daemon(tmp_path, config="bench_memory_gib = 0.75\n")
-    with daemon:
-        space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='eat', tag='b')])"
-        path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
-        daemon.tune(path=str(path))
-        eater = daemon.trials()["b"]
-        assert eater["outcome"] == "crashed"
-        assert "out of memory" in eater["message"]
-        assert daemon.trials()["a"]["outcome"] == "measured"
-
-
 def test_nothing_outlives_its_worker_however_it_detached(tmp_path: Path) -> None:
     """A process without its worker's group, session, parent and environment ends nevertheless."""
     with Daemon(tmp_path, forked=False) as daemon:
@@ -392,22 +320,6 @@ def test_a_store_found_damaged_after_it_was_opened_is_moved_aside(tmp_path: Path
         assert said.rstrip().endswith("`") or ".recover" in said
 
 
-def test_damaged_rows_cost_themselves_alone(tmp_path: Path) -> None:
-    """What SQLite cannot notice is left out, reported in status, and made again; the winner is served as before."""
-    daemon = Daemon(tmp_path)
-    with daemon:
-        assert daemon.ktuned("tune", str(daemon.kernel_file(kernel_text(SPACE)))).returncode == DONE
-        before = daemon.client.lookup("it", dict(n=64))
-    with closing(sqlite3.connect(daemon.home / "ktuned.sqlite")) as connection, connection:
-        connection.execute("UPDATE kernels SET info = '{'")
-        connection.execute("UPDATE probes SET data = CAST(x'ff' AS TEXT)")
-        connection.execute("UPDATE jobs SET plan = '{'")
-    with daemon:
-        assert "damaged and left out" in daemon.ktuned("status").stderr
-        daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the next inspection")
-        assert daemon.client.lookup("it", dict(n=64)).config == before.config
-
-
 def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemon) -> None:
     """A save meanwhile is reported in status, and is not forgotten."""
     path = daemon.kernel_file(kernel_text(SPACE))
@@ -434,3 +346,19 @@ def test_a_refused_file_s_line_says_what_mends_it(shared: Daemon) -> None:
     assert f"chmod go-w {path}" in complaint
     assert "is watched from now on" in watched
     assert f"chmod go-w {path}" in shared.ktuned("kernels").stdout
+
+
+def test_damaged_rows_cost_themselves_alone(tmp_path: Path) -> None:
+    """What SQLite cannot notice is left out, reported in status, and made again; the winner is served as before."""
+    daemon = Daemon(tmp_path)
+    with daemon:
+        assert daemon.ktuned("tune", str(daemon.kernel_file(kernel_text(SPACE)))).returncode == DONE
+        before = daemon.client.lookup("it", dict(n=64))
+    with closing(sqlite3.connect(daemon.home / "ktuned.sqlite")) as connection, connection:
+        connection.execute("UPDATE kernels SET info = '{'")
+        connection.execute("UPDATE probes SET data = CAST(x'ff' AS TEXT)")
+        connection.execute("UPDATE jobs SET plan = '{'")
+    with daemon:
+        assert "damaged and left out" in daemon.ktuned("status").stderr
+        daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the next inspection")
+        assert daemon.client.lookup("it", dict(n=64)).config == before.config

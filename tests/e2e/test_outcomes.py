@@ -173,20 +173,12 @@ def test_second_tuning_compiles_and_measures_nothing(daemon: Daemon) -> None:
     assert not [event for event in events if event["type"] == "refining"]
 
 
-def test_damaged_artifact_is_made_again(daemon: Daemon) -> None:
-    """A damaged artifact is a miss: removed, rebuilt, measured."""
-    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT, reference=REFERENCE))
-    daemon.tune(path=str(path))
-    for file in (daemon.home / "cache" / "artifacts").rglob("kernel.json"):
-        file.chmod(0o600)
-        file.write_text("{}")
-    before = len(daemon.compiles.read_text().splitlines())
-    # Another tolerance is another digest, with the same artifacts.
-    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT, reference=REFERENCE, rtol="0.01"))
-    _, (job,) = daemon.tune(path=str(path))
-
-    assert job["state"] == "done"
-    assert len(daemon.compiles.read_text().splitlines()) == before + 2
+def test_many_compile_at_once(tmp_path: Path) -> None:
+    """Several compile slots, each with its own staging: no config is disturbed by another's compile."""
+    entries = ", ".join(f"dict(us={100.0 + index}, does='work', tag='t{index}')" for index in range(40))
+    with Daemon(tmp_path, config="compile_slots = 6\n") as daemon:
+        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel_text(f"space([{entries}])", early_stop="100.0"))))
+        assert (job["state"], job["outcomes"]) == ("done", {"measured": 40})
 
 
 def test_reference_that_fails_is_one_clear_line(daemon: Daemon) -> None:
@@ -200,25 +192,3 @@ def test_reference_that_fails_is_one_clear_line(daemon: Daemon) -> None:
     path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT))
     _, (job,) = daemon.tune(path=str(path))
     assert job["state"] == "done"
-
-
-def test_no_device_ends_with_the_reason(daemon: Daemon) -> None:
-    """A backend without a device fails the job at once, and says what mends it."""
-    daemon.stop()
-    daemon.env["FAKE_DEVICES"] = "0"
-    daemon.start()
-    path = daemon.kernel_file(kernel_text(_space()))
-    events, jobs = daemon.tune(path=str(path))
-    assert not jobs or jobs[0]["state"] == "failed"
-    (job,) = daemon.client.call("jobs")["jobs"]
-    assert "there is no fake device" in job["message"]
-    assert "FAKE_DEVICES=1" in job["message"]
-    assert events == [] or events[-1]["type"] == "job_done"
-
-
-def test_many_compile_at_once(tmp_path: Path) -> None:
-    """Several compile slots, each with its own staging: no config is disturbed by another's compile."""
-    entries = ", ".join(f"dict(us={100.0 + index}, does='work', tag='t{index}')" for index in range(40))
-    with Daemon(tmp_path, config="compile_slots = 6\n") as daemon:
-        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel_text(f"space([{entries}])", early_stop="100.0"))))
-        assert (job["state"], job["outcomes"]) == ("done", {"measured": 40})

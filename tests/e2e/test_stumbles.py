@@ -36,11 +36,9 @@ def _project(daemon: Daemon, name: str, text: str) -> Path:
     "words",
     [
         ("--strategy", "bogus"),
-        ("-p", "bogus=3"),
         ("-p", "n=bogus"),
         ("-p", "n=64", "--config", "us=1.0"),
         ("--device", "cuda:99"),
-        ("--objective", "bogus"),
         ("--objective", "max:bogus"),
     ],
     ids=" ".join,
