@@ -32,6 +32,8 @@ def document(**changes: Any) -> Any:
         "device": "GPU",
         "default": {"BM": 16},
         "specialize": None,
+        "bucket": {},
+        "names": {},
         "winners": [WINNER],
         **changes,
     }
