@@ -55,7 +55,7 @@ from ktuned.lookup import (
     WinnerTable,
 )
 from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
-from ktuned.protocol import KernelStale
+from ktuned.protocol import JobInfo, KernelStale
 from ktuned.scheduling import (
     Dispatcher,
     DueKernels,
@@ -208,12 +208,14 @@ class Parts:
         )
         probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
-        def on_job_end(kernel: str) -> None:
-            team_store.note_job_end(kernel)
-
         to_fit = DueKernels()
 
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, (on_job_end, to_fit.add_kernel))
+        def on_job_end(job: JobInfo) -> None:
+            publication.publish_tuned(job)
+            team_store.note_job_end(job.kernel)
+            to_fit.add_kernel(job.kernel)
+
+        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, on_job_end)
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))

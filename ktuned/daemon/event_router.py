@@ -6,7 +6,7 @@ called while the publisher waits, so they must neither block nor publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.devices import Probes
@@ -14,6 +14,7 @@ from ktuned.lookup import AnswerCaches
 from ktuned.protocol import (
     Event,
     JobDone,
+    JobInfo,
     KernelsReloaded,
     KernelStale,
     LaneChanged,
@@ -28,7 +29,7 @@ class EventRouter:
     """Publishes events to parts and subscribers.
 
     Args:
-        after_jobs: Called with the kernel of each job that has ended.
+        after_job: Called with each job that has ended.
 
     Attributes:
         trials: How many trials have ended since the start.
@@ -40,14 +41,14 @@ class EventRouter:
         artifact_cleanup: ArtifactCleanup,
         caches: AnswerCaches,
         probes: Probes,
-        after_jobs: Sequence[Callable[[str], None]],
+        after_job: Callable[[JobInfo], None],
     ) -> None:
         self.trials = 0
         self._events = events
         self._artifact_cleanup = artifact_cleanup
         self._caches = caches
         self._probes = probes
-        self._after_jobs = after_jobs
+        self._after_job = after_job
 
     def publish_event(self, event: Event) -> None:
         """Deliver one event."""
@@ -57,8 +58,7 @@ class EventRouter:
             case JobDone():
                 self._caches.forget_answers(event.kernel)
                 self._artifact_cleanup.request_collection()
-                for act in self._after_jobs:
-                    act(event.kernel)
+                self._after_job(event.job_state)
             case NamesLearned() | KernelStale() | WinnerChanged():
                 self._caches.forget_answers(event.kernel)
             case KernelsReloaded():
