@@ -46,7 +46,7 @@ PROBES: Final = 16
 file."""
 
 MAX_ENTRIES: Final = 16_384
-"""Most entries (16 MiB of memory); beyond that, new entries replace others."""
+"""Most entries (16 MiB of memory); beyond that, entries of the least recently used kernels are replaced."""
 
 MAX_NAME_CHARACTERS: Final = 256
 MAX_NAMES: Final = 1024
@@ -74,7 +74,10 @@ _find_cached_slot = lru_cache(MAX_NAMES)(_compute_slot)
 
 
 def make_kernel_key(name: str, directory: str | None) -> bytes:
-    """Return the key of a kernel's entry, from its full name, or from a short name and the directory it is used in."""
+    """Return the key of a kernel's entry, from its full name, or from a short name and the directory it is used in.
+
+    A short name without a directory is the key of the only kernel that has this short name.
+    """
     return b"K" + (name if directory is None or ":" in name else f"{name}\0{directory}").encode()
 
 

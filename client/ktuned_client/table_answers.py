@@ -2,7 +2,8 @@
 
 A lookup needs two entries. The kernel's entry says how its problems become keys (its *rules*, which are kept decoded),
 and the winner's entry has the answer. A fresh answer holds as long as the daemon watches, which the header's time says.
-Any other answer holds for a few seconds only, because the daemon counts the lookups that wait for a tuning.
+Any other answer holds for a few seconds only, because the daemon counts the lookups that wait for a tuning. If nobody
+has asked the daemon for that tuning yet, or if it may know better, the answer is given only when no daemon answers.
 """
 
 from __future__ import annotations
@@ -128,7 +129,18 @@ class TableAnswers:
             if found is None:
                 return None
             slot, generation, payload = found
-            config, status, message, latency_us, artifact, decided, is_final, metrics, measured = unpack(payload)
+            (
+                config,
+                status,
+                message,
+                latency_us,
+                artifact,
+                decided,
+                is_final,
+                metrics,
+                measured,
+                asks_first,
+            ) = unpack(payload)
             until = now + (LAST_WORD_S if unwatched else HOLDS_S)
             if status == "fresh":
                 if now < watched_until:
@@ -137,7 +149,7 @@ class TableAnswers:
                     status, message = "stale", f"{UNWATCHED}: {unwatched}"
                 else:
                     return None
-            elif is_old and not unwatched:
+            elif (is_old or asks_first) and not unwatched:
                 return None
             if measured is not None and pack(dict(sorted(measured.items()))) == pack(dict(sorted(asked.items()))):
                 measured = None
@@ -168,7 +180,10 @@ class TableAnswers:
             return None
 
     def _read_rules(self, table: Table, question: Question) -> _Rules | None:
-        entry = table.find(make_kernel_key(question.kernel, self._place))
+        # A full name, or a short name that only one kernel has; else, the meaning of the name in this directory.
+        entry = table.find(make_kernel_key(question.kernel, None))
+        if entry is None and self._place is not None and ":" not in question.kernel:
+            entry = table.find(make_kernel_key(question.kernel, self._place))
         if entry is None:
             return None
         slot, generation, payload = entry

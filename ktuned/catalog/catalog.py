@@ -239,6 +239,10 @@ class Catalog:
         """Return the kernel with a full name, or None if it is gone."""
         return self._kernels.get(KernelName(name))
 
+    def is_only_namesake(self, kernel: KernelInfo) -> bool:
+        """Return whether no other kernel has a kernel's short name, so that it means this kernel in any directory."""
+        return sum(other.kernel == kernel.kernel for other in self._kernels.values()) == 1
+
     def find_namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]

@@ -131,10 +131,6 @@ class TorchTensors:
         copy_elements(tensor, copy)
         return copy
 
-    def make_contiguous(self, tensor: Any) -> Any:
-        """Copy even a contiguous tensor: it may be a small part of a large allocation."""
-        return tensor.clone(memory_format=self.module.contiguous_format)
-
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy, also between devices."""
         copy_elements(source, target)

@@ -54,7 +54,7 @@ from ktuned.lookup import (
     WinnerTable,
 )
 from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
-from ktuned.protocol import KernelStale
+from ktuned.protocol import JobInfo, KernelStale
 from ktuned.scheduling import (
     HostObserver,
     IdlePolicy,
@@ -199,9 +199,10 @@ class Parts:
         )
         probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
-        def on_job_end(kernel: str) -> None:
-            team_store.note_job_end(kernel)
-            portfolios.request_fit(kernel)
+        def on_job_end(job: JobInfo) -> None:
+            publication.publish_tuned(job)
+            team_store.note_job_end(job.kernel)
+            portfolios.request_fit(job.kernel)
 
         router = self.router = EventRouter(events, artifact_cleanup, caches, probes, on_job_end)
 

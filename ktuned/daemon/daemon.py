@@ -184,11 +184,12 @@ class Daemon:
         parts.artifacts.clean_staging()
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
+            # Before the first request, so that clients find the last winners in the table even if the daemon is slow.
+            tasks.start_soon(parts.lookups.run_until_cancelled)
             await tasks.start(self.server.serve_until_cancelled, listening)
             self._notifier.report_ready(self._describe_activity())
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
-                parts.lookups.run_until_cancelled,
                 parts.portfolio_fitter.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,

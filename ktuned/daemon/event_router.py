@@ -14,6 +14,7 @@ from ktuned.lookup import AnswerCaches
 from ktuned.protocol import (
     Event,
     JobDone,
+    JobInfo,
     KernelsReloaded,
     KernelStale,
     LaneChanged,
@@ -28,7 +29,7 @@ class EventRouter:
     """Publishes events to parts and subscribers.
 
     Args:
-        on_job_end: Called with the kernel of each job that has ended.
+        after_job: Called with each job that has ended.
 
     Attributes:
         trials: How many trials have ended since the start.
@@ -40,14 +41,14 @@ class EventRouter:
         artifact_cleanup: ArtifactCleanup,
         caches: AnswerCaches,
         probes: Probes,
-        on_job_end: Callable[[str], None],
+        after_job: Callable[[JobInfo], None],
     ) -> None:
         self.trials = 0
         self._events = events
         self._artifact_cleanup = artifact_cleanup
         self._caches = caches
         self._probes = probes
-        self._on_job_end = on_job_end
+        self._after_job = after_job
 
     def publish_event(self, event: Event) -> None:
         """Deliver one event."""
@@ -57,7 +58,7 @@ class EventRouter:
             case JobDone():
                 self._caches.forget_answers(event.kernel)
                 self._artifact_cleanup.request_collection()
-                self._on_job_end(event.kernel)
+                self._after_job(event.job_state)
             case NamesLearned() | KernelStale() | WinnerChanged():
                 self._caches.forget_answers(event.kernel)
             case KernelsReloaded():

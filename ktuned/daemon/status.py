@@ -38,7 +38,6 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         channels=jobs.describe_channels()
         | {"follow_ups": parts.follow_ups.describe_queue(), "writer": parts.store.describe_writer()},
         server=server.describe_traffic(),
-        events=parts.events.describe_ring(),
         jobs=jobs.count_jobs(),
         policy=jobs.policy,
         paused=tuple(sorted(jobs.pauses)),

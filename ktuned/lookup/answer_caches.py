@@ -22,14 +22,14 @@ class AnswerCaches:
         table: The table of winners, for clients.
         when_changed: Called after each change that clients can see.
         shortcuts: Answers, by the bytes of their questions.
-        winners: Winners as lookups serve them, by kernel.
+        winners: Winners as lookups serve them, by kernel; ``None`` if they are in the table, but not kept here.
     """
 
     def __init__(self, table: WinnerTable) -> None:
         self.table = table
         self.when_changed: Callable[[], None] = lambda: None
         self.shortcuts = Shortcuts()
-        self.winners: dict[str, list[Winner]] = {}
+        self.winners: dict[str, list[Winner] | None] = {}
 
     def forget_answers(self, kernel: str) -> None:
         """Forget a kernel's answers, because its winners or their context have changed.

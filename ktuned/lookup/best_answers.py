@@ -67,6 +67,7 @@ class BestAnswers:
         *,
         tune: bool = False,
         admits: Admits | None = None,
+        is_needed: bool = True,
     ) -> Lookup:
         """Return the best answer for one problem of a kernel; its ``generation`` is left to the caller.
 
@@ -77,11 +78,13 @@ class BestAnswers:
             objective: The objective.
             tune: Whether the caller starts the tunings that would improve the answer; then the message says so.
             admits: Replaces the check against the kernel's space.
+            is_needed: Whether somebody needs the answer now. Otherwise no files are read, and its artifact does not
+                count as served.
         """
         # The problem that represents this one, if the kernel file groups problems.
         key_problem = kernel.choose_representative(problem)
         # The state in which it would be measured now.
-        now = self._certainty.find_present_state(kernel, key_problem, device)
+        now = self._certainty.find_present_state(kernel, key_problem, device, compares=is_needed)
         context, model = now.context, now.model
         # The ladder decides.
         if is_exact(objective) and model is not None:
@@ -112,7 +115,7 @@ class BestAnswers:
             message = failure or "the space does not admit the default for this problem"
         elif found.status is Status.DEFAULT and not message:
             message = _explain_default(found.wants_tuning and tune, device, is_here=context is not None)
-        answer = self._make_answer(kernel, problem, model, objective, found, message)
+        answer = self._make_answer(kernel, problem, model, objective, found, message, is_needed=is_needed)
         return Lookup(
             answer,
             found.is_certain,
@@ -129,6 +132,8 @@ class BestAnswers:
         objective: Objective,
         found: Decision,
         message: str,
+        *,
+        is_needed: bool,
     ) -> Answer:
         """Return the answer that says what was decided."""
         incumbent = found.winner
@@ -146,7 +151,7 @@ class BestAnswers:
             config=None if found.config is None else kernel.order_config(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched without compiling again.
-            artifact=self._locate_artifact(incumbent) if incumbent is not None and found.is_current else None,
+            artifact=self._locate_artifact(incumbent, is_needed) if incumbent and found.is_current else None,
             age_s=compute_age(decided),
             decided=decided,
             file=kernel.file,
@@ -208,11 +213,12 @@ class BestAnswers:
             measured = incumbent.problem if job is None else job.problem
         return None if canonical(measured) == canonical(problem) else kernel.order_problem(measured)
 
-    def _locate_artifact(self, incumbent: Winner) -> str | None:
+    def _locate_artifact(self, incumbent: Winner, is_served: bool) -> str | None:
         path = None if incumbent.artifact is None else self._artifacts.find_artifact(incumbent.artifact)
         if path is None or incumbent.artifact is None:
             return None
-        self._artifacts.mark_served(incumbent.artifact)
+        if is_served:
+            self._artifacts.mark_served(incumbent.artifact)
         return str(path)
 
 

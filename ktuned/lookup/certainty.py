@@ -84,8 +84,13 @@ class Certainty:
         self.is_caught_up = True
         self._comparisons.clear()
 
-    def find_present_state(self, kernel: KernelInfo, problem: Problem, device: str | None) -> PresentState:
-        """Return the state in which a problem would be measured now, on a device by its name or model (None: any)."""
+    def find_present_state(
+        self, kernel: KernelInfo, problem: Problem, device: str | None, *, compares: bool = True
+    ) -> PresentState:
+        """Return the state in which a problem would be measured now, on a device by its name or model (None: any).
+
+        ``compares`` has the same meaning as for :meth:`find_doubt`.
+        """
         environment = self._catalog.find_kernel_environment(kernel)
         fault = self._catalog.find_file_fault(kernel)
         try:
@@ -96,21 +101,28 @@ class Certainty:
         if fault:
             return PresentState(environment, found, found.model, None, fault, "")
         context = self._machine.build_context(kernel, environment, problem, found)
-        doubt = self.find_doubt(kernel, environment, found)
+        doubt = self.find_doubt(kernel, environment, found, compares=compares)
         return PresentState(environment, found, found.model, context, "", doubt)
 
     def find_doubt(
-        self, kernel: KernelInfo, environment: Environment | None = None, device: Device | None = None
+        self,
+        kernel: KernelInfo,
+        environment: Environment | None = None,
+        device: Device | None = None,
+        *,
+        compares: bool = True,
     ) -> str:
         """Return why the present context of a kernel is not certain; empty if it is.
 
         The ``environment`` is the kernel's own by default. If ``device`` is on another host, the toolchain there is
-        checked, too.
+        checked, too. Until the watcher has caught up, the kernel's files are compared, or else (``compares``) in doubt.
         """
         environment = environment or self._catalog.find_kernel_environment(kernel)
         if suspect := self._catalog.find_suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
-        reason = "" if self.is_caught_up else self._find_source_doubt(kernel, environment)
+        reason = ""
+        if not self.is_caught_up:
+            reason = self._find_source_doubt(kernel, environment) if compares else "its files"
         if reason:
             return f"not checked since the daemon started: {reason}"
         environments = self._machine.environments

@@ -1,14 +1,16 @@
 """Publication of answers in the table of winners, where clients find them without a request.
 
-The answer to a lookup is published at once, so that no other process has to request it. In the background, the other
-winners of each kernel in use follow, so that clients also find problems that were never looked up before.
+The answer to a lookup is published at once, so that no other process has to request it, and so is the winner of a job
+that has ended. In the background all other winners follow, the most recently used kernels first, so that clients also
+find problems that were never looked up before. If the table is full, the least recently used kernels leave it.
 
 An entry answers every problem of its key, and clients read it without contacting the daemon. So only these are
 published:
 
-* answers that are certain, once the watcher has looked at all files since the start;
 * winners of the key itself: a near config or a default must be requested, so that the daemon tunes the problem;
-* for the same reason, stale winners only after a lookup that requested the tuning of the problem;
+* ``fresh`` answers that are certain, once the watcher has looked at all files since the start;
+* ``stale`` winners after a lookup that requested the tuning of the problem. All others are marked, and a client gives
+  them only if the daemon does not answer its request in time (the machine is busy, or the daemon has just started);
 * keys that clients can form;
 * configs that the declared space admits for all problems of the key, unless the key is the problem itself.
 """
@@ -22,7 +24,7 @@ from typing import Any, Final
 import anyio
 import msgpack
 
-from ktuned.catalog import Catalog, decide_by_declaration
+from ktuned.catalog import Catalog, check_problem, decide_by_declaration
 from ktuned.devices import Machine
 from ktuned.lookup.answer import Lookup
 from ktuned.lookup.answer_caches import AnswerCaches
@@ -35,21 +37,26 @@ from ktuned.model import (
     Config,
     Device,
     KernelInfo,
-    NotFound,
+    KernelName,
+    KtunedError,
+    Objective,
     Problem,
     Status,
 )
-from ktuned.protocol import Answer
+from ktuned.protocol import Answer, JobInfo
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2
-"""How many winners of a kernel are published before anyone requests them."""
+"""How many winners of a kernel, and of all kernels that are not in use, are published before anyone requests them."""
 
 MAX_DESCRIPTION_BYTES: Final = MAX_CONTENT_BYTES - 512
 """Size limit of a kernel's description; the rest of an entry is for the longest name that a client may use."""
 
 SLICE_S: Final = 0.001
 """After publishing for this long, other work of the daemon has its turn, so that lookups wait no longer."""
+
+FIRST_SLICE_S: Final = 0.05
+"""How long a new daemon publishes before it does anything else: its table is empty, and clients read it already."""
 
 SHARE: Final = 0.05
 """Share of the daemon's time that publishing may take, however often a kernel with thousands of winners changes."""
@@ -58,11 +65,14 @@ SHORTEST_PAUSE_S: Final = 0.05
 """Least pause between two publications, because changes come in bursts, for example from the jobs after an edit."""
 
 USED_S: Final = 60.0
-"""For this long after a lookup a kernel is in use: its winners are published, and its files are checked more often."""
+"""For this long after a lookup a kernel is in use: its winners are published first, its files checked more often."""
+
+_NOTHING: Final = (-1, 0)
+"""For a kernel whose winners were not published yet: a generation that no kernel has, and their number."""
 
 
 class Publication:
-    """Writes the table of winners: all winners of the kernels in use, and each answer to a lookup."""
+    """Writes the table of winners: each answer to a lookup, and the winners of all kernels."""
 
     def __init__(
         self,
@@ -82,8 +92,8 @@ class Publication:
         self._served = served
         self._answers = answers
         self._follow_ups = follow_ups
-        self._published: dict[str, int] = {}
-        """For each kernel, the generation in which all its winners were last published."""
+        self._published: dict[str, tuple[int, int]] = {}
+        """For each kernel, the generation in which all its winners were last published, and their number."""
         self._change = anyio.Event()
         caches.when_changed = self.request_publication
 
@@ -101,21 +111,36 @@ class Publication:
         """Publish the answer to a lookup, and which kernel the given name means in the given directory."""
         if found.answer.status is Status.STALE and not tune:
             return
-        if not self._publish_answer(kernel, problem, found):
+        if not found.is_certain or not self._certainty.is_caught_up or not self._publish_answer(kernel, problem, found):
             return
         self._write_entry(kernel.name, make_kernel_key(name, directory), self._describe_kernel(kernel))
-        if self._published.get(kernel.name) != self._table.generation(kernel.name):
+        if self._published.get(kernel.name, _NOTHING)[0] != self._table.generation(kernel.name):
             self._change.set()
 
+    def publish_tuned(self, job: JobInfo) -> None:
+        """Publish the winner of a job that has ended, before anyone is told of the job's end."""
+        kernel = self._catalog.find_kernel(job.kernel)
+        if kernel is None:
+            return
+        # A kernel that is tuned now is used now: the rest of its winners follow soon.
+        self._table.note_use(kernel.name)
+        try:
+            check_problem(kernel, job.problem)
+            self._publish_winner(kernel, job.problem, job.device, job.objective, is_needed=True)
+        except KtunedError:
+            # The kernel has other problems than when the job began.
+            return
+        self._write_kernel_entries(kernel)
+
     async def run_until_cancelled(self) -> None:
-        """Publish the winners of kernels in use, and confirm that the daemon watches files, until cancelled."""
+        """Publish the winners of all kernels, and confirm that the daemon watches files, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._confirm_watch_periodically)
+            await self._publish_kernels(FIRST_SLICE_S)
             while True:
                 await self._change.wait()
                 self._change = anyio.Event()
-                for name in self.list_used_kernels():
-                    await self._publish_winners(name)
+                await self._publish_kernels()
                 await anyio.sleep(SHORTEST_PAUSE_S)
 
     async def _confirm_watch_periodically(self) -> None:
@@ -123,54 +148,87 @@ class Publication:
             self._table.confirm_watch()
             await anyio.sleep(CONFIRM_EVERY_S)
 
-    async def _publish_winners(self, name: str) -> None:
-        """Publish a kernel's fresh winners if not done yet; stop if the kernel changes meanwhile."""
-        generation = self._table.generation(name)
-        if self._published.get(name) == generation or not self._certainty.is_caught_up:
-            return
-        try:
-            kernel = self._catalog.resolve_kernel(name)
+    async def _publish_kernels(self, first_slice_s: float = SLICE_S) -> None:
+        """Publish the winners of all kernels if not done yet, those of the most recently used kernels first."""
+        used, room = set(self.list_used_kernels()), MAX_WINNERS
+        start = perf_counter() + first_slice_s - SLICE_S
+        for name in self._table.sort_by_use(kernel.name for kernel in self._catalog.kernels):
+            if name not in used and (self._change.is_set() or room <= 0):
+                # The kernels in use come first again.
+                return
+            start = await _yield_slice(start)
+            generation = self._table.generation(name)
+            published, count = self._published.get(name, _NOTHING)
+            kernel = self._catalog.find_kernel(KernelName(name))
+            if kernel is None or published == generation:
+                room -= count
+                continue
             winners = self._served.list_winners(kernel, self._catalog.find_kernel_environment(kernel))[:MAX_WINNERS]
-        except NotFound:
-            self._published.pop(name, None)
-            return
-        self._write_entry(name, make_kernel_key(name, None), self._describe_kernel(kernel))
-        start = perf_counter()
-        for winner in winners:
-            # The answer can be found if the winner has all values of the key (the whole problem without `specialize`).
-            if set(kernel.specialize or ()) <= set(winner.problem):
-                found = self._answers.find_best_answer(kernel, winner.problem, winner.context.device, winner.objective)
-                if found.undecided:
-                    # The winner is published after the check, as another answer than before.
-                    self._follow_ups.queue_check(kernel, winner.problem, found.undecided)
-                if found.answer.status is Status.FRESH:
-                    self._publish_answer(kernel, winner.problem, found)
-            took_s = perf_counter() - start
-            if took_s >= SLICE_S:
-                await anyio.sleep(took_s / SHARE)
+            if winners:
+                self._write_kernel_entries(kernel)
+            for winner in winners:
+                # The answer can be found if the winner has all values of the key (the whole problem without
+                # `specialize`).
+                if set(kernel.specialize or ()) <= set(winner.problem):
+                    device = winner.context.device
+                    self._publish_winner(kernel, winner.problem, device, winner.objective, is_needed=name in used)
+                start = await _yield_slice(start)
                 if self._table.generation(name) != generation:
-                    return
-                start = perf_counter()
-        self._published[name] = generation
+                    break
+            else:
+                self._published[name] = generation, len(winners)
+                room -= len(winners)
+            if name not in used:
+                self._served.drop_winners(name)
 
-    def _publish_answer(self, kernel: KernelInfo, problem: Problem, found: Lookup) -> bool:
-        """Publish an answer if it is valid for all problems of its key; return whether it is."""
+    def _publish_winner(
+        self, kernel: KernelInfo, problem: Problem, device: str, objective: Objective, *, is_needed: bool
+    ) -> None:
+        """Publish the answer for a problem that has a winner, without a lookup.
+
+        Args:
+            kernel: The kernel.
+            problem: The problem.
+            device: The device model.
+            objective: The objective.
+            is_needed: Whether the kernel is in use. Then workers check the configs that are in doubt.
+        """
+        is_needed = is_needed and self._certainty.is_caught_up
+        found = self._answers.find_best_answer(kernel, problem, device, objective, is_needed=is_needed)
+        if found.undecided and is_needed:
+            # The winner is published after the check, as another answer than before.
+            self._follow_ups.queue_check(kernel, problem, found.undecided)
+        self._publish_answer(kernel, problem, found, asks_first=found.answer.status is Status.STALE)
+
+    def _publish_answer(self, kernel: KernelInfo, problem: Problem, found: Lookup, *, asks_first: bool = False) -> bool:
+        """Publish an answer if it is valid for all problems of its key; return whether it is.
+
+        ``asks_first`` is whether clients shall give it only if the daemon does not answer.
+        """
         answer, config = found.answer, found.answer.config
-        if (
-            answer.status not in (Status.FRESH, Status.STALE)
-            or config is None
-            or answer.device is None
-            or not found.is_certain
-            or not self._certainty.is_caught_up
-        ):
+        if answer.status not in (Status.FRESH, Status.STALE) or config is None or answer.device is None:
             return False
         is_whole = kernel.specialize is None and not kernel.bucket
         if not is_whole and not decide_by_declaration(kernel, None, config):
             return False
         measured = answer.measured or (None if is_whole else problem)
         key = _pack_value(dict(sorted(kernel.select_key_values(problem).items())))
-        prefix = make_winner_prefix(kernel.name, answer.device, answer.objective)
-        return self._write_entry(kernel.name, prefix + key, _encode_answer(config, answer, measured))
+        key = make_winner_prefix(kernel.name, answer.device, answer.objective) + key
+        payload = _encode_answer(config, answer, measured)
+        # An answer whose tuning was requested stays as it is.
+        if asks_first and not self._table.holds_entry(kernel.name, key, payload):
+            payload = _encode_answer(config, answer, measured, asks_first=True)
+        return self._write_entry(kernel.name, key, payload)
+
+    def _write_kernel_entries(self, kernel: KernelInfo) -> None:
+        """Publish how keys of a kernel's winners are formed, under its full name, and its short name if that is unique.
+
+        A new kernel with the same short name ends all entries (see AnswerCaches.forget_all_answers).
+        """
+        description = self._describe_kernel(kernel)
+        names = [kernel.name, kernel.kernel] if self._catalog.is_only_namesake(kernel) else [kernel.name]
+        for name in names:
+            self._write_entry(kernel.name, make_kernel_key(name, None), description)
 
     def _describe_kernel(self, kernel: KernelInfo) -> bytes:
         """Return the payload from which clients learn how to form the keys of a kernel's winners."""
@@ -190,7 +248,16 @@ class Publication:
         return self._table.holds_entry(kernel, key, payload) or self._table.publish_entry(kernel, key, payload)
 
 
-def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> bytes:
+async def _yield_slice(start: float) -> float:
+    """If publishing has run for a slice since ``start``, give other work its turn; return when the slice began."""
+    took_s = perf_counter() - start
+    if took_s < SLICE_S:
+        return start
+    await anyio.sleep(took_s / SHARE)
+    return perf_counter()
+
+
+def _encode_answer(config: Config, answer: Answer, measured: Problem | None, *, asks_first: bool = False) -> bytes:
     """Return an entry's payload; ``measured`` is the winner's problem if it may differ from the requested one."""
     return _pack_value(
         [
@@ -203,6 +270,7 @@ def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> 
             answer.is_final,
             dict(answer.metrics) or None,
             None if measured is None else dict(measured),
+            asks_first,
         ]
     )
 

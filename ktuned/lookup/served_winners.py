@@ -32,6 +32,11 @@ class ServedWinners:
             self._known[kernel.name] = known
         return known
 
+    def drop_winners(self, kernel: str) -> None:
+        """Do not keep a kernel's winners in memory. The table of winners still has them, so their changes count."""
+        if kernel in self._known:
+            self._known[kernel] = None
+
     def _add_shared_winners(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Also return winners of equal kernels in other projects, if they were measured in this kernel's context.
 

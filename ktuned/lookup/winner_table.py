@@ -151,8 +151,10 @@ class WinnerTable:
         while at is None and self._grow_table():
             at = self._find_place(key)
         if at is None:
-            # The largest table is full here. Which entry is the oldest is not known, so any may be replaced.
-            at = self._entry_offset(crc32(key))
+            # The largest table is full here, so an entry of the least recently used kernel leaves.
+            at = min(self._probe_offsets(key), key=lambda at: self._find_last_use(self._words[at + 2] >> 32))
+            if self._find_last_use(self._words[at + 2] >> 32) > self._find_last_use(slot):
+                return False
         self._write_entry(at, slot, key, payload)
         return True
 
@@ -173,6 +175,15 @@ class WinnerTable:
         # A use is noted as the end of the confirmation (see confirm_watch) that was valid then.
         uses, earliest, latest = self._use_times, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
         return [kernel for kernel in kernels if earliest < uses[find_slot(kernel)] <= latest]
+
+    def sort_by_use(self, kernels: Iterable[str]) -> list[str]:
+        """Return kernels with the most recently used first."""
+        return sorted(kernels, key=lambda kernel: self._find_last_use(find_slot(kernel)), reverse=True)
+
+    def _find_last_use(self, slot: int) -> int:
+        """Return when a slot's kernels were last used; 0 is never, or a time that no client can have noted."""
+        use = self._use_times[slot]
+        return use if use <= self._words[WATCHED_WORD] else 0
 
     def close(self) -> None:
         """Unmap the files; they stay on the disk."""

@@ -25,6 +25,7 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog import Admission, Catalog
@@ -89,7 +90,7 @@ class Portfolios:
 
     def find_portfolio(self, kernel: KernelInfo, device: str, objective: Objective) -> StoredPortfolio | None:
         """Return a kernel's portfolio on a device model, by an objective."""
-        if not kernel.extra.portfolio or is_exact(objective):
+        if not kernel.portfolio or is_exact(objective):
             return None
         if kernel.name not in self._known:
             stored = self._store.load_portfolios(kernel.name)
@@ -186,7 +187,7 @@ class PortfolioFitter:
             KtunedError: The kernel is gone, no worker can fit, or the portfolio cannot be stored.
         """
         kernel = self._catalog.resolve_kernel(name)
-        if not kernel.extra.portfolio:
+        if not kernel.portfolio:
             return
         tuned: dict[tuple[str, Objective], list[Winner]] = {}
         for winner in self._store.list_winners(name):
@@ -217,7 +218,7 @@ class PortfolioFitter:
         # In a thread, because thousands of launched keys take a second.
         weights = tuple(await anyio.to_thread.run_sync(weigh_by_launches, keys, launched))
         best = tuple([self._list_best_costs(winner) for winner in winners])
-        useful = shortlist_configs(Matrix(keys, weights, best), SHORTLIST * kernel.extra.portfolio)
+        useful = shortlist_configs(Matrix(keys, weights, best), SHORTLIST * kernel.portfolio)
         # What did they take? A config that was not measured, for whatever reason, must not be chosen there.
         costs: list[dict[str, float]] = []
         is_waiting = False
@@ -233,12 +234,12 @@ class PortfolioFitter:
         if is_waiting:
             return
         # Fit, unless the costs are those of the last fit.
-        matrix = Matrix(keys, weights, tuple(costs)).to_wire()
-        fitted_to = hashlib.sha256(canonical({"configs": kernel.extra.portfolio, **matrix}).encode()).hexdigest()
+        matrix = msgspec.to_builtins(Matrix(keys, weights, tuple(costs)))
+        fitted_to = hashlib.sha256(canonical({"configs": kernel.portfolio, **matrix}).encode()).hexdigest()
         known = self._portfolios.find_portfolio(kernel, device, objective)
         if known is not None and known.fitted_to == fitted_to:
             return
-        request = requests.FitPortfolio(matrix, kernel.extra.portfolio)
+        request = requests.FitPortfolio(matrix, kernel.portfolio)
         async with self._fleet.lend_worker(Role.INSPECT, self._catalog.find_kernel_environment(kernel)) as worker:
             reply, _ = await worker.send_request(request, self._deadlines)
         if reply.fault:

@@ -180,8 +180,13 @@ class FinalRound:
             return
         # Stop if this is decided already.
         have_competed = all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists)
-        incumbent = self._find_incumbent_trial()
-        if incumbent is not None and (have_competed or self._is_decided(incumbent, rounds)):
+        served = self._find_incumbent()
+        incumbent = None if served is None else self._store.get_trial(served.trial)
+        if served is not None and incumbent is not None and (have_competed or self._is_decided(incumbent, rounds)):
+            if not served.is_final:
+                # It took over its figure, and its rounds, from a trial with equal content.
+                winner = await self._store.decide_winner(served.trial, objective=self._brief.objective)
+                publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
             # The best of the search may be another one: it is the fastest config, and only finalists have the metric.
             if needs_own_launches(self._brief.objective) and self._progress.best_us is not None:
                 self._progress.set_best(incumbent)
@@ -324,11 +329,6 @@ class FinalRound:
             except LaneSick:
                 continue
             return contest
-
-    def _find_incumbent_trial(self) -> Trial | None:
-        """Return the present winner's trial, if that winner is of exactly this context."""
-        incumbent = self._find_incumbent()
-        return None if incumbent is None else self._store.get_trial(incumbent.trial)
 
     def _is_decided(self, incumbent: Trial, rounds: int) -> bool:
         """Return whether the winner has had its rounds, and nothing was measured since.

@@ -114,7 +114,7 @@ def write_until_killed(directory: str, truth: Truth, seed: int) -> str:
         versions[kernel] = version
         publish_rules(table, kernel)
         for size in [*chance.sample(range(SIZES), 10), *range(4)]:
-            payload = [config_of(kernel, size, version), "fresh", "", 1.0, None, 1.0, True, None, None]
+            payload = [config_of(kernel, size, version), "fresh", "", 1.0, None, 1.0, True, None, None, False]
             key = make_winner_prefix(name, "cpu", "latency") + msgpack.packb({"size": size})
             table.publish_entry(name, key, msgpack.packb(payload))
         table.confirm_watch()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned_client import AsyncClient, Client
+from ktuned_client import Client
 from ktuned_client.table import TABLE_NAME, USES_NAME, WATCHED_WORD, Table, find_slot
 from tests.client import daemon
 from tests.client.test_memo import PATIENT_S, age_answers, asked, write_word
@@ -58,13 +58,15 @@ def test_a_problem_that_was_never_asked_needs_no_daemon(path: str, publish: Publ
     assert any(uses[8 * find_slot("p:gemm") :][:8])
 
 
-@pytest.mark.anyio
-async def test_the_async_client_reads_it_too(path: str, publish: Publish) -> None:
-    """One that has no connection yet makes none."""
-    publish({"M": 1})
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
-        assert (await client.lookup("p:gemm", {"M": 1})).status == "fresh"
-        assert await client.call("asked") == 0
+def test_the_last_resort_is_given_when_no_daemon_answers(path: str, publish: Publish) -> None:
+    """A winner that may have changed is the daemon's to confirm. If that is silent, it is better than a default."""
+    publish({"M": 1}, config={"BM": 64}, status="stale", asks_first=True)
+    with Client(path, deadline_s=PATIENT_S) as client:
+        assert client.lookup("p:gemm", {"M": 1}).config == {"BM": 1}
+        assert asked(client) == 1
+    with Client(str(Path(path).parent / "none"), deadline_s=PATIENT_S) as client:
+        hit = client.lookup("p:gemm", {"M": 1}, {"BM": 2})
+        assert (hit.status, hit.config) == ("stale", {"BM": 64})
 
 
 def test_a_question_that_the_table_lacks_goes_to_the_daemon(path: str, publish: Publish) -> None:

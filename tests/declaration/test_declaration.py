@@ -58,6 +58,8 @@ LINE = HEADER_LINES + 1
         ({"atol": "'x'"}, "atol='x' is not a number >= 0"),
         ({"portfolio": "17"}, "portfolio=17 is not a number of configs, 0 to 16"),
         ({"portfolio": "dict(configs=4)"}, "is not a number of configs"),
+        ({"bucket": "dict(M='pow3')"}, "M is 'pow3', not 'pow2', a positive int or a list of ints"),
+        ({"bucket": "dict(M=lambda m: m)"}, "not 'pow2', a positive int or a list of ints"),
         ({"bucket": "3"}, "bucket is of type int, not a dict of rules"),
         ({"bucket": "dict(M=[4, 2])"}, "the ends of M are not in ascending order"),
         ({"max_mismatched_ratio": "2"}, "max_mismatched_ratio=2 is not between 0 and 1"),
@@ -66,6 +68,10 @@ LINE = HEADER_LINES + 1
         ({"time_limit_s": "0"}, "time_limit_s=0 is not a number > 0"),
         ({"early_stop": "1"}, "early_stop=1 is not a number > 1"),
         ({"strategy": "3"}, "strategy=3 is not a name"),
+        ({"objective": "'speed'"}, "there is no objective 'speed'"),
+        ({"objective": "3"}, "objective is of type int"),
+        ({"objective": "'max:speed'"}, "objective names the metric 'speed', which metrics= lacks"),
+        ({"metrics": "dict(energy=lambda p, t: t)"}, "a metric cannot be called 'energy'"),
     ],
 )
 def test_a_wrong_declaration_names_its_error(project: Project, arguments: dict[str, str], words: str) -> None:

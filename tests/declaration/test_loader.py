@@ -115,6 +115,7 @@ def test_a_syntax_error_in_an_imported_module_names_that_module(project: Project
         ("x = 'a\n", "x = 'a\n    ^"),
         ("if x\n    pass\n", "if x\n    ^"),
         (f"y = '{'z' * 300}' )\n", ""),
+        ("x = 1\n\x00", ""),
         ("import nothing_such\n", ""),
     ],
 )

@@ -66,15 +66,3 @@ def test_a_change_of_the_rule_is_seen(daemon: Daemon) -> None:
 
     daemon.until(changed, "the edit to be seen")
     daemon.until(lambda: daemon.client.lookup("ruled", {"n": 120}).status == "fresh", "the bucket's new winner")
-
-
-def test_wrong_rules_are_errors_of_the_file(daemon: Daemon) -> None:
-    """A rule must be one of the three kinds, and belong to a problem key."""
-    for bucket, words in (
-        ('dict(n="pow3")', "bucket: n is 'pow3', not 'pow2'"),
-        ("dict(n=lambda n: n)", "not 'pow2', a positive int or a list of ints"),
-        ("lambda p: dict(n=p.n + 1)", "not a dict of rules by problem key"),
-    ):
-        path = daemon.kernel_file(kernel_text(SPACE, bucket=bucket).replace("def it(", "def bad("), "tune_bad.py")
-        (error,) = daemon.client.tune(path=str(path)).errors
-        assert words in error["message"]

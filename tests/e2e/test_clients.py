@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,6 @@ import pytest
 
 from ktuned_client import Client, Hit, winners
 from ktuned_client.answers import ENDED_STATES
-from tests.client import daemon as other_daemon
 from tests.e2e.harness import Daemon, kernel_text
 
 DEFAULT = {"us": 1.0}
@@ -85,19 +85,6 @@ def test_an_application_survives(tuned: Daemon, fault: Callable[[Daemon], None])
             tuned.start()
         tuned.until(lambda: _look_up(client, 256).status in ("near", "default"), "the daemon's answer")
         assert _look_up(client).status == "fresh"
-
-
-@pytest.mark.usefixtures("forking")
-def test_an_application_survives_a_daemon_of_another_protocol(tuned: Daemon) -> None:
-    """An upgrade that speaks otherwise is reported by name; what was known stays."""
-    with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
-        assert _look_up(client).status == "fresh"
-        tuned.kill()
-        with other_daemon.running(tuned.socket, protocol=2):
-            hit = _look_up(client)
-            assert (hit.status, hit.config) == ("unavailable", {"us": 300.0})
-            assert "protocol 2" in hit.message
-            assert _look_up(client, 128).config == DEFAULT
 
 
 def test_an_application_survives_a_full_disk(tuned: Daemon, tmp_path: Path) -> None:
@@ -218,3 +205,32 @@ def test_the_readme_of_the_client_is_right_about_asyncio(tuned: Daemon) -> None:
     done = subprocess.run(command, env=tuned.env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "['done']"
+
+
+def _ask_in_new_process(daemon: Daemon, directory: Path) -> list[str]:
+    """Return the status and config that a new process gets in a directory that never asked."""
+    script = (
+        f"import ktuned_client as c; hit = c.Client().lookup('it', {PROBLEM}, {DEFAULT}); print(hit.status, hit.config)"
+    )
+    command = [sys.executable, "-c", script]
+    told = subprocess.run(command, cwd=directory, env=daemon.env, capture_output=True, text=True, check=True)
+    return told.stdout.strip().split(" ", 1)
+
+
+def test_what_was_tuned_needs_no_daemon(tmp_path: Path) -> None:
+    """A new process gets the winner though the daemon does not answer: right after the tuning and after a restart."""
+    (tmp_path / "elsewhere").mkdir()
+    with Daemon(tmp_path) as daemon:
+        path = str(daemon.kernel_file(kernel_text(SPACE, default="dict(us=900.0)")))
+        for status in ("fresh", "stale"):
+            if status == "fresh":
+                daemon.tune(path=path)
+            else:
+                daemon.kill()
+                daemon.start()
+            assert daemon.process is not None
+            daemon.process.send_signal(signal.SIGSTOP)
+            try:
+                assert _ask_in_new_process(daemon, tmp_path / "elsewhere") == [status, "{'us': 300.0}"]
+            finally:
+                daemon.process.send_signal(signal.SIGCONT)

@@ -64,39 +64,6 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     assert len(_jobs(daemon)) == 3
 
 
-def test_file_that_only_the_compiler_read_is_watched(daemon: Daemon) -> None:
-    """What a compiler read outside the project, and no inspection finds, is followed: its edit is stale at once."""
-    included = daemon.directory / "elsewhere" / "a.def"
-    included.parent.mkdir()
-    included.write_text("one")
-    path = daemon.kernel_file(kernel_text("space([dict(us=300.0, reads='../elsewhere/a.def')])"))
-    daemon.tune(path=str(path))
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-    included.write_text("two")
-    written = monotonic()
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
-    assert monotonic() - written < 20
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
-def test_a_comment_in_what_a_compiler_reads_costs_a_compile_and_no_measurement(daemon: Daemon) -> None:
-    """Its bytes count, as it may swallow a line; the machine code is the same, and with it the figure."""
-    path = daemon.kernel_file(kernel_text("space([dict(us=300.0, reads='a.h'), dict(us=400.0, reads='a.h')])"))
-    header = path.parent / "a.h"
-    header.write_text("one")
-    daemon.tune(path=str(path))
-    before = daemon.client.lookup("it", dict(n=64))
-    compiles = len(daemon.compiles.read_text().splitlines())
-    header.write_text("one  // a comment")
-    daemon.until(lambda: len(_jobs(daemon)) == 2 and _settled(daemon, 2), "the re-tune")
-    cost = _jobs(daemon)[-1]["cost"]
-    assert len(daemon.compiles.read_text().splitlines()) == 2 * compiles
-    assert (cost["reused"], cost.get("lane_s", 0.0)) == (2, 0.0)
-    after = daemon.client.lookup("it", dict(n=64))
-    assert (after.status, after.config, after.latency_us) == ("fresh", before.config, before.latency_us)
-
-
 def _reading(daemon: Daemon, reading: str, more: str = "") -> Path:
     """Write a kernel file whose reference reads something first."""
     text = _text(reference="doubled").replace("@kernel(", f"@kernel({more}", 1)
@@ -119,37 +86,6 @@ def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
     assert any("weights.bin" in name for name in daemon.client.call("kernels")["kernels"][0]["learned"])
 
 
-def test_data_that_a_constraint_reads_decides_what_is_served(daemon: Daemon) -> None:
-    """An edit of the data alone takes the winner's config out of the space, for this problem and for near ones."""
-    data = daemon.directory / "least.txt"
-    data.write_text("0")
-    where = f"where=lambda p, c: c.us > float(pathlib.Path({str(data)!r}).read_text())"
-    path = daemon.kernel_file("import pathlib\n" + _text().replace("])", f"], {where})", 1))
-    _, (job,) = daemon.tune(path=str(path))
-    assert job["done"] == 2
-
-    def us(n: int) -> object:
-        config = daemon.client.call("lookup", kernel="it", problem={"n": n}, tune=False)["config"]
-        return None if config is None else config["us"]
-
-    daemon.until(lambda: [us(64), us(128)] == [300.0, 300.0], "the winner, for a near problem too")
-    data.write_text("500")
-    daemon.until(lambda: [us(64), us(128)] == [900.0, 900.0], "the config that is left")
-
-
-def test_what_a_child_process_reads_is_watched(daemon: Daemon) -> None:
-    """A child process is observed like the kernel file's own code: an edit of what it has read is tuned again."""
-    data = daemon.directory / "weights.bin"
-    data.write_text("1")
-    path = _reading(daemon, f"subprocess.run(['cat', {str(data)!r}])")
-    daemon.tune(path=str(path))
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-    data.write_text("2")
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the edit to be seen")
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
 def test_what_cannot_be_observed_is_not_fresh(daemon: Daemon) -> None:
     """A kernel that asks another program is stale, queues nothing and says why; declared files make it fresh."""
     asking = "import socket; socket.socket().connect_ex(('127.0.0.1', 9))"
@@ -163,99 +99,6 @@ def test_what_cannot_be_observed_is_not_fresh(daemon: Daemon) -> None:
     assert (entry["status"], entry["message"]) == ("stale", answer.message)
     _reading(daemon, asking, "depends='data/*.bin', ")
     daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
-def test_code_beside_the_root_is_followed(daemon: Daemon) -> None:
-    """An edit of a module outside the watched directory is seen, and runs."""
-    beside = daemon.directory / "shared"
-    beside.mkdir()
-    module = beside / "scales.py"
-    module.write_text("def scale():\n    return 2\n")
-    text = _text(reference="lambda x: dict(y=scale() * x)")
-    imports = f"import sys\nsys.path.append({str(beside)!r})\nfrom scales import scale\n"
-    path = daemon.kernel_file(imports + text)
-    daemon.tune(path=str(path))
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-    module.write_text("def scale():\n    return 3\n")
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the edit to be seen")
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-    outcomes = {trial["outcome"] for trial in daemon.client.call("results", kernel="it")["trials"]}
-    # Beside compilers one may look slower than it is.
-    assert outcomes - {"slower"} == {"measured", "mismatch"}
-
-
-def test_lost_save_of_a_kernel_in_use_is_found(daemon: Daemon) -> None:
-    """A save that raises no event is noticed all the sooner if the kernel is looked up; ``status`` says that it was."""
-    path = daemon.kernel_file(_text())
-    daemon.tune(path=str(path))
-    twin = path.parent.parent / "twin.py"
-    twin.hardlink_to(path)
-    began = monotonic()
-    # The same file by another name: inotify names only the directory by which it was opened, which is not watched.
-    twin.write_text(_text(body=OTHER_BODY))
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the save to be found")
-    assert monotonic() - began < 20
-    # An answer is stale as soon as a file looks different; that its event is lost is known a moment later.
-    daemon.until(
-        lambda: any("lost file events 1 time" in notice for notice in daemon.client.call("status")["notices"]),
-        "the loss to be said",
-    )
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-
-
-def test_larger_space_measures_only_what_is_new(daemon: Daemon) -> None:
-    """A change of the space compiles all configs, and measures the new one alone."""
-    path = daemon.kernel_file(_text())
-    daemon.tune(path=str(path))
-    compiled = len(daemon.compiles.read_text().splitlines())
-    more = _text().replace("])", ", dict(us=50.0, does='work', tag='c', gate='')])", 1)
-    daemon.kernel_file(more)
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-
-    assert len(daemon.compiles.read_text().splitlines()) == 2 * compiled + 1
-    assert _jobs(daemon)[-1]["cost"]["reused"] == compiled
-    hit = daemon.client.lookup("it", dict(n=64))
-    assert hit.status == "fresh"
-    assert hit.config is not None
-    assert hit.config["tag"] == "c"
-
-
-def test_newer_save_supersedes_the_running_job(daemon: Daemon) -> None:
-    """A save during a tuning cancels it and starts the one that holds now; nothing of the old one is a result."""
-    path = daemon.kernel_file(_text(gate="first"))
-    daemon.client.call("tune", path=str(path))
-    daemon.gate("first").wait_reached()
-    daemon.kernel_file(_text(us=400.0, body=OTHER_BODY))
-    daemon.until(lambda: _settled(daemon, 2), "the newer job")
-
-    old, new = _jobs(daemon)
-    assert old["state"] == "cancelled"
-    assert old["message"] == "replaced by a job for the newer state of its files"
-    assert new["state"] == "done"
-    trials = daemon.client.call("results", kernel="it")["trials"]
-    assert len({trial["digest"] for trial in trials if trial["outcome"] == "measured"}) == 1
-    assert {trial["outcome"] for trial in trials} == {"measured", "cancelled"}
-
-
-def test_old_winner_is_fresh_again_while_the_rest_is_tried(daemon: Daemon) -> None:
-    """A re-tune begins with the winner before it and serves that one's new figure while others are still to come."""
-    text = _text().replace("tag='b', gate=''", "tag='b', gate='door'")
-    door = daemon.gate("door")
-    door.open()
-    path = daemon.kernel_file(text)
-    daemon.tune(path=str(path))
-    before = daemon.client.lookup("it", dict(n=64))
-    door.close()
-    path.write_text(text.replace("Build(**c)", OTHER_BODY))
-    door.wait_reached()
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner to be measured")
-    hit = daemon.client.lookup("it", dict(n=64))
-    assert hit.config == before.config
-    assert hit.decided != before.decided
-    assert _jobs(daemon)[-1]["state"] == "running"
-    door.open()
-    daemon.until(lambda: _settled(daemon, 2), "the rest")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
 
@@ -294,48 +137,6 @@ def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -
     daemon.start()
     daemon.until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
-def test_hundred_lookups_make_one_job(daemon: Daemon) -> None:
-    """A problem that is not tuned is answered from the nearest, and asked for once, anyone who asks how often."""
-    path = daemon.kernel_file(_text())
-    daemon.tune(path=str(path))
-    hits = [daemon.client.lookup("it", dict(n=128)) for _ in range(100)]
-    assert hits[0].status == "near"
-    assert hits[0].config is not None
-    assert hits[0].config["tag"] == "a"
-    daemon.until(lambda: _settled(daemon, 2), "the job that the lookups asked for")
-    assert daemon.client.lookup("it", dict(n=128)).status == "fresh"
-    assert [job["reason"] for job in _jobs(daemon)] == ["asked for", "looked up"]
-
-
-def test_cancel_stops_what_runs_and_frees_the_lane(daemon: Daemon) -> None:
-    """A cancelled job ends at once, its config says nothing, and the next job has the lane."""
-    path = daemon.kernel_file(_text(gate="door"))
-    started = daemon.client.call("tune", path=str(path))
-    daemon.gate("door").wait_reached()
-    (cancelled,) = daemon.client.call("cancel", job=started["jobs"][0]["id"])["jobs"]
-    assert cancelled["state"] == "cancelled"
-    daemon.until(lambda: _settled(daemon, 1), "the job to end")
-    assert daemon.trials()["a"]["outcome"] == "cancelled"
-
-    daemon.gate("door").open()
-    _, (job,) = daemon.tune(kernel="it")
-    assert job["state"] == "done"
-    assert daemon.trials()["a"]["outcome"] == "measured"
-
-
-def test_more_important_job_goes_first_and_the_other_is_resumed(daemon: Daemon) -> None:
-    """A job that someone waits for makes a background one step aside; that one is finished afterwards."""
-    path = daemon.kernel_file(_text(gate="door"))
-    daemon.client.call("tune", path=str(path), priority=100)
-    daemon.gate("door").wait_reached()
-    other = daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
-    _, (job,) = daemon.tune(path=str(other))
-    assert job["state"] == "done"
-    daemon.gate("door").open()
-    daemon.until(lambda: _settled(daemon, 2), "the background job")
-    assert [job["state"] for job in _jobs(daemon)][:2] == ["done", "done"]
 
 
 def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
@@ -399,38 +200,3 @@ def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None
     assert not _jobs(daemon)[-1]["cost"].get("lane_s")
     assert len(daemon.compiles.read_text().splitlines()) == compiled
     assert "fresh; nothing changed since" in daemon.ktuned("kernels", "it").stdout
-
-
-def test_config_that_an_edit_removes_is_not_served(daemon: Daemon) -> None:
-    """The winner leaves its axis, then a constraint forbids the next: clients never get them again, `--why` says so."""
-    space = "space(us=[300.0, 600.0, 900.0], does=['work'], tag=['a'], gate=['']{where})"
-    gated = "space(us=[300.0, 600.0, 900.0, 950.0], does=['work'], tag=['a'], gate=['door']{where})"
-    text = kernel_text(space.format(where=""), deadlines=UNHURRIED, strategy="'exhaustive'")
-    path = daemon.kernel_file(text)
-    daemon.tune(path=str(path))
-    assert daemon.client.lookup("it", dict(n=64)).config == dict(us=300.0, does="work", tag="a", gate="")
-
-    def served() -> Hit:
-        return daemon.client.lookup("it", dict(n=64))
-
-    def us(hit: Hit) -> object:
-        return hit.config and hit.config["us"]
-
-    path.write_text(text.replace("300.0, 600.0", "600.0"))
-    daemon.until(lambda: us(served()) == 600.0, "the next best")
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-    assert (served().status, us(served())) == ("fresh", 600.0)
-
-    path.write_text(text.replace("300.0, 600.0", "600.0").replace("['']", "[''], where=lambda p, c: c.us > 700.0"))
-    daemon.until(lambda: us(served()) == 900.0, "the last")
-    daemon.until(lambda: _settled(daemon, 3), "the re-tune")
-    assert (served().status, us(served())) == ("fresh", 900.0)
-
-    path.write_text(kernel_text(gated.format(where=""), deadlines=UNHURRIED))
-    daemon.gate("door").wait_reached()
-    daemon.until(lambda: us(served()) is None, "no answer from the old space")
-    assert served().status == "default"
-    assert "is not in the space any more: it is not served" in daemon.ktuned("kernels", "it").stdout
-    daemon.gate("door").open()
-    daemon.until(lambda: _settled(daemon, 4), "the last re-tune")
-    assert served().status == "fresh"

@@ -8,14 +8,18 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ktuned.lookup.publication import SHORTEST_PAUSE_S
+from ktuned.model import KernelName
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.plan import Plan
+from ktuned.protocol import Event, JobDone
 from ktuned_client.answers import Hit, Question, make_hit
 from ktuned_client.memo import pack_problem
 from ktuned_client.table import find_slot
 from ktuned_client.table_answers import TableAnswers
-from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
+from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -34,10 +38,10 @@ def read(parts: Parts, problem: dict[str, Any] | None = None, name: str = "proje
         client.close()
 
 
-async def until_found(parts: Parts, problem: dict[str, Any]) -> Hit:
+async def until_found(parts: Parts, problem: dict[str, Any], **options: Any) -> Hit:
     """Wait until the table has an answer."""
     with anyio.fail_after(PATIENCE_S):
-        while (hit := read(parts, problem)) is None:  # noqa: ASYNC110 - no event reports it
+        while (hit := read(parts, problem, **options)) is None:  # noqa: ASYNC110 - no event reports it
             await anyio.sleep(0.005)
     return hit
 
@@ -71,12 +75,13 @@ async def test_the_table_says_what_the_daemon_says(parts: Parts) -> None:
     assert read(parts, device="H100") is None
 
 
-async def test_all_winners_of_a_kernel_in_use_are_there(parts: Parts) -> None:
-    """One question is enough: what was not asked follows, again after each change, and no other kernel's does."""
+async def test_all_winners_are_there_without_a_question(parts: Parts) -> None:
+    """They follow each change, under the kernel's full name and its short one, and do not stay in memory."""
     kernel = await tuned(parts, sizes=tuple(range(1, 60)))
+    assert (await until_found(parts, {"n": 59})).latency_us == 64.0
+    assert read(parts, {"n": 59}, name="it", directory="/elsewhere") == read(parts, {"n": 59})
     await anyio.sleep(2 * SHORTEST_PAUSE_S)
-    assert read(parts, {"n": 7}) is None
-    ask(parts, {"n": 1})
+    assert parts.lookups.caches.winners == {kernel.name: None}
     assert (await until_found(parts, {"n": 59})).latency_us == 64.0
     assert ask(parts, {"n": 7}) == read(parts, {"n": 7})
     parts.lookups.caches.forget_answers(kernel.name)
@@ -85,15 +90,41 @@ async def test_all_winners_of_a_kernel_in_use_are_there(parts: Parts) -> None:
     assert read(parts, {"n": 60}) is None
 
 
-async def test_nothing_is_published_before_every_file_was_looked_at(parts: Parts) -> None:
-    """Until the watcher has caught up, an answer is the daemon's to give: it looks at the kernel's files first."""
+async def test_before_every_file_was_looked_at_winners_are_the_last_resort(parts: Parts) -> None:
+    """Until the watcher has caught up, an answer is the daemon's to give: it looks at the kernel's files first.
+
+    What the store has is only given by clients that get no answer, and as stale.
+    """
     kernel = await parts.inspect(kernel_text(configs=MANY))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts).status == "fresh"
+    hit = await until_found(parts, {"n": 64}, unwatched="it is busy")
+    assert (hit.status, hit.config) == ("stale", {"us": 20.0})
+    assert hit.message == "not checked since the daemon started: its files"
     assert read(parts) is None
     parts.end_doubts()
-    await until_found(parts, {"n": 64})
+    assert read(parts, unwatched="it is busy") is None
+    assert (await until_found(parts, {"n": 64})).status == "fresh"
+
+
+async def test_a_tuned_problem_is_there_when_its_job_ends(parts: Parts) -> None:
+    """Whoever hears of the end finds the winner, though no one has asked for it, and nothing else had its turn."""
+    await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
+    parts.end_doubts()
+    found: list[Hit | None] = []
+    publish = parts.told.publish_event
+
+    def on_event(event: Event) -> Event:
+        if isinstance(event, JobDone):
+            found.extend((read(parts), read(parts, name="it", directory="/elsewhere")))
+        return publish(event)
+
+    parts.told.publish_event = on_event  # type: ignore[method-assign]
+    async with parts.working():
+        await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=1, reason="asked", plan=Plan())
+        await parts.told.ended()
+    assert [hit and (hit.status, hit.config) for hit in found] == [("fresh", {"us": 1.0})] * 2
 
 
 async def test_a_stale_winner_is_there_once_its_tuning_is_queued(parts: Parts) -> None:
@@ -103,6 +134,8 @@ async def test_a_stale_winner_is_there_once_its_tuning_is_queued(parts: Parts) -
     assert edited.digest != kernel.digest
     parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts, tune=False).status == "stale"
+    assert read(parts) is None
+    assert await until_found(parts, {"n": 64}, unwatched="it is busy") == ask(parts)
     assert read(parts) is None
     told = ask(parts, tune=True)
     found = read(parts)
@@ -146,9 +179,11 @@ async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[s
 
 
 async def test_a_short_name_means_what_it_meant_in_its_directory(parts: Parts) -> None:
-    """After one question the table knows; asked elsewhere, the name is the daemon's to understand."""
-    await tuned(parts)
+    """If several projects have the name: after one question the table knows; elsewhere, the daemon must be asked."""
+    kernel = await tuned(parts)
+    parts.catalog._kernels[KernelName("other:it")] = replace(kernel, project="other", file="/other/it.py")
     here = str(parts.project)
+    await until_found(parts, {"n": 64})
     assert read(parts, name="it", directory=here) is None
     told = ask(parts, name="it", directory=here)
     assert read(parts, name="it", directory=here) == told

@@ -124,6 +124,25 @@ def test_the_table_is_bounded(directory: Path) -> None:
     writer.close()
 
 
+def test_the_least_recently_used_leave_a_full_table(directory: Path) -> None:
+    """Kernels that are looked up keep their entries; one that nobody uses takes no place of theirs."""
+    writer = WinnerTable(str(directory), epoch=7, max_entries=FIRST_ENTRIES)
+    used = [f"used {number}".encode() for number in range(FIRST_ENTRIES // 2)]
+    writer.note_use("p:used")
+    unused = [f"unused {number}".encode() for number in range(4 * FIRST_ENTRIES)]
+    for key in unused:
+        writer.publish_entry("p:unused", key, key)
+    assert all(writer.publish_entry("p:used", key, key) for key in used)
+    writer.bump_generation("p:unused")
+    for key in unused:
+        writer.publish_entry("p:unused", key, key)
+    reader = Table(str(directory / TABLE_NAME))
+    assert [payload_of(reader, key) for key in used] == used
+    assert writer.sort_by_use(["p:unused", "p:used", "p:never"])[0] == "p:used"
+    reader.close()
+    writer.close()
+
+
 def test_the_next_daemon_begins_with_a_table_of_its_own(directory: Path) -> None:
     """Readers of the last one find nothing there but the way to the new one, which has no generation of before."""
     first = WinnerTable(str(directory), epoch=7)

@@ -21,6 +21,7 @@ from tests.team.conftest import Home
 OPTIONS = {"configs": "[dict(us=100.0 * 3**n) for n in range(5)]", "default": "dict(us=8100.0)"}
 KERNEL = kernel_text(**OPTIONS)
 BEST = {"us": 100.0}
+SECOND = {"us": 300.0}
 
 
 def tune(member: Daemon, text: str = KERNEL) -> dict[str, Any]:
@@ -77,7 +78,12 @@ def test_a_job_waits_for_the_winners_of_others(home: Home, store: Path) -> None:
     first.until(lambda: len(objects(store)) == 1, "the winner in the store")
     second = home("second", table)
     assert tune(second)["done"] == 1
-    assert answer(second) == ("fresh", BEST)
+    # What was saved meanwhile is looked for as well.
+    edited = KERNEL.replace("8100.0", "2700.0").replace("range(5)", "range(1, 5)")
+    assert tune(first, f"{edited}\nVALUE = 1\n")["done"] == 4
+    first.until(lambda: len(objects(store)) == 2, "the new winner in the store")
+    assert tune(second, f"{edited}\nVALUE = 1\n")["done"] == 1
+    assert answer(second) == ("fresh", SECOND)
 
 
 def test_two_that_write_at_once_lose_nothing(home: Home, store: Path) -> None:

@@ -15,12 +15,11 @@ from ktuned.model import (
     KnownConfig,
     Winner,
     canonical,
-    sort_by_similarity,
 )
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import PriorResults
+from ktuned.tuning.prior_results import PriorResults, sort_by_similarity
 from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
