@@ -196,8 +196,8 @@ async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, co
     await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
     parts.write(kernel_text(configs=configs))
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-    assert found.changes.changed == ("project:it",)
-    await parts.renewal.react_to_changes(found.changes, saved=True)
+    assert found.changed == ("project:it",)
+    await parts.renewal.react_to_changes(found, saved=True)
     async with parts.working():
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"
