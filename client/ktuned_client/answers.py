@@ -57,8 +57,8 @@ class DaemonError(Exception):
 
     @classmethod
     def from_wire(cls, error: Mapping[str, str]) -> DaemonError:
-        """Read the protocol's error map; a field that a daemon of another version leaves out gets a default."""
-        return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
+        """Read the protocol's error map."""
+        return cls(error["code"], error["message"], error["hint"])
 
 
 class DaemonUnavailable(Exception):
@@ -259,19 +259,16 @@ def read_result(response: Response) -> Any:
 
 
 def check_hello(response: Response) -> None:
-    """Check that the daemon speaks this client's protocol; a daemon that names no version is taken to speak it.
+    """Check that the daemon speaks this client's protocol.
 
     Raises:
         DaemonUnavailable: it speaks another protocol version.
     """
-    greeting: dict[str, Any] = {}
-    if response.error is None and type(response.result) is dict:
-        greeting = response.result
-    spoken = greeting.get("protocol", PROTOCOL_VERSION)
+    greeting = read_result(response)
+    spoken = greeting["protocol"]
     if spoken != PROTOCOL_VERSION:
         raise DaemonUnavailable(
-            f"the daemon ({greeting.get('build', 'of an unknown version')}) speaks protocol {spoken}, "
-            f"this client protocol {PROTOCOL_VERSION}",
+            f"the daemon ({greeting['build']}) speaks protocol {spoken}, this client protocol {PROTOCOL_VERSION}",
             "upgrade the older of the two",
         )
 

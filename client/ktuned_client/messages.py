@@ -1,4 +1,4 @@
-"""Types of the maps that the daemon sends: jobs, trials, events, answers, and files of winners.
+"""Types of the maps that the daemon sends: jobs, trials, events and answers.
 
 At run time they are plain dicts. Editors and type checkers know their fields by these types, and the fields of an event
 by its ``type``::
@@ -315,44 +315,3 @@ Event = (
     | StreamGap
 )
 """An event; its ``type`` says which one."""
-
-
-class ExportedWinner(TypedDict):
-    """A winner in a file: its figures, and the context in which it was measured."""
-
-    problem: Problem
-    config: Config
-    latency_us: float
-    decided: float
-    digest: str
-    toolchain: str
-    device_fingerprint: str
-    measuring_version: int
-    spread_us: float | None
-    artifact: str | None
-    metrics: NotRequired[Mapping[str, float]]
-
-
-class ExportedFunction(TypedDict):
-    """The application's function that a kernel was adopted from: its name, and the digest of its source."""
-
-    name: str
-    source: str
-
-
-class WinnersDocument(TypedDict):
-    """A file of winners, of one kernel on one device model (docs/sharing.md explains its fields)."""
-
-    ktuned_winners: int
-    kernel: str
-    device: str
-    winners: list[ExportedWinner]
-    default: NotRequired[Config | None]
-    specialize: NotRequired[list[str] | None]
-    bucket: NotRequired[Mapping[str, Any]]
-    names: NotRequired[Mapping[str, list[str]]]
-    function: NotRequired[ExportedFunction]
-    objective: NotRequired[str]
-    objectives: NotRequired[Mapping[str, list[ExportedWinner]]]
-    portfolios: NotRequired[Mapping[str, Mapping[str, Any]]]
-    artifacts: NotRequired[str | None]

@@ -14,15 +14,16 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from types import NoneType
+from typing import Any, Final
 from zlib import crc32
 
 from ktuned_client.answers import NO_METRICS, Hit, Problem
 from ktuned_client.portfolio_tree import check_tree, find_leaf
 from ktuned_client.table_answers import apply_bucket_rule
 
-if TYPE_CHECKING:
-    from ktuned_client.messages import ExportedWinner, WinnersDocument
+WinnersDocument = Mapping[str, Any]
+"""A file's content, whose fields docs/sharing.md explains."""
 
 FORMAT: Final = 1
 """Value of ``ktuned_winners``; increased when a field changes its meaning or is removed."""
@@ -36,7 +37,15 @@ MAX_NAMES: Final = 4_000
 _LATENCY: Final = "latency"
 _EXACT: Final = "exact:"
 _SCALARS: Final = (bool, int, float, str)
-_FIELDS: Final = {"kernel": str, "device": str, "winners": list}
+_FIELDS: Final = {
+    "kernel": str,
+    "device": str,
+    "winners": list,
+    "default": (dict, NoneType),
+    "specialize": (list, NoneType),
+    "bucket": dict,
+    "names": dict,
+}
 _WINNER_FIELDS: Final = {
     "problem": dict,
     "config": dict,
@@ -88,19 +97,11 @@ def check_document(document: Any) -> None:
     if version > FORMAT:
         raise ValueError(f"is of format {version}, and this version reads up to {FORMAT}: upgrade ktuned")
     _check_fields(document, _FIELDS, "")
-    if document.get("default") is not None:
-        _check_flat(document["default"], "its default")
-    specialize = document.get("specialize")
-    if specialize is not None and not (
-        isinstance(specialize, list) and all(isinstance(key, str) for key in specialize)
-    ):
+    _check_flat(document["default"] or {}, "its default")
+    if not all(isinstance(key, str) for key in document["specialize"] or ()):
         raise ValueError("is invalid: `specialize` is not a list of names")
-    names = document.get("names", {})
-    if (
-        not isinstance(names, dict)
-        or len(names) > MAX_NAMES
-        or not all(isinstance(ends, list) for ends in names.values())
-    ):
+    names = document["names"]
+    if len(names) > MAX_NAMES or not all(isinstance(ends, list) for ends in names.values()):
         raise ValueError(f"is invalid: `names` is not a map of at most {MAX_NAMES} names to lists")
     if "function" in document:
         _check_function(document["function"])
@@ -138,7 +139,7 @@ def render_document(document: WinnersDocument) -> str:
     return "{\n" + ",\n".join([*lines, f' "winners": {_render_winners(document["winners"], "  ")}']) + "\n}\n"
 
 
-def _render_winners(winners: list[ExportedWinner], indent: str) -> str:
+def _render_winners(winners: list[Mapping[str, Any]], indent: str) -> str:
     ordered = sorted(winners, key=lambda winner: _to_canonical_json(winner["problem"]))
     entries = ",\n".join(f"{indent}{_to_canonical_json(winner)}" for winner in ordered)
     return f"[\n{entries}\n{indent[1:]}]"
@@ -212,12 +213,11 @@ class _WinnersFile:
 
     def __init__(self, path: str, document: WinnersDocument) -> None:
         self.path = path
-        self.default = document.get("default")
+        self.default = document["default"]
         self._kernel = document["kernel"]
         self._device = document["device"]
-        self._specialize = document.get("specialize")
-        bucket = document.get("bucket")
-        self._bucket: dict[str, Any] = bucket if isinstance(bucket, dict) else {}
+        self._specialize = document["specialize"]
+        self._bucket = document["bucket"]
         self._objective = document.get("objective", _LATENCY)
         self._portfolios = document.get("portfolios", {})
         lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
@@ -274,7 +274,7 @@ class _WinnersFile:
             objective=wanted,
         )
 
-    def _find_artifact(self, winner: ExportedWinner) -> str | None:
+    def _find_artifact(self, winner: Mapping[str, Any]) -> str | None:
         name = winner.get("artifact")
         # A name only: a path could lead out of the directory.
         if self._artifacts is None or not isinstance(name, str) or os.path.basename(name) != name:
@@ -309,7 +309,7 @@ def _to_file_name(name: str) -> str:
 
 def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str) -> None:
     for name, kind in kinds.items():
-        if not isinstance(values.get(name), kind) or isinstance(values.get(name), bool):
+        if name not in values or not isinstance(values[name], kind) or isinstance(values.get(name), bool):
             raise ValueError(f"is invalid: {prefix}`{name}` is missing or of a wrong type")
 
 

@@ -38,7 +38,6 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         channels=jobs.describe_channels()
         | {"follow_ups": parts.follow_ups.describe_queue(), "writer": parts.store.describe_writer()},
         server=server.describe_traffic(),
-        events=parts.events.describe_ring(),
         jobs=jobs.count_jobs(),
         policy=jobs.policy,
         paused=tuple(sorted(jobs.pauses)),
@@ -58,7 +57,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
     yield from (store.notice, store.lost, store.damaged)
     yield parts.watcher.notice
     yield parts.renewal.notice
-    yield parts.watched_roots.notice
+    yield parts.intake.notice
     if parts.jobs.stalled:
         yield f"tuning is paused: {parts.jobs.stalled}"
     yield from parts.adoptions.notices

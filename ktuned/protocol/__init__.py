@@ -18,7 +18,6 @@ from ktuned.protocol.daemon import (
     ChannelInfo,
     ClusterInfo,
     EnvironmentInfo,
-    EventsInfo,
     HelloAnswer,
     HostInfo,
     IdleInfo,
@@ -97,7 +96,7 @@ from ktuned.protocol.kernels import (
     WinnerStanding,
     find_root,
 )
-from ktuned.protocol.method import EmptyAnswer, Method, NoParams, call_method, call_method_async
+from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params, call_method, call_method_async
 from ktuned.protocol.trials import (
     FORGET,
     RESULTS,
@@ -183,7 +182,6 @@ __all__ = [
     "EmptyAnswer",
     "EnvironmentInfo",
     "Event",
-    "EventsInfo",
     "ExportAnswer",
     "ExportInfo",
     "ExportParams",
@@ -224,6 +222,7 @@ __all__ = [
     "NamesLearned",
     "NoParams",
     "NumericsReport",
+    "Params",
     "PauseAnswer",
     "PauseParams",
     "PeaksAnswer",

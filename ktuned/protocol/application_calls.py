@@ -8,10 +8,10 @@ from typing import Any, Final
 import msgspec
 
 from ktuned.model import CallKey, Config, Status
-from ktuned.protocol.method import EmptyAnswer, Method
+from ktuned.protocol.method import EmptyAnswer, Method, Params
 
 
-class CallsParams(msgspec.Struct, frozen=True):
+class CallsParams(Params, frozen=True):
     """``calls``: keys of functions. With ``waits``, their tunings have priority while the connection lasts. ``beside``
     is the pid of the application, which uses the device during the tuning.
     """
@@ -47,7 +47,7 @@ class CallsAnswer(msgspec.Struct, frozen=True):
     answers: Sequence[KeyAnswer]
 
 
-class LibraryParams(msgspec.Struct, frozen=True):
+class LibraryParams(Params, frozen=True):
     """``prepare_library``: the library for a plugin's front end to import, in an interpreter with these environment
     variables.
     """

@@ -12,17 +12,16 @@ import msgspec
 
 from ktuned.model import BackendReport, DeviceModel, DeviceName, Fault, Peaks
 from ktuned.protocol.kernels import RootInfo
-from ktuned.protocol.method import EmptyAnswer, Method, NoParams
+from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params
 
 
 class HelloAnswer(msgspec.Struct, frozen=True):
-    """Identity and features of the daemon. The first three fields are the same in every version of the protocol.
+    """Identity of the daemon. The first three fields are the same in every version of the protocol.
 
     Attributes:
         protocol: the version of the protocol.
         build: the version of ktuned.
         pid: the daemon's process id.
-        capabilities: features that a client may rely on in addition to those of the protocol's version.
         epoch: the epoch of its events.
         table: the path of the table of winners, if there is one.
     """
@@ -30,7 +29,6 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     protocol: int
     build: str
     pid: int | None = None
-    capabilities: tuple[str, ...] = ()
     epoch: int = 0
     table: str | None = None
 
@@ -97,18 +95,6 @@ class TrafficInfo(msgspec.Struct, frozen=True):
     pending: int
     answered: int
     refused: int
-
-
-class EventsInfo(msgspec.Struct, frozen=True):
-    """The ring of events: the newest event's number, the ring's events and bytes, and the numbers of subscribers and of
-    those that lag behind.
-    """
-
-    seq: int
-    events: int
-    bytes: int
-    subscribers: int
-    lagging: int
 
 
 class JobCounts(msgspec.Struct, frozen=True):
@@ -225,7 +211,6 @@ class StatusAnswer(msgspec.Struct, frozen=True):
         compile_slots: how many compiles may run at once.
         channels: each queue by its name; those of a running job are named ``NAME (job ID)``.
         server: connections and requests.
-        events: the ring of events.
         jobs: the numbers of open jobs.
         policy: when tuning yields to others.
         paused: the device models whose tuning is paused; ``""`` stands for all tuning.
@@ -256,7 +241,6 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     compile_slots: float
     channels: Mapping[str, ChannelInfo]
     server: TrafficInfo
-    events: EventsInfo
     jobs: JobCounts
     policy: str
     paused: tuple[str, ...]
@@ -275,7 +259,7 @@ class BackendsAnswer(msgspec.Struct, frozen=True):
     environments: tuple[EnvironmentInfo, ...]
 
 
-class PeaksParams(msgspec.Struct, frozen=True):
+class PeaksParams(Params, frozen=True):
     """``peaks``: the stored limits; ``measure`` measures them first."""
 
     measure: bool = False

@@ -28,12 +28,12 @@ from ktuned.model import (
 )
 from ktuned.protocol.jobs import JobInfo
 from ktuned.protocol.kernels import FileError
-from ktuned.protocol.method import EmptyAnswer, Method, NoParams
+from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params
 
 J = TypeVar("J", bound=Job)
 
 
-class SubscribeParams(msgspec.Struct, frozen=True):
+class SubscribeParams(Params, frozen=True):
     """``subscribe``: the (epoch, seq) of the last event that was seen, and filters; events must pass all of them."""
 
     since: tuple[int, int] | None = None

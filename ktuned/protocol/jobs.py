@@ -10,7 +10,7 @@ from msgspec import structs
 
 from ktuned.model import LATENCY, Job, JobState, Objective, Scalar
 from ktuned.protocol.kernels import FileError
-from ktuned.protocol.method import Method
+from ktuned.protocol.method import Method, Params
 
 
 class JobInfo(Job, frozen=True):
@@ -44,7 +44,7 @@ def read_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[JobInfo]:
     return msgspec.convert(jobs, list[JobInfo])
 
 
-class JobParams(msgspec.Struct, frozen=True):
+class JobParams(Params, frozen=True):
     """Params of methods that create jobs: a kernel by name, or all kernels at or below a path.
 
     The other fields override the plan.
@@ -88,7 +88,7 @@ class CompileParams(JobParams, frozen=True):
     arch: str | None = None
 
 
-class CancelParams(msgspec.Struct, frozen=True):
+class CancelParams(Params, frozen=True):
     """``cancel``: one job, or all jobs of a kernel."""
 
     job: int | None = None
@@ -96,7 +96,7 @@ class CancelParams(msgspec.Struct, frozen=True):
     directory: str | None = None
 
 
-class PauseParams(msgspec.Struct, frozen=True):
+class PauseParams(Params, frozen=True):
     """``pause`` and ``resume``: a job, a kernel or a device; all tuning if none of them is given."""
 
     job: int | None = None
@@ -105,7 +105,7 @@ class PauseParams(msgspec.Struct, frozen=True):
     directory: str | None = None
 
 
-class JobsParams(msgspec.Struct, frozen=True):
+class JobsParams(Params, frozen=True):
     """``jobs``: one job, several jobs, or the jobs of a kernel or in a state."""
 
     job: int | None = None

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType, structs
 
 from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Status
-from ktuned.protocol.method import Method
+from ktuned.protocol.method import Method, Params
 
 
 class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -118,7 +118,7 @@ class UnwatchAnswer(msgspec.Struct, frozen=True):
     kernels: tuple[KernelName, ...]
 
 
-class KernelsParams(msgspec.Struct, frozen=True):
+class KernelsParams(Params, frozen=True):
     """``kernels``: one kernel, or the kernels below a path, or all. ``why`` adds each winner's standing."""
 
     kernel: str | None = None
@@ -127,14 +127,14 @@ class KernelsParams(msgspec.Struct, frozen=True):
     directory: str | None = None
 
 
-class AddParams(msgspec.Struct, frozen=True):
+class AddParams(Params, frozen=True):
     """``add``: a kernel file or a directory to watch, and the interpreter for its kernels."""
 
     path: str
     python: str | None = None
 
 
-class UnwatchParams(msgspec.Struct, frozen=True):
+class UnwatchParams(Params, frozen=True):
     """``unwatch``: the root to watch no longer."""
 
     path: str

@@ -14,12 +14,17 @@ import msgspec
 
 from ktuned_client.answers import CALL_DEADLINE_S
 
-P = TypeVar("P", bound=msgspec.Struct)
+
+class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of params: a misspelt field is refused, because ignoring it would do something that nobody asked for."""
+
+
+P = TypeVar("P", bound=Params)
 A = TypeVar("A")
 
 
-class NoParams(msgspec.Struct, frozen=True):
-    """Params of a method that takes none; fields that are sent are ignored."""
+class NoParams(Params, frozen=True):
+    """Params of a method that takes none."""
 
 
 class EmptyAnswer(msgspec.Struct, frozen=True):

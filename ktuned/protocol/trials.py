@@ -7,10 +7,10 @@ from typing import Final, Literal
 import msgspec
 
 from ktuned.model import ListedTrial, Outcome, Problem, Scalar
-from ktuned.protocol.method import Method
+from ktuned.protocol.method import Method, Params
 
 
-class ResultsParams(msgspec.Struct, frozen=True):
+class ResultsParams(Params, frozen=True):
     """``results``: a kernel's trials, or one trial with all its details.
 
     In the order ``newest``, ``before`` continues a list after the trial with that id. ``count`` requests the ``total``.
@@ -47,7 +47,7 @@ class ResultsAnswer(msgspec.Struct, frozen=True):
     total: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class ForgetParams(msgspec.Struct, frozen=True):
+class ForgetParams(Params, frozen=True):
     """``forget``: a kernel's trials, either all or only those with one outcome."""
 
     kernel: str

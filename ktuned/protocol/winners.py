@@ -9,11 +9,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, select_figure
-from ktuned.protocol.method import Method
+from ktuned.protocol.method import Method, Params
 from ktuned_client.answers import DaemonError
 
 
-class LookupParams(msgspec.Struct, frozen=True, omit_defaults=True):
+class LookupParams(Params, frozen=True, omit_defaults=True):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
     ``objective`` is the objective by which the config should be the best, by default the kernel file's own. ``settle``
@@ -29,7 +29,7 @@ class LookupParams(msgspec.Struct, frozen=True, omit_defaults=True):
     settle: float = 0.0
 
 
-class LookupManyParams(msgspec.Struct, frozen=True):
+class LookupManyParams(Params, frozen=True):
     """``lookup_many``: several lookups, answered in their order."""
 
     lookups: list[LookupParams]
@@ -109,7 +109,7 @@ class LookupManyAnswer(msgspec.Struct, frozen=True):
         return msgspec.convert(self.answers, list[Answer])
 
 
-class CheckParams(msgspec.Struct, frozen=True):
+class CheckParams(Params, frozen=True):
     """``check``: a kernel's winners, or one problem's. With ``sanitize``, ``address`` and ``compute`` are the paths of
     the sanitizers on this machine.
     """
@@ -155,7 +155,7 @@ class CheckAnswer(msgspec.Struct, frozen=True):
     winners: Sequence[CheckedWinner]
 
 
-class ExportParams(msgspec.Struct, frozen=True):
+class ExportParams(Params, frozen=True):
     """``export``: the document of one kernel on one device model; without both, the list of what can be exported."""
 
     kernel: str | None = None
@@ -203,7 +203,7 @@ class ExportedFunction(msgspec.Struct, frozen=True):
 class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """The winners of one kernel on one device model: the content of a file of winners (docs/sharing.md, "The files").
 
-    A field that an older file lacks stays unset. :mod:`ktuned_client.winners` reads, checks and writes the files.
+    :mod:`ktuned_client.winners` reads, checks and writes the files.
 
     Attributes:
         ktuned_winners: the version of the format.
@@ -228,10 +228,10 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     kernel: str
     device: str
     winners: Sequence[ExportedWinner]
-    default: Config | UnsetType | None = UNSET
-    specialize: Sequence[str] | UnsetType | None = UNSET
-    bucket: Mapping[str, Any] | UnsetType = UNSET
-    names: Mapping[str, Sequence[str]] | UnsetType = UNSET
+    default: Config | None
+    specialize: Sequence[str] | None
+    bucket: Mapping[str, Any]
+    names: Mapping[str, Sequence[str]]
     function: ExportedFunction | UnsetType = UNSET
     objective: Objective = LATENCY
     objectives: Mapping[Objective, Sequence[ExportedWinner]] = msgspec.field(default_factory=dict)
@@ -277,7 +277,7 @@ class ExportAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     artifacts: Mapping[str, str] | None = None
 
 
-class ImportParams(msgspec.Struct, frozen=True):
+class ImportParams(Params, frozen=True):
     """``import``: a :class:`WinnersDocument` to take in; with ``dry_run`` it is only judged."""
 
     # Any, so that an invalid document is refused with the same message as an invalid file.
@@ -304,7 +304,7 @@ class ImportAnswer(msgspec.Struct, frozen=True):
     winners: Sequence[ImportedWinner]
 
 
-class ShareParams(msgspec.Struct, frozen=True):
+class ShareParams(Params, frozen=True):
     """``share``: exchange winners with the team's store now; ``push`` writes ours, otherwise others' are read."""
 
     push: bool = False

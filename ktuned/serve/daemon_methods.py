@@ -26,9 +26,6 @@ from ktuned.serve.events import Events
 from ktuned.serve.method import Handler, Peer
 from ktuned_client.wire import PROTOCOL_VERSION
 
-CAPABILITIES = ("lookup", "tune", "subscribe", "export")
-"""Features that a client may rely on, in addition to the protocol's version."""
-
 
 class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
     """Handles the methods about the daemon itself.
@@ -57,11 +54,10 @@ class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def handle_hello(self, nothing: NoParams, peer: Peer) -> HelloAnswer:
-        """Return the daemon's version, process id and capabilities."""
+        """Return the daemon's version and process id."""
         return HelloAnswer(
             protocol=PROTOCOL_VERSION,
             build=ktuned.__version__,
-            capabilities=CAPABILITIES,
             epoch=self.events.epoch,
             table=self.table.path,
             pid=os.getpid(),

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, SubscribeParams, get_event_type
+from ktuned.protocol import Event, StreamGap, StreamPosition, SubscribeParams, get_event_type
 from ktuned.serve.method import Peer
 
 RING_EVENTS: Final = 4096
@@ -118,16 +118,6 @@ class Events:
         """End a peer's subscription; return whether it had one."""
         peer.on_writable = peer.on_gone = None
         return self._subscriptions.pop(id(peer), None) is not None
-
-    def describe_ring(self) -> EventsInfo:
-        """Return how full the ring is, the number of subscribers, and how many of them lag."""
-        return EventsInfo(
-            seq=self.seq,
-            events=len(self._ring),
-            bytes=self._bytes,
-            subscribers=len(self._subscriptions),
-            lagging=sum(one.place < self.seq for one in self._subscriptions.values()),
-        )
 
     def _find_start(self, since: tuple[int, int] | None) -> tuple[int, bool]:
         """Return the seq to continue after, and whether events since ``since`` are lost."""

@@ -185,8 +185,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
         If that is the digest of one of the winners, the names are learned, except in a dry run.
         """
-        if document.names is UNSET:
-            return kernel, kernel.digest
         entries = [
             Observation(name, "", is_source="source" in ends, is_data="data" in ends)
             for name, ends in document.names.items()
@@ -326,7 +324,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.catalog.resolve_kernel(name)
         except NotFound:
             return document
-        stored = self.store.load_portfolios(name) if kernel.extra.portfolio else []
+        stored = self.store.load_portfolios(name) if kernel.portfolio else []
         portfolios = {one.objective: one.tree for one in stored if one.device == device}
         return structs.replace(
             document,

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ktuned.model import UsageError
-from ktuned.protocol import Method
+from ktuned.model import UsageError, listed
+from ktuned.protocol import Method, Params
 
-P = TypeVar("P", bound=msgspec.Struct)
+P = TypeVar("P", bound=Params)
 A = TypeVar("A")
 
 MAX_ROWS = 2_000
@@ -55,10 +55,11 @@ class Handler(msgspec.Struct, Generic[P, A], frozen=True):
     handle: Callable[[P, Peer], A | Awaitable[A] | DeferredAnswer]
 
     def read_params(self, params: dict[str, Any]) -> P:
-        """Return the params of a request; fields that the method does not have are ignored.
+        """Return the params of a request.
 
         Raises:
-            UsageError: a field is missing or of a wrong type, an integer does not fit 64 bits, or a text has a NUL.
+            UsageError: a field is unknown, missing or of a wrong type, an integer does not fit 64 bits, or a text has
+                a NUL.
         """
         for name, value in params.items():
             if isinstance(value, int) and not _LEAST <= value <= _MOST:
@@ -68,6 +69,11 @@ class Handler(msgspec.Struct, Generic[P, A], frozen=True):
         try:
             return msgspec.convert(params, self.method.params)
         except msgspec.ValidationError as error:
+            fields = [field.encode_name for field in msgspec.structs.fields(self.method.params)]
+            for name in params:
+                if name not in fields:
+                    fault = f"{self.method.name} has no field {name[:100]!r} {listed(fields, near=name)}"
+                    raise UsageError(fault, hint="correct the name, or leave the field out") from error
             raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ktuned.model import StoreError
 from ktuned.store.faults import explain_database_error, explain_file_error, is_damage
-from ktuned.store.schema import check_ours, migrate_schema
+from ktuned.store.schema import check_ours, is_unreleased, migrate_schema
 
 WRITER_PATIENCE_S = 5.0
 """How long the writer waits for another process (a backup, an interactive ``sqlite3``) to release the database."""
@@ -28,6 +28,10 @@ READER_PATIENCE_S = 0.1
 
 class _Damaged(Exception):
     """SQLite's check found damage."""
+
+
+class _Unreleased(Exception):
+    """The database is from before the first release."""
 
 
 def open_for_writing(
@@ -45,12 +49,15 @@ def open_for_writing(
     try:
         try:
             return _open_and_prepare(path, vfs, prepare, patience_s), ""
+        except _Unreleased:
+            aside = _move_aside(path, "unreleased", "from before the first release")
+            notice = f"the store {path} is from before the first release, so it was moved to {aside.name}"
         except _Damaged as error:
-            notice = _move_aside(path, str(error))
+            notice = _move_damaged_aside(path, str(error))
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
-            notice = _move_aside(path, str(error))
+            notice = _move_damaged_aside(path, str(error))
         return _open_and_prepare(path, vfs, prepare, patience_s), notice
     except sqlite3.Error as error:
         raise explain_database_error(error, path) from error
@@ -109,6 +116,8 @@ def _open_and_prepare(
 ) -> sqlite3.Connection:
     connection = _open_connection(path, vfs, "rwc", patience_s)
     try:
+        if is_unreleased(connection):
+            raise _Unreleased
         check_ours(connection, str(path))
         if _marker_path(path).exists():
             _check_integrity(connection)
@@ -152,8 +161,16 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
 
 
-def _move_aside(path: Path, reason: str) -> str:
-    aside = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+def _move_damaged_aside(path: Path, reason: str) -> str:
+    aside = _move_aside(path, "damaged", f"damaged ({reason})")
+    return (
+        f"the store {path} was damaged ({reason}): it was moved to {aside.name} and a fresh one started; "
+        f"`sqlite3 {aside} .recover` may save what it held"
+    )
+
+
+def _move_aside(path: Path, kind: str, state: str) -> Path:
+    aside = path.with_name(f"{path.name}.{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
     try:
         # The log keeps its name beside the database's, so that SQLite's recovery tools find both.
         for suffix in ("", "-wal"):
@@ -162,8 +179,5 @@ def _move_aside(path: Path, reason: str) -> str:
         for leftover in (path.with_name(f"{path.name}-shm"), _marker_path(path)):
             leftover.unlink(missing_ok=True)
     except OSError as error:
-        raise explain_file_error(error, f"the store {path} is damaged ({reason}) and cannot be moved aside") from error
-    return (
-        f"the store {path} was damaged ({reason}): it was moved to {aside.name} and a fresh one started; "
-        f"`sqlite3 {aside} .recover` may save what it held"
-    )
+        raise explain_file_error(error, f"the store {path} is {state} and cannot be moved aside") from error
+    return aside

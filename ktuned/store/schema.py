@@ -32,8 +32,11 @@ import sqlite3
 from ktuned.model import StoreError
 from ktuned.store.faults import read_primary_code
 
-APPLICATION_ID = 0x6B74756E
-"""``ktun`` in the file's header (https://www.sqlite.org/fileformat2.html#application_id): this database is ours."""
+APPLICATION_ID = 0x6B746E64
+"""``ktnd`` in the file's header (https://www.sqlite.org/fileformat2.html#application_id): this database is ours."""
+
+UNRELEASED_ID = 0x6B74756E
+"""The same in databases from before the first release, which have other tables: they are moved aside."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -139,6 +142,12 @@ def check_ours(connection: sqlite3.Connection, path: str) -> None:
             f"the store {path} has schema {version}; this ktuned knows up to {SCHEMA_VERSION}",
             hint="upgrade ktuned, or set KTUNED_HOME to another directory",
         )
+
+
+def is_unreleased(connection: sqlite3.Connection) -> bool:
+    """Return whether a ktuned from before the first release made the database."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    return bool(application == UNRELEASED_ID)
 
 
 def migrate_schema(connection: sqlite3.Connection) -> None:

@@ -194,7 +194,6 @@ def status_map(**changes: Any) -> dict[str, Any]:
         "gate": "open",
         "compile_slots": 2,
         "server": {"connections": 1, "pending": 0, "answered": 3, "refused": 0},
-        "events": {"seq": 0, "events": 0, "bytes": 0, "subscribers": 0, "lagging": 0},
         "policy": "always",
         "paused": [],
         "cluster": None,

@@ -26,7 +26,6 @@ from ktuned_client import messages
 
 SENT = {
     "Answer": protocol.Answer,
-    "ExportedWinner": protocol.ExportedWinner,
     "FileError": protocol.FileError,
     "Job": protocol.JobInfo,
     "Plan": Plan,
@@ -34,8 +33,6 @@ SENT = {
     "StreamPosition": protocol.StreamPosition,
     "Trial": Trial,
     "TuneAnswer": protocol.TuneAnswer,
-    "ExportedFunction": protocol.ExportedFunction,
-    "WinnersDocument": protocol.WinnersDocument,
 }
 """The daemon's types of the messages that are not events, by the client's names."""
 

@@ -22,7 +22,8 @@ def winner(block: int, latency_us: float, problem: Problem = SIZE) -> dict[str, 
 def document(*winners: dict[str, Any], kernel: str = "lib:f", **fields: Any) -> dict[str, Any]:
     """Return an exported document of the function ``lib.f``."""
     known = {"ktuned_winners": 1, "kernel": kernel, "device": "H200", "winners": winners}
-    return {**known, "function": {"name": "lib.f", "source": "new"}, **fields}
+    rules: dict[str, Any] = {"default": None, "specialize": None, "bucket": {}, "names": {}}
+    return {**known, **rules, "function": {"name": "lib.f", "source": "new"}, **fields}
 
 
 def find(*documents: dict[str, Any], problem: Problem = SIZE, model: str | None = "H200", **more: Any) -> Any:

@@ -292,7 +292,8 @@ class TestWinners:
             config = json.loads(text(256, 4)) | knobs
             winner = {**context, "problem": {"size": SIZE, "@types": "f32,f32"}, "config": config, "latency_us": 1.0}
             function = {"name": "tests.plugins.triton_app.kernels.scale", "source": "another"}
-            document = {"ktuned_winners": 1, "kernel": "tests:scale", "device": "a GPU", "function": function}
+            rules: dict[str, Any] = {"default": None, "specialize": None, "bucket": {}, "names": {}}
+            document = {"ktuned_winners": 1, "kernel": "tests:scale", "device": "a GPU", "function": function, **rules}
             path = tmp_path / "winners.json"
             path.write_text(json.dumps({**document, "winners": [winner]}))
             return path

@@ -18,7 +18,7 @@ def document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "pro
         ExportedWinner(problem, config, 10.0 + number, 0.0, "digest", "toolchain", "device", 1)
         for number, (problem, config) in enumerate(winners)
     ]
-    return WinnersDocument(1, kernel, "NVIDIA H100 80GB HBM3", found)
+    return WinnersDocument(1, kernel, "NVIDIA H100 80GB HBM3", found, None, None, {}, {})
 
 
 def test_vllm_has_a_file_for_each_shape_and_an_entry_for_each_size() -> None:

@@ -44,7 +44,7 @@ def document(*figures: tuple[float, float]) -> dict[str, Any]:
         for us, latency_us in figures
     ]
     shared = {"kernel": "project:it", "device": "Fake CPU", "default": None, "specialize": None, "winners": winners}
-    return {"ktuned_winners": 1, **shared}
+    return {"ktuned_winners": 1, "bucket": {}, "names": {}, **shared}
 
 
 def sharing(parts: Parts) -> WinnerExchange:
@@ -179,14 +179,6 @@ async def test_names_that_only_this_machine_has_learned_keep_an_import_fresh(
     assert status(parts) == "fresh"
 
 
-async def test_a_document_without_names_is_fresh_only_for_the_same_digest(parts: Parts, other: dict[str, Any]) -> None:
-    """One that an earlier version wrote says nothing about what was read."""
-    parts.write("#define VALUE 1\n", "cfg.h")
-    await parts.inspect(kernel_text())
-    del other["names"]
-    assert (await imported(parts, other)).status == "stale"
-
-
 async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     """An older reader takes every winner of the first list for the fastest; each is taken by its own figure."""
     kernel = await parts.inspect(kernel_text())
@@ -216,8 +208,8 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
 async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) -> None:
     """Also where the files' own reader does not look at the field."""
     await parts.inspect(kernel_text())
-    wanted = ImportParams(document={**document((50.0, 1.0)), "bucket": 5})
-    with pytest.raises(UsageError, match=r"the document is invalid: Expected `object`, got `int` - at `\$.bucket`"):
+    wanted = ImportParams(document={**document((50.0, 1.0)), "objective": 5})
+    with pytest.raises(UsageError, match=r"the document is invalid: Expected `str`, got `int` - at `\$.objective`"):
         await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
 
 

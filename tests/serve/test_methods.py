@@ -106,7 +106,6 @@ async def test_hello_says_who_serves(desk: Desk) -> None:
     """A client can report protocol, build and epoch from one answer."""
     told = await desk.call("hello")
     assert (told["protocol"], told["build"], told["epoch"]) == (PROTOCOL_VERSION, ktuned.__version__, 7)
-    assert "lookup" in told["capabilities"]
 
 
 async def test_wrong_parameters_are_one_clear_error(desk: Desk, parts: Parts) -> None:
@@ -120,11 +119,14 @@ async def test_wrong_parameters_are_one_clear_error(desk: Desk, parts: Parts) ->
     assert parts.jobs.list_live_jobs() == []
 
 
-async def test_unknown_fields_are_left_aside(desk: Desk, parts: Parts) -> None:
-    """Fields are only ever added: a newer client's do no harm."""
+async def test_a_misspelt_field_is_named_with_the_nearest_one(desk: Desk, parts: Parts) -> None:
+    """`trails=3` must not tune with the default number of trials."""
     await parts.inspect(kernel_text())
-    answer = await desk.call("lookup", kernel="it", problem={"n": 64}, from_the_future=True)
-    assert answer["status"] == "default"
+    with pytest.raises(UsageError, match=r"^tune has no field 'trails' \(did you mean 'trials'\? there are: kernel,"):
+        await desk.call("tune", kernel="it", trails=3)
+    with pytest.raises(UsageError, match="unknown field `problems`"):
+        await desk.call("lookup_many", lookups=[{"kernel": "it", "problem": {"n": 64}, "problems": {}}])
+    assert parts.jobs.list_live_jobs() == []
 
 
 async def test_lookup_many_keeps_the_order(desk: Desk, parts: Parts) -> None:

@@ -14,6 +14,7 @@ from ktuned.model.errors import StoreError
 from ktuned.model.values import Outcome
 from ktuned.store import database_file as opening
 from ktuned.store.database import Store
+from ktuned.store.schema import UNRELEASED_ID
 from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job, tried
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +62,21 @@ async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) ->
     async with Store.open(database) as store:
         assert store.notice == ""
         assert len(store.list_trials()) == 1
+
+
+async def test_a_database_from_before_the_first_release_is_moved_aside(database: Path) -> None:
+    """One line says so; nothing of it is read, whatever its tables are."""
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(f"PRAGMA application_id = {UNRELEASED_ID}")
+        connection.execute("PRAGMA user_version = 23")
+        connection.execute("CREATE TABLE jobs (id INTEGER PRIMARY KEY)")
+    before = database.read_bytes()
+    async with Store.open(database) as store:
+        assert store.list_trials() == []
+        (aside,) = database.parent.glob("ktuned.db.unreleased-*Z")
+        assert store.notice == f"the store {database} is from before the first release, so it was moved to {aside.name}"
+    assert aside.read_bytes() == before
 
 
 async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(database: Path) -> None:

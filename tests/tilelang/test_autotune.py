@@ -452,7 +452,8 @@ class TestWinners:
             context = {"decided": 1.0, "digest": "", "toolchain": "", "device_fingerprint": "", "measuring_version": 1}
             values = {"problem": {**record.problem, **problem}, "config": config, "latency_us": 12.0}
             function = {"name": f"{record.package}.{record.function}", "source": ""}
-            document = {"ktuned_winners": 1, "kernel": "tests:scale", "device": "a GPU", "function": function}
+            rules: dict[str, Any] = {"default": None, "specialize": None, "bucket": {}, "names": {}}
+            document = {"ktuned_winners": 1, "kernel": "tests:scale", "device": "a GPU", "function": function, **rules}
             path = tmp_path / "winners.json"
             path.write_text(json.dumps({**document, "winners": [{**context, **values}]}))
             return path

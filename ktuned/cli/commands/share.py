@@ -53,7 +53,6 @@ class CannotShare(KtunedError):
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default="winners")
 @click.option("--all", "everything", is_flag=True, help="The winners of all projects, not only of this one.")
 @click.option("--kernel", metavar="KERNEL", help="Only this kernel's winners.")
-@click.option("--device", metavar="DEVICE", help="Only those on this device model.")
 @click.option(
     "--with-artifacts",
     "artifacts",
@@ -76,7 +75,6 @@ def export(
     directory: Path,
     everything: bool,
     kernel: str | None,
-    device: str | None,
     artifacts: Path | None,
     form: str,
     by: str | None,
@@ -96,7 +94,7 @@ def export(
         raise click.UsageError("--by goes with --format vllm")
     written = []
     with Client() as client:
-        listed = call_method(client, EXPORT, ExportParams(kernel, device), deadline_s=_DEADLINE_S)
+        listed = call_method(client, EXPORT, ExportParams(kernel), deadline_s=_DEADLINE_S)
         shared = listed.shared or ()
         if kernel is not None and not shared:
             # If the kernel is not known, the daemon refuses this request, with a similar name as a hint.
