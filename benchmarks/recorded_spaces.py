@@ -19,8 +19,8 @@ from time import process_time
 from typing import Any
 
 from ktuned.declaration import BoundSpace, space
-from ktuned.model import Config, Outcome, canonical
-from ktuned.search import Budget, choose_strategy
+from ktuned.model import Config, Outcome, Plan, canonical
+from ktuned.search import choose_strategy
 
 NEVER = 1e18
 """Larger values stand for failures, in files that cannot mark them in another way."""
@@ -101,17 +101,17 @@ def _parse_objective(value: Any) -> float | None:
 def replay_search(recorded: RecordedSpace, strategy: str, seed: int, trials: int) -> SearchRun:
     """Search a recorded space for a number of trials, one at a time."""
     objectives = recorded.objectives_by_config()
-    chosen = choose_strategy(strategy, recorded.to_space(), seed, Budget(trials))
+    chosen = choose_strategy(recorded.to_space(), Plan(strategy, seed, trials=trials))
     tried: list[float | None] = []
     proposal_s: list[float] = []
     fruitless = 0
-    while len(tried) < trials and not chosen.strategy.finished and fruitless < MAX_FRUITLESS:
+    while len(tried) < trials and not chosen.finished and fruitless < MAX_FRUITLESS:
         began = process_time()
-        proposed = chosen.strategy.ask(1)
+        proposed = chosen.ask(1)
         for config in proposed:
             value = objectives[canonical(config)]
             outcome = Outcome.LAUNCH_ERROR if value is None else Outcome.MEASURED
-            chosen.strategy.tell(config, outcome, value)
+            chosen.tell(config, outcome, value)
             tried.append(value)
         proposal_s.append(process_time() - began)
         fruitless = 0 if proposed else fruitless + 1

@@ -26,8 +26,8 @@ from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import Event
-from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.idle_policy import Reading
+from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.preparation import Preparation
 from ktuned.serve.events import Events
 from ktuned.store.database import Store

@@ -7,11 +7,16 @@ the launch only looks up the current stream.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
 
 from ktuned.backends.contract import Absent, Kernel, Launch
 from ktuned.backends.cuda import cuda_devices
 from ktuned.model import BackendError, Device, Unsupported
+
+PORTABLE_CLUSTER_BLOCKS: Final = 8
+"""Cluster size that every device with clusters supports; larger ones must be enabled for each kernel."""
 
 
 class DriverKernel(Kernel):
@@ -39,6 +44,81 @@ class DriverKernel(Kernel):
         # Do not unload at exit: by then the context may be gone, and the module with it.
         weakref.finalize(self, driver.cuModuleUnload, self.module).atexit = False
         self.function = unwrap_result(driver.cuModuleGetFunction(self.module, symbol.encode()), f"finding {symbol}")
+
+    def make_launch_config(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        shared_bytes: int,
+        cluster: Sequence[int],
+        attributes: Sequence[Any] = (),
+    ) -> Any:
+        """Return the driver's ``CUlaunchConfig``.
+
+        Args:
+            grid: blocks in x, y, z.
+            block: threads of a block in x, y, z.
+            shared_bytes: dynamic shared memory of a block.
+            cluster: blocks of a cluster in x, y, z; empty for a launch without clusters.
+            attributes: further ``CUlaunchAttribute`` objects.
+        """
+        from cuda.bindings import driver
+
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = shared_bytes
+        attributes = list(attributes)
+        if cluster:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            sizes = attribute.value.clusterDim
+            sizes.x, sizes.y, sizes.z = cluster
+            attributes.append(attribute)
+        if attributes:
+            config.attrs = attributes
+            config.numAttrs = len(attributes)
+        return config
+
+    def check_block(self, threads: int, shared_bytes: int, where: str) -> tuple[int, int]:
+        """Check a block's threads and its dynamic shared memory against the device, whose name is ``where``.
+
+        Returns:
+            the kernel's static shared memory, and the most shared memory that a block may have, in bytes.
+
+        Raises:
+            Unsupported: the device cannot launch such a block; the message says what it lacks.
+        """
+        most_threads = self.read_kernel_limit("MAX_THREADS_PER_BLOCK")
+        if threads > most_threads:
+            registers = self.read_kernel_limit("NUM_REGS")
+            raise Unsupported(
+                f"a block has {threads} threads; with {registers} registers a thread and its launch bounds, "
+                f"the kernel allows {most_threads} on {where}"
+            )
+        static_bytes = self.read_kernel_limit("SHARED_SIZE_BYTES")
+        most_bytes = self.read_device_limit("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        if static_bytes + shared_bytes > most_bytes:
+            raise Unsupported(
+                f"a block needs {static_bytes} + {shared_bytes} bytes of static and dynamic shared memory; "
+                f"{where} has {most_bytes}"
+            )
+        return static_bytes, most_bytes
+
+    def allow_cluster(self, config: Any, cluster: Sequence[int], where: str) -> None:
+        """Enable clusters above the portable size, and check that at least one fits the device.
+
+        Raises:
+            Unsupported: none fits.
+        """
+        from cuda.bindings import driver
+
+        blocks = prod(cluster)
+        if blocks > PORTABLE_CLUSTER_BLOCKS:
+            self.set_kernel_limit("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, "allowing large clusters")
+        error, fitting = driver.cuOccupancyMaxActiveClusters(self.function, config)
+        if error != driver.CUresult.CUDA_SUCCESS or fitting < 1:
+            raise Unsupported(f"a cluster of {blocks} blocks does not fit {where}")
 
     def make_launch(self, config: Any, address: int, *kept: object) -> Launch:
         """Return a launch on torch's current stream of the device.

@@ -95,7 +95,7 @@ def complete_config(kernel: KernelInfo, config: Config) -> Config:
 
 def digest_space(kernel: KernelInfo) -> str:
     """Return a digest of a kernel's space. Verdicts hold as long as it stays the same."""
-    parts = kernel.extra.plan
+    parts = kernel.plan_parts
     if not parts:
         return kernel.plan_digest
     return canonical({label: digest for label, digest in parts.items() if label not in _ELSEWHERE})

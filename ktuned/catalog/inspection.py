@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -30,13 +29,6 @@ MANY_FILES = 50
 
 MOST_AT_ONCE = 8
 """Most roots that are inspected at the same time: each has a worker with 30 MiB or more of imported modules."""
-
-
-class Inspected(msgspec.Struct, frozen=True):
-    """The files that were inspected, and the changes in the catalog."""
-
-    changes: Changes
-    files: tuple[str, ...]
 
 
 class FileInspector:
@@ -66,8 +58,8 @@ class FileInspector:
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._turns = anyio.Semaphore(MOST_AT_ONCE)
 
-    async def inspect_root(self, root: Root) -> Inspected:
-        """Inspect every kernel file of a root, including files that were named by their paths."""
+    async def inspect_root(self, root: Root) -> Changes:
+        """Inspect every kernel file of a root, including files that were named by their paths; return the changes."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.find_root(file) == root]
         owned += [
@@ -78,8 +70,8 @@ class FileInspector:
         gone = set(self._catalog.list_kernel_files_of(root)) - set(map(escape_path, owned)) - {_project_file(root)}
         return await self.inspect_files(root, owned, gone)
 
-    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
-        """Inspect some kernel files of a root; ``gone`` are files that no longer exist.
+    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Changes:
+        """Inspect some kernel files of a root, and return the changes; ``gone`` are files that no longer exist.
 
         If the inspection of a file hangs, crashes or raises, that is an error of this file alone.
         """
@@ -104,7 +96,7 @@ class FileInspector:
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
-        return Inspected(changes, tuple(map(escape_path, wanted)))
+        return changes
 
     async def observe_names(self, kernel: KernelInfo, names: Iterable[Observation]) -> tuple[Observation, ...]:
         """Look at names that a kernel has not learned; return nothing if its file does not declare it now."""
@@ -127,7 +119,7 @@ class FileInspector:
         await self._store.projects.save_names({root.path: root.name})
         self._catalog.add_root(root)
 
-    async def _apply_project_file(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
+    async def _apply_project_file(self, root: Root, files: list[str], gone: list[str]) -> Changes:
         """Apply a project file that has changed. A wrong project file changes nothing, and is reported as an error."""
         file = _project_file(root)
         others = {other.path: other.name for other in self._catalog.roots if other.path != root.path}
@@ -138,28 +130,25 @@ class FileInspector:
             wrong = FileError(file, 0, error.message, error.hint)
             _log.warning("project_file_wrong", path=file, reason=error.message)
             self._catalog.record_project_file(root.path, digest, wrong)
-            found = await self.inspect_files(root, files, gone)
-            return Inspected(found.changes.combine_with(Changes(errors=(wrong,))), found.files)
+            changes = await self.inspect_files(root, files, gone)
+            return changes.combine_with(Changes(errors=(wrong,)))
         (again,) = name_roots([again], {root.path: root.name}, others.values())
         mended = Changes(mended=(file,) if any(error.path == file for error in self._catalog.errors) else ())
         if again == root:
             self._catalog.add_root(again)
             self._catalog.record_project_file(root.path, again.project_digest)
-            found = await self.inspect_files(again, files, gone)
-            return Inspected(found.changes.combine_with(mended), found.files)
+            return (await self.inspect_files(again, files, gone)).combine_with(mended)
         await self.watch_root(again)
         self._catalog.record_project_file(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
         try:
-            found = await self.inspect_root(again)
+            changes = await self.inspect_root(again)
         except BaseException:
             # The kernels still belong to the earlier settings, so restore those; the file will be applied again.
             self._catalog.add_root(root)
             raise
-        changes = found.changes.combine_with(
-            Changes(is_environment=make_root_environment(again) != make_root_environment(root))
-        )
-        return Inspected(changes.combine_with(mended), found.files)
+        is_environment = make_root_environment(again) != make_root_environment(root)
+        return changes.combine_with(replace(mended, is_environment=is_environment))
 
     def _find_refusals(self, files: list[str]) -> dict[str, Inspection]:
         return {file: wrong for file in files if (wrong := self._refuse_file(file))}

@@ -128,10 +128,6 @@ class NumPyTensors:
             return numpy.array(tensor, copy=True)
         return self.copy_into_memory(numpy.zeros(size, "uint8"), 0, tensor)
 
-    def make_contiguous(self, tensor: Any) -> Any:
-        """Return a copy with contiguous memory of its own."""
-        return self.module.array(tensor, copy=True, order="C")
-
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy the elements of a tensor into another one of the same shape and dtype."""
         target[...] = source

@@ -21,7 +21,6 @@ from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
     Catalog,
-    Changes,
     FileInspector,
     ForeignNames,
     Traces,
@@ -57,8 +56,6 @@ from ktuned.lookup import (
 from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
 from ktuned.protocol import JobInfo, KernelStale
 from ktuned.scheduling import (
-    Dispatcher,
-    DueKernels,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -71,8 +68,6 @@ from ktuned.scheduling import (
     Preparation,
     Reading,
     Renewal,
-    Reverification,
-    WatchedRoots,
 )
 from ktuned.serve import Events, TeamStore, WinnerExchange
 from ktuned.store import Artifacts, Store
@@ -88,7 +83,7 @@ class Replacements(msgspec.Struct, frozen=True, kw_only=True):
         cores: The number of cores that timing and compiles share.
         events: The stream of events.
         executor: Wraps the daemon's executor of this machine.
-        intervals: The dispatcher's intervals.
+        intervals: The jobs' intervals.
         preparation_type: The class that prepares jobs.
         read: Returns readings of the machine.
         spare_modules: The modules that spare workers import.
@@ -132,7 +127,6 @@ class Parts:
         )
         trust = self.trust = Trust(settings.trusted_directories)
         base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
-        known_children: set[int] = set()
         executor = self.executor = LocalExecutor(
             scratch=settings.scratch,
             cache=settings.cache,
@@ -141,7 +135,6 @@ class Parts:
             compile_cores=settings.compile_cores,
             ends_orphans=replaced.adopts,
             trust=trust,
-            known_children=known_children,
             last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
@@ -163,9 +156,7 @@ class Parts:
         cluster = self.cluster = ClusterExecutor(
             artifacts=settings.artifacts,
             state=settings.state,
-            base_env=base_env,
-            mark=executor.mark,
-            known_children=known_children,
+            programs=executor.programs,
             on_up=on_host_up,
             on_lost=on_host_lost,
             on_changed=on_host_changed,
@@ -208,12 +199,10 @@ class Parts:
         )
         probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
-        to_fit = DueKernels()
-
         def on_job_end(job: JobInfo) -> None:
             publication.publish_tuned(job)
             team_store.note_job_end(job.kernel)
-            to_fit.add_kernel(job.kernel)
+            portfolios.request_fit(job.kernel)
 
         router = self.router = EventRouter(events, artifact_cleanup, caches, probes, on_job_end)
 
@@ -228,7 +217,7 @@ class Parts:
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
         # Winners of other daemons.
-        portfolios = self.portfolios = Portfolios(store, to_fit)
+        portfolios = self.portfolios = Portfolios(store)
         exchange = self.exchange = WinnerExchange(
             admission=admission,
             catalog=catalog,
@@ -246,9 +235,7 @@ class Parts:
             store=store,
             exchange=exchange,
             directory=settings.state,
-            base_env=base_env,
-            mark=executor.mark,
-            known_children=known_children,
+            programs=executor.programs,
         )
 
         # Parts that tune.
@@ -273,10 +260,9 @@ class Parts:
             kernel = catalog.resolve_kernel(name)
             root = catalog.find_root(kernel.file)
             if root is not None:
-                found = await inspector.inspect_files(root, [kernel.file])
-                await renewal.react_to_changes(found.changes, saved=False)
+                await renewal.react_to_changes(await inspector.inspect_files(root, [kernel.file]), saved=False)
 
-        dispatcher = self.dispatcher = Dispatcher(
+        jobs = self.jobs = Jobs(
             job_machine,
             fleet=fleet,
             store=store,
@@ -287,10 +273,8 @@ class Parts:
             read=replaced.read or observer.read_host_use,
             intervals=replaced.intervals or Intervals(),
         )
-        jobs = self.jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish_event)
         catalog.when_kernels_change(jobs.mark_jobs_outdated)
         probes.when_hosts_come(jobs.add_new_devices)
-        reverification = self.reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
         requests = self.requests = JobRequests(
             admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
         )
@@ -304,14 +288,6 @@ class Parts:
             publish=router.publish_event,
         )
 
-        watched_roots = self.watched_roots = WatchedRoots(
-            catalog=catalog,
-            inspector=inspector,
-            machine=machine,
-            store=store,
-            renewal=renewal,
-            list_configured=lambda: {root.path for root in self.settings.roots},
-        )
         intake = self.intake = Intake(
             catalog=catalog,
             inspector=inspector,
@@ -319,12 +295,11 @@ class Parts:
             store=store,
             requests=requests,
             renewal=renewal,
-            watched_roots=watched_roots,
+            list_configured=lambda: {root.path for root in self.settings.roots},
         )
 
         self.portfolio_fitter = PortfolioFitter(
             portfolios,
-            to_fit,
             admission=admission,
             catalog=catalog,
             fleet=fleet,
@@ -384,7 +359,7 @@ class Parts:
             for kernel in outdated:
                 if store.list_winners(kernel.name):
                     router.publish_event(KernelStale(kernel=kernel.name, digest=kernel.digest))
-            await reverification.reverify_probed(kernels, outdated)
+            await renewal.reverify_probed(kernels, outdated)
 
         self.toolchain_survey = ToolchainSurvey(
             catalog,
@@ -395,11 +370,12 @@ class Parts:
             intervals=replaced.toolchain_intervals,
         )
 
-        async def on_changes(changes: Changes, saved: bool) -> None:
-            await renewal.react_to_changes(changes, saved=saved)
-
         self.watcher = Watcher(
-            catalog, inspector, on_changes, publication.list_used_kernels, on_doubts_changed=caches.forget_all_answers
+            catalog,
+            inspector,
+            renewal.react_to_changes,
+            publication.list_used_kernels,
+            on_doubts_changed=caches.forget_all_answers,
         )
 
 

@@ -135,7 +135,7 @@ class Daemon:
                 fleet=fleet,
                 artifacts=parts.artifacts,
                 prepare=parts.preparation.prepare_brief,
-                lane=parts.dispatcher.get_lane,
+                lane=parts.jobs.get_lane,
                 scratch=parts.executor.scratch / "sanitizers",
             ).list_handlers(),
             *DevicePeaks(
@@ -143,14 +143,13 @@ class Daemon:
                 store=store,
                 fleet=fleet,
                 environments=parts.probes.list_probed_environments,
-                lane=parts.dispatcher.get_lane,
+                lane=parts.jobs.get_lane,
             ).list_handlers(),
             *CallMethods(parts.adoptions, fleet.applications).list_handlers(),
             *KernelMethods(
                 catalog=catalog,
                 explainer=Explainer(catalog, parts.admission, machine, store, parts.certainty),
                 intake=parts.intake,
-                watched_roots=parts.watched_roots,
             ).list_handlers(),
             *self.reload.list_handlers(),
         ]
@@ -194,7 +193,7 @@ class Daemon:
                 parts.portfolio_fitter.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
-                parts.watched_roots.check_missing_periodically,
+                parts.intake.check_missing_periodically,
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,
@@ -237,6 +236,6 @@ class Daemon:
         # The doubts of a start are over, because the watcher has now looked at every file.
         self.parts.certainty.record_catch_up()
         self.parts.caches.forget_all_answers()
-        await self.parts.reverification.queue_reverification()
+        await self.parts.renewal.queue_reverification()
         # The exchange comes last, because contexts must be today's.
         await self.parts.team_store.run_until_cancelled()

@@ -103,14 +103,14 @@ class Reload:
         await self._apply_roots(settings)
 
     async def _apply_roots(self, settings: Settings) -> None:
-        catalog, store, watched_roots = self._parts.catalog, self._parts.store, self._parts.watched_roots
+        catalog, store, intake = self._parts.catalog, self._parts.store, self._parts.intake
         known = catalog.roots
         paths = {root.path for root in settings.roots}
         configured = [root for root in list_watched_roots(settings, store) if root.path in paths]
         for root in configured:
             await self._parts.inspector.watch_root(root)
         kept = {root.path for root in (*settings.roots, *store.load_roots())}
-        await watched_roots.drop_roots([root for root in known if root.path not in kept])
+        await intake.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))
         before = {root.path for root in known}
-        await watched_roots.inspect_roots([root for root in configured if root not in known and root.path in before])
+        await intake.inspect_roots([root for root in configured if root not in known and root.path in before])

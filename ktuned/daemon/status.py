@@ -57,7 +57,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
     yield from (store.notice, store.lost, store.damaged)
     yield parts.watcher.notice
     yield parts.renewal.notice
-    yield parts.watched_roots.notice
+    yield parts.intake.notice
     if parts.jobs.stalled:
         yield f"tuning is paused: {parts.jobs.stalled}"
     yield from parts.adoptions.notices

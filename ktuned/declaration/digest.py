@@ -28,7 +28,7 @@ from ktuned.declaration.declared_kernel import Kernel
 from ktuned.declaration.value_text import describe_value
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
 from ktuned.ipc import Untrusted, stamp_files
-from ktuned.model import KernelFacts, KernelInfo, ProjectName
+from ktuned.model import KernelInfo, ProjectName
 
 DIGEST_VERSION = 4
 """Raised whenever the texts below change, because every digest changes with them."""
@@ -102,24 +102,22 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         bucket=kernel.bucket_rules,
         space=kernel.space.describe_space(),
         plan=kernel.plan,
-        extra=KernelFacts(
-            knobs=tuple(kernel.space.knobs or ()),
-            files=_digest_each(texts),
-            python=_digest_each({**python, **packages}),
-            arguments=_digest_each({**arguments, **declared.parts}),
-            plan=_digest_each(plan),
-            data_digest=_digest_together(besides),
-            judges=kernel.judges,
-            judged=kernel.is_judged,
-            expects_default_outputs=kernel.expects_default_outputs,
-            metrics=tuple(kernel.metrics),
-            given=kernel.given,
-            version=digest[:16],
-            is_data=kernel.is_data,
-            portfolio=int(kernel.portfolio),
-            unobserved=next(iter(ACCESSES.unobserved), ""),
-            declares=bool(kernel.depends),
-        ),
+        knobs=tuple(kernel.space.knobs or ()),
+        file_parts=_digest_each(texts),
+        python_parts=_digest_each({**python, **packages}),
+        argument_parts=_digest_each({**arguments, **declared.parts}),
+        plan_parts=_digest_each(plan),
+        data_digest=_digest_together(besides),
+        judges=kernel.judges,
+        is_judged=kernel.is_judged,
+        expects_default_outputs=kernel.expects_default_outputs,
+        metrics=tuple(kernel.metrics),
+        given=kernel.given,
+        version=digest[:16],
+        is_data=kernel.is_data,
+        portfolio=int(kernel.portfolio),
+        unobserved_read=next(iter(ACCESSES.unobserved), ""),
+        declares_reads=bool(kernel.depends),
     )
 
 

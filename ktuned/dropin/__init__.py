@@ -18,7 +18,7 @@ from ktuned.dropin.captures import is_capturing
 from ktuned.dropin.daemon_link import DaemonLink, daemon_link
 from ktuned.dropin.keyed_call import NOT_ACCEPTED, KeyedCall, find_log, leave_to_framework
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
-from ktuned.dropin.launch_machine import Answer, LaunchMachine, Policy, Standing
+from ktuned.dropin.launch_machine import Answer, LaunchMachine, Mode, Numerics, Policy, Standing, Upgrade, choose_policy
 from ktuned.dropin.recorded_call import (
     CAPTURED,
     MAX_CAPTURED_BYTES,
@@ -27,6 +27,7 @@ from ktuned.dropin.recorded_call import (
     RecordedCall,
     check_captured_size,
     convert_to_scalar,
+    restore_value,
 )
 from ktuned.dropin.takeover import adopt_subclasses, explain_bypass, take_over
 from ktuned.dropin.winners_file import CONSTANTS_KEY, PROGRAMS_KEY, WinnersFile
@@ -56,14 +57,18 @@ __all__ = [
     "KeyedCall",
     "LaunchCounter",
     "LaunchMachine",
+    "Mode",
     "NotTunable",
+    "Numerics",
     "Policy",
     "RecordedCall",
     "Standing",
+    "Upgrade",
     "WinnersFile",
     "account",
     "adopt_subclasses",
     "check_captured_size",
+    "choose_policy",
     "convert_to_scalar",
     "count_launches",
     "daemon_link",
@@ -76,6 +81,7 @@ __all__ = [
     "leave_to_framework",
     "list_application_paths",
     "name_function",
+    "restore_value",
     "shorten_dtype",
     "spool_directory",
     "take_over",

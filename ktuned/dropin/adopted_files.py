@@ -8,15 +8,17 @@ content and never change.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ktuned.dropin.recorded_call import CAPTURED, Declaration, RecordedCall
-from ktuned.model import Problem
+from ktuned.model import Config, Problem, canonical
 from ktuned.spool import CALL_KEY, CALLS
 
 if TYPE_CHECKING:
+    from ktuned.backends import Build
     from ktuned.declaration import TensorSpec
 
 Declared = TypeVar("Declared", bound=Declaration)
@@ -35,6 +37,47 @@ class AdoptedFiles(Generic[Call]):
         """Return the declaration of a function."""
         declared: Declared = self._read_file(kind, f"{identity}.declaration.json")
         return declared
+
+    def declare_kernel(
+        self,
+        backend: str,
+        name: str,
+        declared: Declaration,
+        list_configs: Callable[[Call], Iterable[str]],
+        declare_inputs: Callable[[Call], Mapping[str, Any]],
+        make_build: Callable[[Call, str], Build],
+        **options: Any,
+    ) -> None:
+        """Declare the function's kernel; all that it needs is in the recorded call that a problem names.
+
+        Args:
+            backend: the plugin's name.
+            name: the kernel's name.
+            declared: the function's declaration.
+            list_configs: returns the texts of a call's configs, in the application's order.
+            declare_inputs: declares the tensors of a call.
+            make_build: returns the Build of a call's config, given by its text.
+            options: further options of the kernel.
+        """
+        from ktuned.declaration import kernel, space
+
+        def yield_configs(p: Any) -> Iterator[Config]:
+            yield from map(json.loads, list_configs(self.find_call(p)))
+
+        @kernel(
+            backend=backend,
+            name=name,
+            space=space(yield_configs),
+            specialize=declared.specialize,
+            inputs=lambda p: declare_inputs(self.find_call(p)),
+            strategy="exhaustive",
+            preset="fast",
+            numerics=declared.numerics,
+            is_data=True,
+            **options,
+        )
+        def make_config_build(p: Any, c: Any) -> Build:
+            return make_build(self.find_call(p), canonical(dict(c)))
 
     def find_call(self, problem: Problem) -> Call:
         """Return the call that a problem names; each call is read once.

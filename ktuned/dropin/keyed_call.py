@@ -18,6 +18,7 @@ import json
 import logging
 import sys
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
@@ -25,7 +26,26 @@ from ktuned.dropin.account import FIXED, RECORDED, TUNED, account
 from ktuned.dropin.captures import allow_captures, is_capturing, use_device
 from ktuned.dropin.daemon_link import daemon_link
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
-from ktuned.dropin.launch_machine import Answer, Called, Followed, LaunchMachine, Policy, Standing, carry_out
+from ktuned.dropin.launch_machine import (
+    Answer,
+    Answered,
+    Ask,
+    Called,
+    Event,
+    Follow,
+    Followed,
+    Launch,
+    LaunchMachine,
+    LetFrameworkTune,
+    Load,
+    Loaded,
+    Policy,
+    Record,
+    Recorded,
+    Standing,
+    Unfit,
+    Wait,
+)
 from ktuned.dropin.recorded_call import Declaration, NotTunable, RecordedCall
 from ktuned.dropin.winners_file import FileWinner
 from ktuned.model import CallKey, Problem, canonical
@@ -38,7 +58,7 @@ NOT_ACCEPTED: Final = "the daemon did not accept its call; `ktuned status` may s
 
 
 class KeyedCall(ABC):
-    """One tuning key: the :class:`~ktuned.dropin.launch_machine.Host` of its machine.
+    """One tuning key, which carries out the instructions of its machine.
 
     Attributes:
         framework: the framework's name as its users spell it, such as ``TileLang``.
@@ -108,7 +128,7 @@ class KeyedCall(ABC):
             Exception: what the subclass's methods raise.
         """
         is_captured, is_new = is_capturing(), self.machine.standing is Standing.NEW
-        carry_out(self.machine, Called(is_captured), self)
+        self.handle_event(Called(is_captured))
         if self.machine.policy.winners is not None:
             if is_new:
                 self._report_fixed_config()
@@ -152,7 +172,29 @@ class KeyedCall(ABC):
             self._log.warning("%s: %s", self._name, self._fixed_state)
         account.record_key(self._name, self._fixed_state)
 
-    # The machine's instructions (ktuned.dropin.launch_machine.Host)
+    # The machine's instructions
+
+    def handle_event(self, event: Event) -> None:
+        """Give the machine an event, and carry out its instructions until none is left."""
+        events: deque[Event] = deque([event])
+        while events:
+            for instruction in self.machine.handle_event(events.popleft()):
+                match instruction:
+                    case Ask():
+                        events.append(Answered(self.ask_daemon()))
+                    case Record():
+                        events.append(Recorded(self.record_call()))
+                    case Wait():
+                        events.append(Answered(self.await_tuning()))
+                    case Follow():
+                        self.follow_key()
+                    case Load():
+                        is_fit = self.load_config(instruction.config, instruction.answer)
+                        events.append(Loaded(instruction.config) if is_fit else Unfit(instruction.config))
+                    case Launch():
+                        self.launch_config(instruction.config, once=instruction.once)
+                    case LetFrameworkTune():
+                        self.let_framework_tune(instruction.reason)
 
     def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""
@@ -190,7 +232,7 @@ class KeyedCall(ABC):
         self._record_ending(answer)
         allow_captures()
         with use_device(self.device):
-            carry_out(self.machine, Followed(answer), self)
+            self.handle_event(Followed(answer))
         return self.machine.is_followed
 
     def _record_ending(self, answer: Answer) -> None:

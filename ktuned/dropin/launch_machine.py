@@ -36,7 +36,7 @@ the next call outside of a capture begins anew.
 
 The machine returns instructions instead of calling the framework, because frameworks load, launch and replace kernels
 in different ways, and with one of them the decision is made in the middle of the framework's own method.
-:func:`carry_out` runs the instructions on a :class:`Host`; tests run every sequence of events without a host.
+:class:`~ktuned.dropin.keyed_call.KeyedCall` carries them out; tests run every sequence of events without it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ import os
 from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final, Protocol, Self
+from typing import Literal, Self, get_args
 
 from ktuned.dropin.winners_file import WinnersFile, read_winners_once
 from ktuned.model import EXACT, NUMERICS, TOLERANCE
 
-MODES: Final = ("background", "wait")
-UPGRADES: Final = ("once", "never", "always")
+Mode = Literal["background", "wait"]
+Upgrade = Literal["once", "never", "always"]
+Numerics = Literal["tolerance", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Policy:
     winners: WinnersFile | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("mode", MODES), ("upgrade", UPGRADES), ("numerics", NUMERICS)):
+        for name, known in (("mode", get_args(Mode)), ("upgrade", get_args(Upgrade)), ("numerics", NUMERICS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r}: give one of {', '.join(map(repr, known))}")
         if self.is_exact:
@@ -102,16 +103,20 @@ class Policy:
         read = None if winners is None else read_winners_once(os.path.abspath(winners))
         return cls(mode, upgrade, without_daemon == "first", numerics, read)
 
-    def with_winners_of(self, other: Policy | None) -> Policy:
-        """Return the policy with another's winners, unless it has winners of its own."""
-        if other is None or other.winners is None or self.winners is not None:
-            return self
-        return replace(self, winners=other.winners)
-
     @property
     def is_exact(self) -> bool:
         """Whether a winner must produce the same output bits as the first config."""
         return self.numerics == EXACT
+
+
+def choose_policy(own: Policy | None, of_process: Policy | None) -> Policy | None:
+    """Return the policy of a function, from its own one and that of ``ktuned run``; ``None`` if it is not adopted.
+
+    Its own policy has precedence, but the winners of ``ktuned run`` also fix a function whose policy names none.
+    """
+    if own is None or of_process is None:
+        return own or of_process
+    return own if own.winners is not None else replace(own, winners=of_process.winners)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,51 +397,3 @@ class LaunchMachine:
     def _leave_to_framework(self, reason: str) -> list[Instruction]:
         self.standing, self.is_followed = Standing.FRAMEWORK, False
         return [LetFrameworkTune(reason)]
-
-
-class Host(Protocol):
-    """A framework's side of one key: carries out the machine's instructions."""
-
-    def ask_daemon(self) -> Answer | None:
-        """Return what the daemon knows; ``None`` if none runs."""
-
-    def record_call(self) -> str:
-        """Write the call to the spool; return why another process cannot tune it, or an empty string."""
-
-    def await_tuning(self) -> Answer | None:
-        """Return what the daemon knows when the key's tuning has ended."""
-
-    def follow_key(self) -> None:
-        """Arrange for later answers to be reported as :class:`Followed`."""
-
-    def load_config(self, config: str, answer: Answer | None) -> bool:
-        """Load a config, from its answer's artifact if it has one; return whether this device can launch it."""
-
-    def launch_config(self, config: str, *, once: bool) -> None:
-        """Make calls launch a config; with ``once`` only the current call."""
-
-    def let_framework_tune(self, reason: str) -> None:
-        """Leave the key to the framework's own tuner."""
-
-
-def carry_out(machine: LaunchMachine, event: Event, host: Host) -> None:
-    """Give a machine an event, and have a host carry out its instructions until none is left."""
-    events: deque[Event] = deque([event])
-    while events:
-        for instruction in machine.handle_event(events.popleft()):
-            match instruction:
-                case Ask():
-                    events.append(Answered(host.ask_daemon()))
-                case Record():
-                    events.append(Recorded(host.record_call()))
-                case Wait():
-                    events.append(Answered(host.await_tuning()))
-                case Follow():
-                    host.follow_key()
-                case Load():
-                    is_fit = host.load_config(instruction.config, instruction.answer)
-                    events.append(Loaded(instruction.config) if is_fit else Unfit(instruction.config))
-                case Launch():
-                    host.launch_config(instruction.config, once=instruction.once)
-                case LetFrameworkTune():
-                    host.let_framework_tune(instruction.reason)

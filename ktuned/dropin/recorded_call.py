@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
 from ktuned.dropin.application import FunctionName
-from ktuned.model import TOLERANCE
+from ktuned.model import TOLERANCE, Scalar
 from ktuned.spool import digest_content
 
 CAPTURED: Final = "captured"
@@ -107,10 +107,24 @@ def check_captured_size(sizes: Mapping[str, int]) -> None:
         )
 
 
-def convert_to_scalar(value: Any) -> bool | int | float | str:
+def convert_to_scalar(value: Any) -> Scalar:
     """Return a value as problems and configs store it: finite numbers and strings unchanged, others as ``~`` + repr."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"~{value}"
     if type(value) in (bool, int, float) or (type(value) is str and not value.startswith("~")):
         return value  # type: ignore[no-any-return]
     return f"~{value!r}"
+
+
+def restore_value(scalar: Scalar, listed: Iterable[Any]) -> Any:
+    """Return the value that :func:`convert_to_scalar` made a scalar of; one that became text is found among ``listed``.
+
+    Raises:
+        LookupError: none of them has that text.
+    """
+    if not isinstance(scalar, str) or not scalar.startswith("~"):
+        return scalar
+    for value in listed:
+        if convert_to_scalar(value) == scalar:
+            return value
+    raise LookupError(scalar)

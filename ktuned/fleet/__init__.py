@@ -26,7 +26,7 @@ from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
 from ktuned.fleet.process import StartProcess
-from ktuned.fleet.program import ProgramFailed, run_program
+from ktuned.fleet.program import ProgramFailed, Programs, run_program
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
@@ -62,6 +62,7 @@ __all__ = [
     "Output",
     "Pace",
     "ProgramFailed",
+    "Programs",
     "QuietGate",
     "ReferenceUnusable",
     "RequestFailed",

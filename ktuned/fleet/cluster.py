@@ -24,7 +24,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, MutableSet
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Self
@@ -53,6 +53,7 @@ from ktuned.fleet.executor import Environment, Executor, Worker
 from ktuned.fleet.failures import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied, describe_exit
 from ktuned.fleet.health import Health
 from ktuned.fleet.process_group import ProcessGroup
+from ktuned.fleet.program import Programs
 from ktuned.ipc import InvalidMessage, decoding, frames, replies, requests
 from ktuned.model import BackendReport, Device, DeviceName, Phase, Role, WorkerError
 from ktuned.protocol import ClusterInfo, HostInfo
@@ -271,9 +272,7 @@ class ClusterExecutor(Executor):
     Args:
         artifacts: The directory of sealed artifacts.
         state: The working directory of the plugin's process.
-        base_env: The environment of the plugin's process.
-        mark: ``NAME=value`` in the environment of every process that must not outlive the daemon.
-        known_children: Gets the process's id, so that the daemon does not kill it as an orphan.
+        programs: Has the environment of the plugin's process, and gets the process's id.
         on_up: Called as ``on_up(host, cores)`` when workers can be started on a host.
         on_lost: Called as ``on_lost(host)`` when none can be started there any more.
         on_changed: Called as ``on_changed(host, reason)`` when the host's compilers or packages were replaced.
@@ -284,9 +283,7 @@ class ClusterExecutor(Executor):
         *,
         artifacts: Path,
         state: Path,
-        base_env: Mapping[str, str],
-        mark: str,
-        known_children: MutableSet[int],
+        programs: Programs,
         on_up: Callable[[str, int], None],
         on_lost: Callable[[str], None],
         on_changed: Callable[[str, str], None],
@@ -294,9 +291,7 @@ class ClusterExecutor(Executor):
     ) -> None:
         self._artifacts = artifacts
         self._state = state
-        name, _, value = mark.partition("=")
-        self._env = {**base_env, name: value}
-        self._known_children = known_children
+        self._programs = programs
         self._on_up, self._on_lost, self._on_changed = on_up, on_lost, on_changed
         self._module = module
         self._settings = ClusterSettings()
@@ -368,13 +363,13 @@ class ClusterExecutor(Executor):
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                     cwd=self._state,
-                    env=self._env,
+                    env=self._programs.env,
                 )
         except OSError as error:
             ours.close()
             return f"{python} cannot be started: {error.strerror}"
         ended, reason = anyio.Event(), ""
-        self._known_children.add(process.pid)
+        self._programs.pids.add(process.pid)
         group = ProcessGroup(process, ended.set)
         try:
             reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -388,7 +383,7 @@ class ClusterExecutor(Executor):
                     await ended.wait()
                 group.kill()
                 await ended.wait()
-            self._known_children.discard(process.pid)
+            self._programs.pids.discard(process.pid)
             lines = group.tails[0].take_text().strip().splitlines()
             reason = reason or (lines[-1][:400] if lines else f"its process {describe_exit(group.returncode or 0)}")
             self._lose_everything(reason)

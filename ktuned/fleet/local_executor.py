@@ -35,6 +35,7 @@ from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import DeadlineExpired, WorkerDied
 from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn_worker
+from ktuned.fleet.program import Programs
 from ktuned.fleet.warden_process import WardenProcess
 from ktuned.ipc import Places, Trust, parent
 from ktuned.model import Role, WorkerError
@@ -71,7 +72,6 @@ class LocalExecutor(Executor):
         compile_cores: The cores that compilers and explorers may use; all if empty.
         ends_orphans: Whether to kill every child of this process that it did not start.
         trust: Directories that workers may read although others may write to them.
-        known_children: Ids of children that are not killed as orphans; the collection may change.
         last_end: The file in which the warden notes how this process ended, if not in order.
         warden_s: Interval at which the warden is checked, in seconds.
         start_process: Starts a worker's process.
@@ -87,7 +87,6 @@ class LocalExecutor(Executor):
         compile_cores: Collection[int] = (),
         ends_orphans: bool = False,
         trust: Trust | None = None,
-        known_children: Collection[int] = (),
         last_end: Path | None = None,
         warden_s: float = WARDEN_S,
         start_process: StartProcess = subprocess.Popen,
@@ -101,10 +100,9 @@ class LocalExecutor(Executor):
         self._trust = trust or Trust()
         self._warden_s = warden_s
         self._start_process = start_process
-        self._known_children = known_children
-        self.mark = f"{DAEMON_MARK}={self._id}"
-        """The mark in the environment of every process that must not outlive this one."""
-        self._warden = WardenProcess(self.mark, self.scratch, last_end)
+        self.programs = Programs({**base_env, DAEMON_MARK: self._id})
+        """The children besides workers."""
+        self._warden = WardenProcess(f"{DAEMON_MARK}={self._id}", self.scratch, last_end)
         self._workers: dict[int, WorkerProcess] = {}
         self._orphan_search = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
@@ -236,7 +234,7 @@ class LocalExecutor(Executor):
         # started is already in the table, and is not taken for an orphan.
         async with self._orphan_search:
             for _ in range(_ORPHAN_SEARCHES if self._ends_orphans else 0):
-                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self._known_children}
+                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self.programs.pids}
                 if not orphans:
                     break
                 _log.debug("orphans_ended", count=len(orphans))

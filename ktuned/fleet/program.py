@@ -1,14 +1,15 @@
-"""A short-lived program that may have to be killed: bytes in, bytes out, within a deadline."""
+"""The daemon's children besides workers; a short-lived program gets bytes and gives bytes, within a deadline."""
 
 from __future__ import annotations
 
 import os
 import resource
 import subprocess
-from collections.abc import Mapping, MutableSet, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from ktuned.fleet.failures import describe_exit
 from ktuned.fleet.process_group import ProcessGroup
@@ -27,14 +28,25 @@ class ProgramFailed(KtunedError):
     code = "program_failed"
 
 
+class Programs(msgspec.Struct, eq=False):
+    """Children of the daemon that are no workers.
+
+    Attributes:
+        env: Their environment. It has the daemon's mark, by which its warden finds what must not outlive it.
+        pids: The ids of those that run, which are no orphans.
+    """
+
+    env: Mapping[str, str]
+    pids: set[int] = msgspec.field(default_factory=set)
+
+
 async def run_program(
     command: Sequence[str],
     request: bytes,
     *,
     deadline_s: float,
     directory: Path,
-    env: Mapping[str, str],
-    known_children: MutableSet[int],
+    programs: Programs,
 ) -> bytes:
     """Run a program in a session of its own and return its output.
 
@@ -45,8 +57,7 @@ async def run_program(
         request: Its input.
         deadline_s: Seconds that it may take.
         directory: Its working directory.
-        env: Its environment.
-        known_children: Ids of children of the daemon that are no orphans; the program's id is there while it runs.
+        programs: Has its environment, and its id while it runs.
 
     Raises:
         ProgramFailed: It cannot be started, ended with an error, or did not end in time.
@@ -57,12 +68,12 @@ async def run_program(
         with os.fdopen(os.dup(given), "wb") as stream:
             stream.write(request)
         os.lseek(given, 0, os.SEEK_SET)
-        process = _start_program(command, given, answered, directory, env)
-        known_children.add(process.pid)
+        process = _start_program(command, given, answered, directory, programs.env)
+        programs.pids.add(process.pid)
         ended = anyio.Event()
 
         def on_exit() -> None:
-            known_children.discard(process.pid)
+            programs.pids.discard(process.pid)
             ended.set()
 
         group = ProcessGroup(process, on_exit)

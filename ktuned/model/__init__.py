@@ -27,7 +27,7 @@ from ktuned.model.errors import (
 )
 from ktuned.model.expressions import Expression, Term
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelFacts, KernelInfo, Root, RootSettings, SpaceInfo
+from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -44,7 +44,7 @@ from ktuned.model.keys import (
     make_key_problem,
     parse_key_problem,
 )
-from ktuned.model.near import find_stand_ins, sort_by_similarity
+from ktuned.model.near import find_stand_ins
 from ktuned.model.noise import describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
 from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
@@ -64,13 +64,11 @@ from ktuned.model.objective import (
     maximize,
     minimize,
     name_figure,
-    name_improvement,
     name_unit,
     needs_metric,
     needs_own_launches,
     read_objective,
     select_figure,
-    select_latency,
     strip_numerics,
     with_numerics,
 )
@@ -166,7 +164,6 @@ __all__ = [
     "IllegalMove",
     "Job",
     "JobState",
-    "KernelFacts",
     "KernelFileError",
     "KernelInfo",
     "KernelName",
@@ -247,7 +244,6 @@ __all__ = [
     "minimize",
     "name_arithmetic_metric",
     "name_figure",
-    "name_improvement",
     "name_unit",
     "needs_metric",
     "needs_own_launches",
@@ -256,8 +252,6 @@ __all__ = [
     "read_objective",
     "reduce_digest",
     "select_figure",
-    "select_latency",
-    "sort_by_similarity",
     "strip_numerics",
     "suggest_name",
     "with_numerics",

@@ -123,46 +123,10 @@ class SpaceInfo(msgspec.Struct, frozen=True):
     size: int | None = None
 
 
-class KernelFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Further facts about a kernel from its inspection, each for a few readers.
-
-    Attributes:
-        knobs: the knobs' names; empty for a callable's space.
-        files, python, arguments, plan: short digests of each source file, Python file and distribution, declared value
-            and part of the plan, by labels. They say what changed between two descriptions.
-        data_digest: digest of everything that decides a measurement besides machine code, arguments and a lane's data.
-        judges: whether code of the kernel file takes part in measuring. Then ``data_digest`` covers all Python.
-        judged: whether outputs are checked at all.
-        expects_default_outputs: whether configs are compared with the outputs of the default config.
-        metrics: the names of the file's own metrics.
-        given: names of the budgets that the file sets itself.
-        version: identifies the code that was inspected, independent of what was learned since.
-        is_data: whether the file runs no code of the user's.
-        portfolio: the most configs of its portfolio for problems that are not tuned; 0 for none.
-        unobserved: why the inspection could not observe all that it read; empty if it could.
-        declares: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
-    """
-
-    knobs: tuple[str, ...] = ()
-    files: Mapping[str, str] = msgspec.field(default_factory=dict)
-    python: Mapping[str, str] = msgspec.field(default_factory=dict)
-    arguments: Mapping[str, str] = msgspec.field(default_factory=dict)
-    plan: Mapping[str, str] = msgspec.field(default_factory=dict)
-    data_digest: str = ""
-    judges: bool = False
-    judged: bool = True
-    expects_default_outputs: bool = False
-    metrics: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
-    version: str = ""
-    is_data: bool = False
-    portfolio: int = PORTFOLIO_CONFIGS
-    unobserved: str = ""
-    declares: bool = False
-
-
 class KernelInfo(msgspec.Struct, frozen=True):
     """A kernel's declaration without its code.
+
+    Short digests by labels say what changed between two descriptions.
 
     Attributes:
         digest: changes when existing measurements become invalid.
@@ -170,9 +134,23 @@ class KernelInfo(msgspec.Struct, frozen=True):
         plan_digest: changes when there may be more to explore.
         stamps: the SHA-256 of each file that it depends on, by absolute path; empty for an absent file.
         problems: the declared problems, as representatives of their buckets.
-        bucket: the rules of buckets by problem key.
-        extra: further facts.
         learned: the learned names, with their present digests. The kernel's digests include them.
+        bucket: the rules of buckets by problem key.
+        knobs: the knobs' names; empty for a callable's space.
+        file_parts, python_parts, argument_parts, plan_parts: short digests of each source file, Python file and
+            distribution, declared value and part of the plan.
+        data_digest: digest of everything else that can change a measurement, such as tolerances and library versions.
+            Machine code, arguments and the bits of inputs and expected outputs are compared elsewhere.
+        judges: whether code of the kernel file takes part in measuring. Then ``data_digest`` covers all Python.
+        is_judged: false if nothing decides whether its outputs are right.
+        expects_default_outputs: whether configs are compared with the outputs of the default config.
+        metrics: the names of the file's own metrics.
+        given: names of the budgets that the file sets itself.
+        version: identifies the code that was inspected, independent of what was learned since.
+        is_data: whether the file runs no code of the user's, so that one worker can serve many such files.
+        portfolio: the most configs of its portfolio for problems that are not tuned; 0 for none.
+        unobserved_read: why the inspection could not observe all that it read; empty if it could.
+        declares_reads: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
     """
 
     project: ProjectName
@@ -190,9 +168,24 @@ class KernelInfo(msgspec.Struct, frozen=True):
     specialize: tuple[str, ...] | None
     space: SpaceInfo
     plan: Plan
-    extra: KernelFacts = msgspec.field(default_factory=KernelFacts)
     learned: Mapping[str, Observation] = msgspec.field(default_factory=dict)
     bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    knobs: tuple[str, ...] = ()
+    file_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    python_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    argument_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    plan_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    data_digest: str = ""
+    judges: bool = False
+    is_judged: bool = True
+    expects_default_outputs: bool = False
+    metrics: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    version: str = ""
+    is_data: bool = False
+    portfolio: int = PORTFOLIO_CONFIGS
+    unobserved_read: str = ""
+    declares_reads: bool = False
 
     @property
     def name(self) -> KernelName:
@@ -200,37 +193,13 @@ class KernelInfo(msgspec.Struct, frozen=True):
         return make_full_name(self.project, self.kernel)
 
     @property
-    def data_digest(self) -> str:
-        """Digest of everything else that can change a measurement, such as tolerances and library versions.
-
-        Machine code, arguments and the bits of inputs and expected outputs are compared elsewhere. The user's Python
-        only counts if it judges outputs (a ``check``).
-        """
-        return self.extra.data_digest or self.digest
-
-    @property
     def data_read(self) -> dict[str, str]:
         """The names that were read to make a problem's data, or in launches, with short digests of their contents.
 
         Python that does not judge outputs is left out, because lanes digest the data that it makes.
         """
-        entries = [one for one in self.learned.values() if one.is_data and (self.extra.judges or not one.meaning)]
+        entries = [one for one in self.learned.values() if one.is_data and (self.judges or not one.meaning)]
         return {one.name: one.decisive[:16] for one in entries}
-
-    @property
-    def is_judged(self) -> bool:
-        """False if nothing decides whether its outputs are right."""
-        return self.extra.judged
-
-    @property
-    def is_data(self) -> bool:
-        """True if its kernel file runs no code of the user's, so that one worker can serve many such files."""
-        return self.extra.is_data
-
-    @property
-    def expects_default_outputs(self) -> bool:
-        """True if its configs are compared with the outputs of the default config."""
-        return self.extra.expects_default_outputs
 
     @property
     def parts(self) -> dict[str, str]:
@@ -240,22 +209,17 @@ class KernelInfo(msgspec.Struct, frozen=True):
 
     @property
     def _inspected_parts(self) -> dict[str, str]:
-        groups = (("source", self.extra.files), ("source", self.extra.python), ("argument", self.extra.arguments))
+        groups = (("source", self.file_parts), ("source", self.python_parts), ("argument", self.argument_parts))
         return {f"{group}:{label}": digest for group, digests in groups for label, digest in digests.items()}
-
-    @property
-    def version(self) -> str:
-        """Identifies the code that was inspected, whatever was learned since."""
-        return self.extra.version
 
     @property
     def unobserved(self) -> str:
         """The reason why the kernel is not fully observed; empty if it is."""
-        if self.extra.declares:
+        if self.declares_reads:
             return ""
         prefix = f"{UNOBSERVED}{self.version}:"
         learned = (name.removeprefix(prefix) for name in self.learned if name.startswith(prefix))
-        return self.extra.unobserved or next(learned, "")
+        return self.unobserved_read or next(learned, "")
 
     @property
     def compiled_files(self) -> list[str]:
@@ -284,7 +248,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
 
     def _read_by_compilers(self) -> set[str]:
         home = os.path.dirname(self.file)
-        read = {os.path.normpath(os.path.join(home, label)) for label in self.extra.files}
+        read = {os.path.normpath(os.path.join(home, label)) for label in self.file_parts}
         return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
     def label_part(self, entry: Observation) -> str:
@@ -369,11 +333,6 @@ class KernelInfo(msgspec.Struct, frozen=True):
         """Return the key of a problem's winner on a device model."""
         return WinnerKey(self.name, self.make_key_problem(problem), DeviceModel(device), objective)
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The names of the file's own metrics."""
-        return self.extra.metrics
-
     def objective(self, asked: str | None) -> Objective:
         """Return the objective of a request: the one that it names, or the declared one.
 
@@ -408,7 +367,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
 
     def with_plan_defaults(self, defaults: PlanDefaults) -> KernelInfo:
         """Return the kernel with its project's defaults for budgets that its file does not set."""
-        plan = defaults.apply_to(self.plan, self.extra.given)
+        plan = defaults.apply_to(self.plan, self.given)
         if plan == self.plan:
             return self
         digest = sha256(f"{self.plan_digest} {canonical(msgspec.to_builtins(plan))}")

@@ -2,15 +2,13 @@
 
 A lookup serves another problem's winner unchanged. So it only accepts problems with the same strings and bools, and
 takes the problem with the smallest log distance over the numbers: the sum of abs(ln(a / b)), by which 1024 is as far
-from 512 as from 2048. A job only begins its search with near configs. So it takes configs of all other keys, those of
-the most similar keys first.
+from 512 as from 2048.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from ktuned.model.keys import WinnerKey
 from ktuned.model.objective import LATENCY, is_exact
@@ -60,42 +58,3 @@ def measure_distance(problem: Problem, near: Problem) -> float | None:
             return None
         total += abs(math.log(value) - math.log(other))
     return total
-
-
-def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
-    """Return the winners of all other keys, the most similar keys first.
-
-    The distance of two sizes is the logarithm of their ratio. Any other difference in a problem counts as a factor of
-    16. Another device or objective counts as a factor of 2, because the best config depends on sizes in much the same
-    way.
-    """
-    wanted = json.loads(key.problem)
-    found = [
-        (
-            _measure_difference(wanted, winner.problem)
-            + (0.0 if winner.context.device == key.device else 1.0)
-            + (0.0 if winner.objective == key.objective else 1.0),
-            winner,
-        )
-        for winner in winners
-        if winner.key != key
-    ]
-    found.sort(key=lambda pair: pair[0])
-    return [winner for _, winner in found]
-
-
-def _measure_difference(wanted: Problem, problem: Problem) -> float:
-    total = 0.0
-    for name in wanted.keys() | problem.keys():
-        value, other = wanted.get(name), problem.get(name)
-        if value == other:
-            continue
-        if _is_size(value) and _is_size(other):
-            total += abs(math.log2(float(value) / float(other)))  # type: ignore[arg-type]
-        else:
-            total += 4.0
-    return total
-
-
-def _is_size(value: object) -> bool:
-    return type(value) in (int, float) and float(value) > 0  # type: ignore[arg-type]

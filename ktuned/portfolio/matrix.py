@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from ktuned.model import Scalar
 
@@ -19,27 +19,27 @@ LOSS_OF_FAILURE = 9.0
 """The loss of a failure or a hole in sums of losses: as if it took ten times as long as the best config."""
 
 
-@dataclass(frozen=True)
-class Matrix:
+class Matrix(msgspec.Struct, frozen=True):
     """Costs of configs for problems: less is better.
 
     Attributes:
         problems: The problems, one for each row.
         weights: The importance of each problem: for example its share of an application's time, or 1.
         costs: For each problem, the known costs by the config's canonical text.
+        best: The least known cost of each problem, perhaps of a config that this matrix leaves out.
     """
 
     problems: tuple[Mapping[str, Scalar], ...]
     weights: tuple[float, ...]
     costs: tuple[Mapping[str, float], ...]
     best: tuple[float, ...] = ()
-    """The least known cost of each problem, perhaps of a config that this matrix leaves out."""
 
     def __post_init__(self) -> None:
         if not len(self.problems) == len(self.weights) == len(self.costs):
             raise ValueError("a matrix has a weight and a row of costs for each problem")
         if not self.best:
-            object.__setattr__(self, "best", tuple(min(row.values(), default=FAILED) for row in self.costs))
+            best = tuple(min(row.values(), default=FAILED) for row in self.costs)
+            msgspec.structs.force_setattr(self, "best", best)
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -68,20 +68,6 @@ class Matrix:
         kept = set(configs)
         costs = tuple({config: cost for config, cost in row.items() if config in kept} for row in self.costs)
         return Matrix(self.problems, self.weights, costs, self.best)
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return plain data, in which a failure is ``None``."""
-        return {
-            "problems": [dict(problem) for problem in self.problems],
-            "weights": list(self.weights),
-            "costs": [{config: None if cost == FAILED else cost for config, cost in row.items()} for row in self.costs],
-        }
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Matrix:
-        """Rebuild from :meth:`to_wire`'s data."""
-        costs = [{config: FAILED if cost is None else cost for config, cost in row.items()} for row in data["costs"]]
-        return cls(tuple(data["problems"]), tuple(data["weights"]), tuple(costs))
 
 
 def compute_mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:

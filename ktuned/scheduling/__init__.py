@@ -1,26 +1,20 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
-from ktuned.scheduling.dispatcher import Dispatcher, Intervals
-from ktuned.scheduling.due_kernels import DueKernels
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
-from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.jobs import Intervals, Jobs
 from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.portfolios import PortfolioFitter, Portfolios
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.reverification import Reverification
-from ktuned.scheduling.watched_roots import WatchedRoots
 
 __all__ = [
     "EVERYTHING",
     "POLICIES",
-    "Dispatcher",
-    "DueKernels",
     "HostObserver",
     "IdlePolicy",
     "Intake",
@@ -34,7 +28,5 @@ __all__ = [
     "Preparation",
     "Reading",
     "Renewal",
-    "Reverification",
     "TuningRequest",
-    "WatchedRoots",
 ]

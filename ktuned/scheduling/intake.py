@@ -1,15 +1,33 @@
-"""Intake of requests: turns paths and names, by the present state of the files, into kernels and jobs."""
+"""Intake of requests: turns paths and names, by the present state of the files, into kernels and jobs.
+
+The intake also has the watched roots: a request for a new path adds a root, and roots are forgotten again. Their
+results stay, under their projects' names.
+
+======================================  ===============================================================================
+a request or config.toml drops it       the root is forgotten at once
+its directory has been gone for a day   the root is forgotten: disks are unplugged, and mounts are down, for less
+another directory takes its name        the root is forgotten at once, so that a project that has moved keeps its name,
+                                        and with it its results
+======================================  ===============================================================================
+
+The time since which a directory is gone is kept in the store, because a daemon without work ends long before a day is
+over. Roots in ``config.toml`` are forgotten only when the file no longer names them: only the user edits it.
+"""
 
 from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import time
+from typing import Final
 
+import anyio
 import anyio.to_thread
 import msgspec
+import structlog
 from msgspec import structs
 
 from ktuned.catalog import (
@@ -31,12 +49,22 @@ from ktuned.catalog import (
 )
 from ktuned.devices import Machine
 from ktuned.ipc import stamp, stamps_agree
-from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
+from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, StoreError, UsageError
 from ktuned.protocol import FileError
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.watched_roots import WatchedRoots
 from ktuned.store import Store
+
+GONE_S: Final = 86_400.0
+"""Absence after which a root is forgotten. An unplugged disk or a broken network file system returns sooner."""
+
+LOOK_S: Final = 600.0
+"""Interval of checks, each of which takes a few system calls."""
+
+MAX_SHOWN: Final = 8
+"""Most forgotten roots that the notice names."""
+
+_log = structlog.get_logger()
 
 
 class AddedRoot(msgspec.Struct, frozen=True):
@@ -58,7 +86,13 @@ class AddedRoot(msgspec.Struct, frozen=True):
 
 
 class Intake:
-    """Takes requests in. Each request sees the present state of its files, even if the watcher has not seen it yet."""
+    """Takes requests in, and forgets roots.
+
+    Each request sees the present state of its files, even if the watcher has not seen it yet.
+
+    Args:
+        list_configured: Returns the paths of the roots in ``config.toml``.
+    """
 
     def __init__(
         self,
@@ -69,7 +103,7 @@ class Intake:
         store: Store,
         requests: JobRequests,
         renewal: Renewal,
-        watched_roots: WatchedRoots,
+        list_configured: Callable[[], Collection[str]],
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._catalog = catalog
@@ -78,7 +112,8 @@ class Intake:
         self._store = store
         self._requests = requests
         self._renewal = renewal
-        self._watched_roots = watched_roots
+        self._list_configured = list_configured
+        self._forgotten: list[str] = []
         self._naming = anyio.Lock()
         self._max_directories = max_directories
 
@@ -115,7 +150,7 @@ class Intake:
         except KtunedError:
             if found.is_new:
                 # A path that was given by mistake must not be watched for ever.
-                await self._watched_roots.forget_root(found.root)
+                await self.forget_root(found.root)
             raise
         try:
             jobs = await self._requests.submit_jobs(planned, request)
@@ -149,19 +184,19 @@ class Intake:
             await anyio.to_thread.run_sync(check_extent, top, self._max_directories)
         files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
         root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
-        found = await self._inspector.inspect_files(root, files)
-        await self._renewal.replace_outdated_jobs(found.changes, saved=False)
+        changes = await self._inspector.inspect_files(root, files)
+        await self._renewal.replace_outdated_jobs(changes, saved=False)
         kernels = self._catalog.list_kernels_below(place)
         errors = self._catalog.list_errors_below(place)
         if not kernels and not errors:
             if known is None and not self._catalog.list_kernels_below(root.path):
                 # A path that was given by mistake must not be watched for ever.
-                await self._watched_roots.forget_root(root)
+                await self.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
             if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
             raise UsageError(f"there is no kernel at {path}", hint=hint)
-        return AddedRoot(root, kernels, errors, found.changes, is_new=known is None)
+        return AddedRoot(root, kernels, errors, changes, is_new=known is None)
 
     async def _find_or_make_root(
         self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
@@ -182,7 +217,7 @@ class Intake:
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
-            await self._watched_roots.forget_missing_namesakes(root)
+            await self._forget_missing_namesakes(root)
         async with self._naming:
             if known is None:
                 # Look in the store, too: a root that is added at the same time may not be in the catalog yet.
@@ -230,9 +265,101 @@ class Intake:
             return Changes()
         is_there = os.path.isfile(kernel.file)
         present, gone = ([kernel.file], []) if is_there else ([], [kernel.file])
-        found = await self._inspector.inspect_files(root, present, gone)
-        await self._renewal.replace_outdated_jobs(found.changes, saved=True)
-        return found.changes
+        changes = await self._inspector.inspect_files(root, present, gone)
+        await self._renewal.replace_outdated_jobs(changes, saved=True)
+        return changes
+
+    # Watched roots
+
+    @property
+    def notice(self) -> str:
+        """One line about the roots that were forgotten since the daemon started; empty if there are none."""
+        if not self._forgotten:
+            return ""
+        shown = ", ".join(self._forgotten[-MAX_SHOWN:])
+        return f"no longer watched, as the directory is gone: {shown}; `ktuned add PATH` watches one again"
+
+    def is_configured(self, root: Root) -> bool:
+        """Return whether ``config.toml`` names a root."""
+        return root.path in self._list_configured()
+
+    async def forget_root(self, root: Root) -> None:
+        """Stop watching a root that a request had added.
+
+        Raises:
+            StoreError: This cannot be recorded; the root is still watched.
+        """
+        await self._store.remove_root(root.path)
+        await self.drop_roots([root])
+
+    async def drop_roots(self, roots: Iterable[Root]) -> None:
+        """Stop watching roots that config.toml no longer names."""
+        for root in roots:
+            changes = self._catalog.remove_root(root.path)
+            try:
+                await self._store.save_kernels([], changes.removed)
+            except KtunedError as error:
+                # No harm is done: the next daemon finds no root for these kernels.
+                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
+            await self._renewal.react_to_changes(changes, saved=False)
+
+    async def inspect_roots(self, roots: Iterable[Root]) -> None:
+        """Inspect roots whose settings have changed; new roots are left to the watcher."""
+        for root in roots:
+            await self._machine.environments.probe_environment(make_root_environment(root))
+            if not os.path.isdir(root.path):
+                continue
+            try:
+                await self._renewal.react_to_changes(await self._inspector.inspect_root(root), saved=False)
+            except KtunedError as error:
+                _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
+
+    async def check_missing_periodically(self) -> None:
+        """Check the roots every :data:`LOOK_S`, until cancelled."""
+        while True:
+            try:
+                await self.check_missing_roots(time())
+            except StoreError as error:
+                _log.warning("absences_not_recorded", reason=error.message)
+            await anyio.sleep(LOOK_S)
+
+    async def check_missing_roots(self, now: float) -> None:
+        """Record which directories are gone, and forget the roots whose directories have been gone for a day.
+
+        Raises:
+            StoreError: This cannot be recorded; nothing is forgotten.
+        """
+        missing = await self._list_missing_roots(self._catalog.roots)
+        before = self._store.load_absences()
+        # The day starts again when a directory comes back, and for all of them when the clock is set back.
+        since = {root.path: min(before.get(root.path, now), now) for root in missing}
+        if since != before:
+            await self._store.save_absences(since)
+        for root in missing:
+            if now - since[root.path] >= GONE_S:
+                await self._forget_missing_root(root)
+
+    async def _forget_missing_namesakes(self, new: Root) -> None:
+        """Forget an older root with the project name of a new root, if the older root's directory is gone.
+
+        Raises:
+            StoreError: This cannot be recorded; nothing is forgotten.
+        """
+        namesakes = [root for root in self._catalog.roots if root.name == new.name and root.path != new.path]
+        for root in await self._list_missing_roots(namesakes):
+            await self._forget_missing_root(root)
+
+    async def _list_missing_roots(self, roots: Iterable[Root]) -> list[Root]:
+        """Return the roots without a directory. They are checked in a thread, as a network file system may hang."""
+        requested = [root for root in roots if not self.is_configured(root)]
+        return await anyio.to_thread.run_sync(
+            lambda: [root for root in requested if not os.path.isdir(root.path)], abandon_on_cancel=True
+        )
+
+    async def _forget_missing_root(self, root: Root) -> None:
+        await self.forget_root(root)
+        self._forgotten.append(root.path)
+        _log.warning("root_forgotten", root=root.path)
 
 
 def _file_differs(stamps: Mapping[str, str]) -> bool:

@@ -2,9 +2,9 @@
 
 :mod:`~ktuned.scheduling.job_lifecycle` has the legal moves of one job, :mod:`~ktuned.scheduling.queue` the order of
 waiting jobs. The machine combines the two: jobs start by rank, and make way for a job of a higher rank, for a pause, or
-if the idle policy says so. The dispatcher carries out the instructions. Facts that only affect ranks (waiting clients,
-lookups, launches) or hold jobs back (paused devices) go directly to the queue; they count from the next
-:class:`Reviewed`.
+if the idle policy says so. :mod:`~ktuned.scheduling.jobs` carries out the instructions. Facts that only affect ranks
+(waiting clients, lookups, launches) or hold jobs back (paused devices) go directly to the queue; they count from the
+next :class:`Reviewed`.
 
 Jobs overlap::
 

@@ -224,7 +224,7 @@ class JobRequests:
         for config, is_admitted in zip(configs, admitted, strict=True):
             if is_admitted:
                 continue
-            knobs = kernel.extra.knobs
+            knobs = kernel.knobs
             strange = [knob for knob in config if knobs and knob not in knobs]
             missing = [knob for knob in knobs if knob not in config]
             why = "it is not in the space for this problem"

@@ -1,18 +1,28 @@
-"""Jobs: the interface of the job machine and its dispatcher for the rest of the daemon."""
+"""Jobs: the daemon's requests to the job machine, and the machine's instructions carried out.
+
+The first half of :class:`Jobs` is for the rest of the daemon. The second half carries out the machine's instructions,
+runs pipelines, and reports to the machine how they end.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from contextlib import suppress
 from time import time
+from typing import assert_never
 
 import anyio
+import anyio.abc
+import msgspec
+import structlog
 from msgspec.structs import replace
 
-from ktuned.fleet import Lane
+from ktuned.fleet import Fleet, Lane, is_outside_kill
 from ktuned.model import (
     LATENCY,
+    Device,
     IllegalMove,
     Job,
     JobState,
@@ -23,24 +33,52 @@ from ktuned.model import (
     Problem,
     StoreError,
     WinnerKey,
+    find_first_error,
     median,
 )
-from ktuned.protocol import ChannelInfo, JobCounts, JobInfo, PublishEvent, TuningPaused, TuningResumed
-from ktuned.scheduling.dispatcher import Dispatcher, describe_failure
+from ktuned.protocol import (
+    ChannelInfo,
+    JobCounts,
+    JobDone,
+    JobEvent,
+    JobInfo,
+    JobStarted,
+    LaneChanged,
+    PublishEvent,
+    TuningPaused,
+    TuningResumed,
+)
+from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.job_events import (
+    Advanced,
     Arrived,
     BeginAgainAsked,
     CancelAsked,
+    Close,
+    Ended,
+    Ending,
+    Event,
+    GrantLanes,
+    Inspect,
     Inspected,
+    Instruction,
     Joined,
     PauseAsked,
+    Publish,
+    Record,
     ResumeAsked,
+    Reviewed,
+    Start,
+    Stop,
+    StoreMended,
     TakenUp,
 )
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.queue import Arrival, LaunchCost
-from ktuned.store import Store
-from ktuned.tuning import JobBrief
+from ktuned.store import Artifacts, Store
+from ktuned.tuning import CompileOnly, JobBrief, JobStage, Pipeline
+
+_log = structlog.get_logger()
 
 UNKNOWN_LATENCY_US = 10.0
 """Assumed latency of a kernel without winners, that of a small kernel: such kernels are ordered by their launches."""
@@ -48,23 +86,71 @@ UNKNOWN_LATENCY_US = 10.0
 MAX_WAITING = 10_000
 """Most jobs that may wait. A client that asks for more problems than this has an error in its loop."""
 
+SOURCE_CHANGED = "source_changed"
+"""Error code with which a worker refuses files that have changed since they were inspected."""
+
+
+class Intervals(msgspec.Struct, frozen=True):
+    """Intervals at which the jobs check things that no event reports.
+
+    Attributes:
+        retry_s: Between attempts to write to a store that could not be written.
+        review_s: Between reviews of the order of jobs; ranks rise with time, even if nothing happens.
+        reading_s: Between readings of the machine's use, while tuning may have to yield to others.
+        inspection_s: After this wait for an inspection of its files, a job asks for one.
+    """
+
+    retry_s: float = 2.0
+    review_s: float = 5.0
+    reading_s: float = 2.0
+    inspection_s: float = 2.0
+
+
+class PipelineTask(msgspec.Struct, eq=False):
+    """A running job's pipeline; cancelling ``scope`` stops it."""
+
+    pipeline: Pipeline | CompileOnly
+    scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
+
 
 class Jobs:
-    """The daemon's jobs. :meth:`run_until_cancelled` works on them; jobs unfinished at its end stay queued."""
+    """The daemon's jobs. :meth:`run_until_cancelled` works on them; jobs unfinished at its end stay queued.
+
+    Args:
+        prepare: Makes a job's brief from the present state of its kernel; raises a KtunedError if the job cannot run.
+        inspect: Has a kernel's file inspected, and reacts to the changes.
+        read: Takes a reading of the machine's use, for the machine's idle policy.
+    """
 
     def __init__(
         self,
         machine: JobMachine,
-        dispatcher: Dispatcher,
         *,
+        fleet: Fleet,
         store: Store,
+        artifacts: Artifacts,
+        prepare: Callable[[Job], JobBrief],
+        inspect: Callable[[str], Awaitable[None]],
         publish: PublishEvent,
+        read: Callable[[], Awaitable[Reading]],
+        intervals: Intervals,
     ) -> None:
         self._machine = machine
         self._queue = machine.queue
         self._store = store
         self._publish = publish
-        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._artifacts = artifacts
+        self._prepare = prepare
+        self._inspect = inspect
+        self._read = read
+        self._intervals = intervals
+        self._pipelines: dict[int, PipelineTask] = {}
+        """The pipeline of each running job, by the job's id."""
+        self._lanes: dict[tuple[str, str, str], Lane] = {}
+        """The lanes that were opened, by name, model and target of their device."""
+        self._review_requested = anyio.Event()
+        self._tasks: anyio.abc.TaskGroup
         # Held while a job may be in the store and not yet in the machine.
         self._arriving = anyio.Lock()
         self._outdated: set[int] = set()
@@ -75,12 +161,8 @@ class Jobs:
             unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
             for key, launches in self._store.load_launches().items():
                 self._record_launches(key, launches)
-            await self._dispatcher.handle_event(TakenUp(unfinished))
-        await self._dispatcher.run_until_cancelled()
-
-    def request_review(self) -> None:
-        """Have the choice of running jobs reconsidered soon, because something that it depends on has changed."""
-        self._dispatcher.request_review()
+            await self._handle_event(TakenUp(unfinished))
+        await self._work_until_cancelled()
 
     @property
     def stalled(self) -> str:
@@ -120,12 +202,12 @@ class Jobs:
         async with self._arriving:
             found = self._machine.find_matching_job(key, wanted, self._outdated)
             if found is not None:
-                await self._dispatcher.handle_event(Joined(found.id, priority, reason, wanted, is_fixed))
+                await self._handle_event(Joined(found.id, priority, reason, wanted, is_fixed))
                 return Arrival(self.get_job(found.id) or found, is_new=False)
             if len(self._queue) >= MAX_WAITING:
                 raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned jobs KERNEL --cancel`")
             job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            await self._dispatcher.handle_event(Arrived(job, is_fixed))
+            await self._handle_event(Arrived(job, is_fixed))
         return Arrival(job, is_new=True)
 
     def count_lookups(self, wanted: WinnerKey, times: int = 1) -> None:
@@ -178,7 +260,7 @@ class Jobs:
         """Record a job that failed at once because there is no device for it; its key names no device."""
         job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
         ended = replace(job, state=JobState.FAILED, message=describe_failure(error), finished=time())
-        return await self._dispatcher.close_job(ended)
+        return await self._close_job(ended)
 
     async def cancel_job(self, job_id: int, reason: str = "cancelled") -> Job:
         """Cancel a job, whether it waits or runs; return it with its final state.
@@ -204,7 +286,7 @@ class Jobs:
         """Give the machine an event that stops a job; return the job with its state after its pipeline's end."""
         job = self._get_live_job(event.job)
         try:
-            closed = await self._dispatcher.handle_event(event)
+            closed = await self._handle_event(event)
         except IllegalMove:
             raise NotFound(f"job {event.job} is being cancelled") from None
         return closed or replace(self._stamp_progress(self._machine.find_job(event.job) or job), state=state)
@@ -217,7 +299,7 @@ class Jobs:
             StoreError: The end of the pause cannot be recorded.
         """
         job = self._get_live_job(job_id)
-        await self._dispatcher.handle_event(ResumeAsked(job_id))
+        await self._handle_event(ResumeAsked(job_id))
         return self._stamp_progress(self._machine.find_job(job_id) or job)
 
     def _get_live_job(self, job_id: int) -> Job:
@@ -281,7 +363,7 @@ class Jobs:
     async def restart_running_jobs(self, kernel: str, reason: str, is_outdated: Callable[[JobBrief], bool]) -> None:
         """Restart a kernel's running jobs whose brief is outdated."""
         for job in self._machine.running:
-            task = self._dispatcher.pipelines.get(job.id)
+            task = self._pipelines.get(job.id)
             if job.kernel == kernel and task is not None and is_outdated(task.pipeline.brief):
                 await self._begin_again(job, reason)
 
@@ -290,7 +372,7 @@ class Jobs:
         self._outdated.discard(job.id)
         # The job may have ended meanwhile, with its own result.
         with suppress(IllegalMove):
-            await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
+            await self._handle_event(BeginAgainAsked(job.id, reason))
 
     def forget_failures(self, kernel: str | None = None) -> None:
         """Forget failures of one kernel or of all, so that lookups may request the same jobs again."""
@@ -306,22 +388,14 @@ class Jobs:
         return self._store.get_job(job_id) if live is None else self._stamp_progress(live)
 
     def _stamp_progress(self, job: Job) -> Job:
-        task = self._dispatcher.pipelines.get(job.id)
+        task = self._pipelines.get(job.id)
         return job if task is None else task.pipeline.progress.stamp_job(job)
-
-    def describe_job(self, job: Job) -> JobInfo:
-        """Return a job's public description, with its present progress or the reason for its wait."""
-        return self._dispatcher.describe_job(job)
 
     def count_jobs(self) -> JobCounts:
         """Return the numbers of live jobs by state, and of waiting jobs by the reason why they must not run now."""
         states = Counter(job.state for job in self.list_live_jobs())
         waits = Counter(filter(None, map(self._queue.explain_wait, self._queue)))
         return JobCounts(states[JobState.QUEUED], states[JobState.RUNNING], states[JobState.PAUSED], waits)
-
-    def add_new_devices(self) -> None:
-        """Let running jobs also measure on new devices."""
-        self._dispatcher.add_new_devices()
 
     @property
     def policy(self) -> str:
@@ -330,12 +404,299 @@ class Jobs:
 
     def list_lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""
-        return list(self._dispatcher.lanes.values())
+        return list(self._lanes.values())
 
     def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full the running jobs' channels are."""
         return {
             f"{name} (job {job})": figures
-            for job, task in self._dispatcher.pipelines.items()
+            for job, task in self._pipelines.items()
             for name, figures in task.pipeline.describe_channels().items()
         }
+
+    # The machine's instructions
+
+    async def _work_until_cancelled(self) -> None:
+        machine = self._machine
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._watch_host_use)
+            while True:
+                self._review_requested = anyio.Event()
+                if machine.stalled:
+                    await self._await_writable_store()
+                await self._handle_event(Reviewed(), review=False)
+                # If jobs compete for lanes, the passing of time alone can change which job has them.
+                is_contended = bool(machine.running) and len(machine.queue) + len(machine.running) > 1
+                with anyio.move_on_after(self._intervals.review_s if is_contended else math.inf):
+                    await self._review_requested.wait()
+
+    async def _handle_event(self, event: Event, *, review: bool = True) -> Job | None:
+        """Give the machine an event and carry out its instructions; return the job if it was closed.
+
+        With ``review``, the choice of running jobs is reconsidered afterwards.
+
+        Raises:
+            IllegalMove: The event is illegal for its job; nothing has changed.
+            StoreError: A vital row cannot be written.
+        """
+        instructions = self._machine.handle_event(event)
+        try:
+            return await self._carry_out(instructions)
+        finally:
+            if review:
+                self.request_review()
+
+    def request_review(self) -> None:
+        """Have the choice of running jobs reconsidered soon."""
+        self._review_requested.set()
+
+    async def _carry_out(self, instructions: Iterable[Instruction]) -> Job | None:
+        closed = None
+        for instruction in instructions:
+            match instruction:
+                case Start():
+                    self._start_job(instruction.job)
+                case Stop():
+                    # A job whose preparation failed has no pipeline to stop.
+                    if instruction.job in self._pipelines:
+                        self._pipelines[instruction.job].scope.cancel()
+                case GrantLanes():
+                    self._grant_lanes(instruction.job)
+                case Record():
+                    await self._record_job(instruction)
+                case Publish():
+                    self._publish_job(instruction.event, instruction.job)
+                case Close():
+                    closed = await self._close_job(instruction.job)
+                case Inspect():
+                    self._tasks.start_soon(self._await_inspection, instruction.job)
+                case _:
+                    assert_never(instruction)
+        return closed
+
+    async def _await_inspection(self, job: Job) -> None:
+        """Have the files inspected that a job waits for, unless the watcher does so: it has usually seen the edit."""
+        await anyio.sleep(self._intervals.inspection_s)
+        if not self._machine.queue.awaits_inspection(job.id):
+            return
+        try:
+            await self._inspect(job.kernel)
+        except KtunedError as error:
+            _log.warning("not_inspected", kernel=job.kernel, reason=error.message)
+        await self._handle_event(Inspected(job.kernel))
+
+    async def _record_job(self, instruction: Record) -> None:
+        try:
+            await self._store.update_job(instruction.job)
+        except StoreError as error:
+            if instruction.is_vital:
+                raise
+            _log.warning("job_not_recorded", job=instruction.job.id, reason=error.message)
+
+    async def _close_job(self, ended: Job) -> Job:
+        """Record and publish how a job ended."""
+        try:
+            await self._store.update_job(ended)
+        except StoreError as error:
+            # Publish the end even so, since a client may wait for it. The row still says `running`, and the next daemon
+            # resumes the job.
+            ended = replace(ended, state=JobState.FAILED, message=describe_failure(error))
+        _log.info("job_done", job=ended.id, kernel=ended.kernel, state=ended.state, best_us=ended.best_us)
+        self._publish_job(JobDone, ended)
+        return ended
+
+    def _publish_job(self, event: type[JobEvent], job: Job) -> None:
+        self._publish(event.from_job(self.describe_job(job)))
+
+    def describe_job(self, job: Job) -> JobInfo:
+        """Return a job's public description, with its present progress or the reason for its wait."""
+        queue = self._machine.queue
+        info = JobInfo.from_job(
+            job, launches=queue.find_launch_cost(job.key).launches, waiters=queue.count_waiters(job.id)
+        )
+        if self._machine.find_job(job.id) is None:
+            return info
+        holder = self._machine.find_lane_holder(job.device)
+        waits_for = "" if holder is None or holder.id == job.id else f"job {holder.id} has the device"
+        left_s = None
+        if self._machine.find_running_job(job.id) is None:
+            waits_for = queue.explain_wait(job) or waits_for or self._machine.stalled
+        elif (task := self._pipelines.get(job.id)) is not None:
+            left_s = task.pipeline.progress.left_s
+        return replace(info, priority=queue.find_level(job.id), waits_for=waits_for, left_s=left_s)
+
+    def _start_job(self, job: Job) -> None:
+        try:
+            brief = msgspec.structs.replace(self._prepare(job), job=job)
+        except Exception as error:
+            ending, message = classify_ending(error)
+            self._tasks.start_soon(self._handle_event, Ended(job, ending, message))
+            return
+        task = self._pipelines[job.id] = PipelineTask(self._build_pipeline(brief))
+        self._tasks.start_soon(self._run_job, job, task)
+
+    async def _run_job(self, job: Job, task: PipelineTask) -> None:
+        # Log lines of this task, and of the tasks that it starts, name the job.
+        structlog.contextvars.bind_contextvars(job=job.id, kernel=job.kernel)
+        ending, message = Ending.DAEMON_STOPPED, ""
+        try:
+            ending, message = await self._run_pipeline(job, task)
+        finally:
+            del self._pipelines[job.id]
+            self._release_lanes(job)
+            progress = task.pipeline.progress
+            now = self._machine.find_running_job(job.id) or job
+            instructions = self._machine.handle_event(
+                Ended(progress.stamp_job(now), ending, message, progress.done > progress.reused, task.pipeline.brief)
+            )
+            self.request_review()
+        await self._carry_out(instructions)
+
+    def _grant_lanes(self, job_id: int) -> None:
+        granted = self._machine.find_running_job(job_id)
+        if granted is None:
+            return
+        for job in self._machine.list_running_on(granted.device):
+            task = self._pipelines.get(job.id)
+            # A job whose preparation failed has no pipeline, and a job that only compiles needs no lane.
+            if task is None or not isinstance(task.pipeline, Pipeline):
+                continue
+            if job.id == job_id:
+                task.pipeline.grant_lanes()
+            else:
+                task.pipeline.withdraw_lanes()
+
+    def _release_lanes(self, ended: Job) -> None:
+        """Release the workers of an ended job's lanes, unless another job runs on the same device model."""
+        if any(job.id != ended.id for job in self._machine.list_running_on(ended.device)):
+            return
+        for lane in self._lanes.values():
+            if lane.state == "ready" and lane.device.model == ended.device:
+                lane.release_worker()
+
+    async def _run_pipeline(self, job: Job, task: PipelineTask) -> tuple[Ending, str]:
+        """Run a pipeline until it ends or is stopped; return how it ended, and the message."""
+        with task.scope:
+            try:
+                await self._store.update_job(job)
+                self._publish_job(JobStarted, job)
+                _log.info("job_started", reason=job.reason)
+                await task.pipeline.run()
+            except Exception as error:
+                ending, message = classify_ending(error)
+                _log.warning("job_stopped", ending=ending, reason=message)
+                return ending, message
+        if task.scope.cancelled_caught:
+            return Ending.STOPPED, ""
+        state, message = task.pipeline.conclude_job()
+        if state is JobState.DONE:
+            return Ending.DONE, message
+        return (Ending.HOPELESS if task.pipeline.is_hopeless else Ending.FAILED), message
+
+    def add_new_devices(self) -> None:
+        """Let running jobs also measure on new devices, where these give the same measuring context."""
+        for job, task in self._pipelines.items():
+            running = self._machine.find_running_job(job)
+            if running is None or not isinstance(task.pipeline, Pipeline):
+                continue
+            with suppress(KtunedError):
+                brief = self._prepare(running)
+                if brief.context == task.pipeline.brief.context:
+                    task.pipeline.add_lanes([self.get_lane(device) for device in brief.devices])
+
+    def _build_pipeline(self, brief: JobBrief) -> Pipeline | CompileOnly:
+        job = brief.job
+
+        def advance(stage: JobStage) -> None:
+            # A job whose end was handled already reports no further stages.
+            with suppress(IllegalMove):
+                self._machine.handle_event(Advanced(job.id, stage))
+                self.request_review()
+
+        if not brief.devices:
+            return CompileOnly(
+                brief, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish, on_stage=advance
+            )
+        return Pipeline(
+            brief,
+            fleet=self._fleet,
+            lanes=[self.get_lane(device) for device in brief.devices],
+            store=self._store,
+            artifacts=self._artifacts,
+            publish=self._publish,
+            on_stage=advance,
+            follows_same_kernel=any(
+                other.id != job.id and other.kernel == job.kernel for other in self._machine.list_running_on(job.device)
+            ),
+        )
+
+    def get_lane(self, device: Device) -> Lane:
+        """Return the lane of a device.
+
+        If two backends see one device as two models, it has a lane for each, and these take turns.
+        """
+        key = (device.name, device.model, device.target)
+        if key not in self._lanes:
+            self._lanes[key] = Lane(
+                device,
+                self._fleet,
+                on_state=self._publish_lane_state,
+                is_waited_for=self._machine.is_waited_for,
+            )
+        return self._lanes[key]
+
+    def _publish_lane_state(self, lane: Lane) -> None:
+        log = _log.warning if lane.health.is_sick else _log.info
+        log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
+        # A sick device may have been the reason why a job found nothing that works.
+        self._machine.failures.forget_failures()
+        self._publish(LaneChanged(device=lane.device.name, state=lane.state, reason=lane.health.reason))
+
+    async def _watch_host_use(self) -> None:
+        """Take readings of the machine's use while there is work that may have to yield; without work, none."""
+        policy = self._machine.idle_policy
+        while True:
+            if not (policy.needs_readings and (self._machine.running or len(self._machine.queue))):
+                policy.forget_readings()
+                await self._review_requested.wait()
+                await anyio.sleep(self._intervals.reading_s)
+                continue
+            before = policy.reason
+            policy.take_reading(await self._read())
+            if policy.reason != before:
+                _log.info("idle_policy", reason=policy.reason)
+            if bool(policy.reason) != bool(before):
+                self.request_review()
+            await anyio.sleep(self._intervals.reading_s)
+
+    async def _await_writable_store(self) -> None:
+        """Wait until the store can be written again: a job must not measure what it cannot record."""
+        reason = self._machine.stalled
+        _log.warning("tuning_paused", reason=reason)
+        self._publish(TuningPaused(reason=reason))
+        while self._machine.stalled:
+            await anyio.sleep(self._intervals.retry_s)
+            with suppress(StoreError):
+                await self._store.check_writable()
+                await self._artifacts.check_writable()
+                self._machine.handle_event(StoreMended())
+        _log.info("tuning_resumed")
+        self._publish(TuningResumed())
+
+
+def classify_ending(error: BaseException) -> tuple[Ending, str]:
+    """Return the ending and the message of a job that an exception stopped."""
+    error = find_first_error(error)
+    if not isinstance(error, KtunedError):
+        _log.error("job_broke", exc_info=error)
+        return Ending.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
+    if error.code == SOURCE_CHANGED:
+        return Ending.SOURCE_CHANGED, error.message
+    if isinstance(error, StoreError):
+        return Ending.NOT_RECORDED, describe_failure(error)
+    return (Ending.KILLED if is_outside_kill(error) else Ending.FAILED), describe_failure(error)
+
+
+def describe_failure(error: KtunedError) -> str:
+    """Return an error's message and hint as a job's message."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message

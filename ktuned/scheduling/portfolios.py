@@ -22,8 +22,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog import Admission, Catalog
@@ -47,7 +49,6 @@ from ktuned.model import (
     is_exact,
 )
 from ktuned.portfolio import FAILED, Matrix, shortlist_configs, weigh_by_launches
-from ktuned.scheduling.due_kernels import DueKernels
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
@@ -79,26 +80,23 @@ Tree = Mapping[str, Any]
 
 
 class Portfolios:
-    """The portfolios in use, read from the store once.
+    """The portfolios in use, read from the store once; and the kernels whose portfolios are to be fitted."""
 
-    Args:
-        store: The store.
-        due: Gets each kernel that is used for the first time, in case the last daemon ended before a fit.
-    """
-
-    def __init__(self, store: Store, due: DueKernels) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._due = due
+        self._due: set[str] = set()
+        self._has_due = anyio.Event()
         self._known: dict[str, dict[tuple[str, Objective], StoredPortfolio]] = {}
 
     def find_portfolio(self, kernel: KernelInfo, device: str, objective: Objective) -> StoredPortfolio | None:
         """Return a kernel's portfolio on a device model, by an objective."""
-        if not kernel.extra.portfolio or is_exact(objective):
+        if not kernel.portfolio or is_exact(objective):
             return None
         if kernel.name not in self._known:
             stored = self._store.load_portfolios(kernel.name)
             self._known[kernel.name] = {(one.device, one.objective): one for one in stored}
-            self._due.add_kernel(kernel.name)
+            # The last daemon may have ended before a fit.
+            self.request_fit(kernel.name)
         return self._known[kernel.name].get((device, objective))
 
     def find_configs(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> list[Config]:
@@ -107,6 +105,21 @@ class Portfolios:
         if found is None:
             return []
         return [find_leaf(found.tree, kernel.select_key_values(problem))["config"], *list_configs(found.tree)]
+
+    def request_fit(self, kernel: str) -> None:
+        """Have a kernel's portfolios fitted soon: one of its jobs has ended."""
+        self._due.add(kernel)
+        self._has_due.set()
+
+    async def wait_for_request(self) -> None:
+        """Wait until a fit is requested."""
+        await self._has_due.wait()
+
+    def take_requested(self) -> list[str]:
+        """Return the kernels whose portfolios are to be fitted, and forget them."""
+        due, self._due = sorted(self._due), set()
+        self._has_due = anyio.Event()
+        return due
 
     async def keep_portfolio(self, stored: StoredPortfolio) -> None:
         """Store a portfolio, and use it from now on.
@@ -122,14 +135,12 @@ class PortfolioFitter:
     """Fits the portfolios, and has the costs measured that a fit lacks.
 
     Args:
-        due: The kernels whose jobs have ended.
         on_change: Called with the name of a kernel whose lookups get new answers.
     """
 
     def __init__(
         self,
         portfolios: Portfolios,
-        due: DueKernels,
         *,
         admission: Admission,
         catalog: Catalog,
@@ -142,7 +153,6 @@ class PortfolioFitter:
         on_change: Callable[[str], None],
     ) -> None:
         self._portfolios = portfolios
-        self._due = due
         self._admission = admission
         self._catalog = catalog
         self._fleet = fleet
@@ -158,9 +168,9 @@ class PortfolioFitter:
     async def run_until_cancelled(self) -> None:
         """Fit the portfolios of kernels whose jobs have ended, until cancelled."""
         while True:
-            await self._due.wait_for_kernel()
+            await self._portfolios.wait_for_request()
             await anyio.sleep(SETTLE_S)
-            for name in sorted(self._due.take_kernels()):
+            for name in self._portfolios.take_requested():
                 live = [job for job in self._jobs.list_live_jobs() if job.kernel == name]
                 if any(job.state is not JobState.PAUSED for job in live):
                     # The end of the last one adds the kernel again.
@@ -177,7 +187,7 @@ class PortfolioFitter:
             KtunedError: The kernel is gone, no worker can fit, or the portfolio cannot be stored.
         """
         kernel = self._catalog.resolve_kernel(name)
-        if not kernel.extra.portfolio:
+        if not kernel.portfolio:
             return
         tuned: dict[tuple[str, Objective], list[Winner]] = {}
         for winner in self._store.list_winners(name):
@@ -208,7 +218,7 @@ class PortfolioFitter:
         # In a thread, because thousands of launched keys take a second.
         weights = tuple(await anyio.to_thread.run_sync(weigh_by_launches, keys, launched))
         best = tuple([self._list_best_costs(winner) for winner in winners])
-        useful = shortlist_configs(Matrix(keys, weights, best), SHORTLIST * kernel.extra.portfolio)
+        useful = shortlist_configs(Matrix(keys, weights, best), SHORTLIST * kernel.portfolio)
         # What did they take? A config that was not measured, for whatever reason, must not be chosen there.
         costs: list[dict[str, float]] = []
         is_waiting = False
@@ -224,12 +234,12 @@ class PortfolioFitter:
         if is_waiting:
             return
         # Fit, unless the costs are those of the last fit.
-        matrix = Matrix(keys, weights, tuple(costs)).to_wire()
-        fitted_to = hashlib.sha256(canonical({"configs": kernel.extra.portfolio, **matrix}).encode()).hexdigest()
+        matrix = msgspec.to_builtins(Matrix(keys, weights, tuple(costs)))
+        fitted_to = hashlib.sha256(canonical({"configs": kernel.portfolio, **matrix}).encode()).hexdigest()
         known = self._portfolios.find_portfolio(kernel, device, objective)
         if known is not None and known.fitted_to == fitted_to:
             return
-        request = requests.FitPortfolio(matrix, kernel.extra.portfolio)
+        request = requests.FitPortfolio(matrix, kernel.portfolio)
         async with self._fleet.lend_worker(Role.INSPECT, self._catalog.find_kernel_environment(kernel)) as worker:
             reply, _ = await worker.send_request(request, self._deadlines)
         if reply.fault:

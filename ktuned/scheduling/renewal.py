@@ -1,4 +1,4 @@
-"""Renewal: the reaction to an inspection that finds changed kernels.
+"""Renewal: the reaction to an inspection that finds changed kernels, and to a new driver or toolchain.
 
 An inspection compares digests, and so knows how far a change reaches (:class:`~ktuned.catalog.Changes`):
 
@@ -16,15 +16,19 @@ a job is requested to find a better one.
 
 A re-tuning needs the store to record its job. If that fails, the kernel is remembered and retried, so that a full disk
 delays the re-tuning after a save but does not lose it.
+
+*Re-verification.* After a driver or toolchain has changed, the best known configs of the kernels that have not changed
+themselves are measured again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 import structlog
 from msgspec.structs import replace
 
@@ -38,10 +42,12 @@ from ktuned.model import (
     KernelInfo,
     KtunedError,
     Objective,
+    Plan,
     Priority,
     Problem,
     StoreError,
     UsageError,
+    Winner,
     WinnerKey,
     WorkerError,
     canonical,
@@ -49,6 +55,7 @@ from ktuned.model import (
 from ktuned.protocol import KernelsReloaded, KernelStale, PublishEvent
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store
 from ktuned.tuning import JobBrief, PresentKey, publish_winner, restore_winner
 
@@ -56,12 +63,20 @@ _log = structlog.get_logger()
 
 ELSEWHERE = "restarted: the environment of its project changed"
 
+NEW_TOOLCHAIN = "a driver or toolchain changed"
+
 RETRY_S = 5.0
 """Interval of retries if the store could not record a re-tuning."""
 
+TRUSTED = 5
+"""Number of best old configs that are measured again. A new driver shifts figures, but slower ones rarely win then."""
+
 
 class Renewal:
-    """Re-tunes changed kernels; :meth:`retry_unrecorded` repeats re-tunings that the store could not record."""
+    """Re-tunes changed kernels, and has winners measured again that an older driver or toolchain gave.
+
+    :meth:`retry_unrecorded` repeats re-tunings that the store could not record.
+    """
 
     def __init__(
         self,
@@ -106,7 +121,7 @@ class Renewal:
                     await self._retune_kernel(name, saved=saved)
             self._was_postponed = anyio.Event()
 
-    async def react_to_changes(self, changes: Changes, *, saved: bool) -> None:
+    async def react_to_changes(self, changes: Changes, saved: bool) -> None:
         """Publish changes, stop the jobs that they outdate, and re-tune the kernels in use.
 
         In use are kernels that were saved just now (``saved``), and kernels that have been tuned before.
@@ -240,6 +255,76 @@ class Renewal:
                 return
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)
+
+    async def queue_reverification(self, kernels: Sequence[KernelInfo] | None = None) -> list[Job]:
+        """Queue a job for each winner that must be measured again, of all kernels or of some; return the jobs.
+
+        Winners of kernels that have themselves changed are left out: :meth:`react_to_changes` handles those.
+        """
+        queued = []
+        # Read winners kernel by kernel: a store may hold ten thousand, most of them of kernels that are gone.
+        for kernel in self._catalog.kernels if kernels is None else kernels:
+            await anyio.lowlevel.checkpoint()
+            for winner in self._store.list_winners(kernel.name):
+                try:
+                    job = await self._queue_verification(kernel, winner)
+                except KtunedError as error:
+                    _log.info("not_verified", kernel=kernel.name, reason=error.message)
+                else:
+                    queued += [job] if job is not None else []
+        return queued
+
+    async def reverify_probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
+        """React to a new probe of some kernels' toolchain: renew the winners of kernels for which it ``changed``.
+
+        Jobs that stopped because they found another toolchain than the one in their artifacts' keys may run again. Jobs
+        that began with an older toolchain begin again; others, which began after the probe, are left alone.
+        """
+        for kernel in changed:
+            await self._jobs.restart_running_jobs(
+                kernel.name, f"restarted: {NEW_TOOLCHAIN}", partial(self._is_outdated, kernel)
+            )
+        for kernel in kernels:
+            self._jobs.release_inspected_jobs(kernel.name)
+        await self.queue_reverification(changed)
+
+    def _is_outdated(self, kernel: KernelInfo, brief: JobBrief) -> bool:
+        """Return whether a job began with another toolchain or driver than the kernel has now."""
+        environment = self._catalog.find_kernel_environment(kernel)
+        return self._machine.is_outdated(environment, kernel.backend, brief.context)
+
+    async def _queue_verification(self, kernel: KernelInfo, winner: Winner) -> Job | None:
+        if winner.context.digest != kernel.digest:
+            return None
+        job = self._store.find_job_of_winner(winner)
+        if job is None:
+            return None
+        check_problem(kernel, job.problem)
+        objective, model = kernel.objective(winner.objective), winner.context.device
+        present = find_present_key(self._catalog, self._machine, kernel, job.problem, model, objective)
+        context = present.context
+        if context == winner.context:
+            return None
+        if context.problem != winner.context.problem:
+            raise UsageError(f"{kernel.name} specialises its problems differently now")
+        arrival = await self._jobs.submit_job(
+            present.winner_key,
+            job.problem,
+            priority=Priority.VERIFY,
+            reason=NEW_TOOLCHAIN,
+            plan=self._make_verification_plan(kernel, winner),
+        )
+        return arrival.job
+
+    def _make_verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
+        """Return the declared plan with a budget for the best configs only; every job begins with these."""
+        best = [
+            trial.config for trial in self._store.list_best_trials(winner.context, TRUSTED, objective=winner.objective)
+        ]
+        first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
+        # The default is tried second, because speed-ups are relative to it. It must not displace another config.
+        besides = kernel.default is not None and kernel.default not in first
+        return replace(kernel.plan, trials=min(kernel.plan.trials, len(first) + besides))
 
 
 def _has_other_environment(environment: Environment, brief: JobBrief) -> bool:

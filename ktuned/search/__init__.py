@@ -5,7 +5,7 @@ Other distributions can add strategies: they name a :class:`Strategy` under the 
 """
 
 from ktuned.search.chain import Point
-from ktuned.search.choice import AUTO, Budget, StrategyFault, choose_strategy
+from ktuned.search.choice import AUTO, StrategyFault, choose_strategy
 from ktuned.search.domain import Domain, build_domain
 from ktuned.search.exhaustive import Exhaustive
 from ktuned.search.points import PointStrategy
@@ -21,7 +21,6 @@ from ktuned.search.strategy import (
 __all__ = [
     "AUTO",
     "ENTRY_POINT_GROUP",
-    "Budget",
     "Count",
     "Domain",
     "Exhaustive",

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import islice
 
-import msgspec
-
 from ktuned.declaration import BoundSpace
 from ktuned.dependencies import ACCESSES
-from ktuned.model import Config, KernelFileError, KtunedError, Outcome, Scalar, UsageError, canonical
+from ktuned.model import Config, KernelFileError, KtunedError, Outcome, Plan, Scalar, UsageError, canonical
 from ktuned.search.strategy import Count, Strategy, describe_error, load_strategy
 
 AUTO = "auto"
@@ -30,30 +28,14 @@ MAX_REMEMBERED = 1_000_000
 """Most configs that are remembered to notice repetitions: as many as a job may try. They take 200 MiB in the end."""
 
 
-class Budget(msgspec.Struct, frozen=True):
-    """Limits of a job."""
-
-    trials: int
-    time_limit_s: float | None = None
-    until_converged: bool = False
-
-
-class ChosenStrategy(msgspec.Struct, frozen=True):
-    """A supervised strategy, its name, and a remark for the user, if there is one."""
-
-    name: str
-    strategy: Strategy
-    notice: str = ""
-
-
 class StrategyFault(UsageError):
     """A strategy broke its promises; the message names the strategy."""
 
     code = "strategy_fault"
 
 
-def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> ChosenStrategy:
-    """Return the strategy called ``name`` for a space, supervised.
+def choose_strategy(space: BoundSpace, plan: Plan) -> SupervisedStrategy:
+    """Return the strategy that a plan names for a space, supervised.
 
     ``auto`` is exhaustive if the budget covers the space, otherwise guided, or random if there is no NumPy.
 
@@ -62,15 +44,13 @@ def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> 
         StrategyFault: The strategy cannot be started.
         KernelFileError: The space's own code is at fault.
     """
-    chosen, notice = name, ""
-    if name == AUTO:
-        chosen, notice = _choose_automatically(space, budget)
-    return ChosenStrategy(chosen, SupervisedStrategy(chosen, load_strategy(chosen), space, seed), notice)
+    name, notice = _choose_automatically(space, plan) if plan.strategy == AUTO else (plan.strategy, "")
+    return SupervisedStrategy(name, load_strategy(name), space, plan.seed, notice)
 
 
-def _choose_automatically(space: BoundSpace, budget: Budget) -> tuple[str, str]:
-    whole = min(budget.trials, WHOLE) if budget.until_converged else budget.trials
-    if budget.time_limit_s is None and _is_covered(space, whole):
+def _choose_automatically(space: BoundSpace, plan: Plan) -> tuple[str, str]:
+    whole = min(plan.trials, WHOLE) if plan.until == "converged" else plan.trials
+    if plan.time_limit_s is None and _is_covered(space, whole):
         return "exhaustive", ""
     if not _has_numpy():
         return "random", "guided search needs NumPy, which cannot be imported here: searching at random instead"
@@ -105,11 +85,17 @@ def _is_covered(space: BoundSpace, trials: int) -> bool:
 
 
 class SupervisedStrategy(Strategy):
-    """Passes on a strategy's proposals, after checking that they are new and valid."""
+    """Passes on a strategy's proposals, after checking that they are new and valid.
 
-    def __init__(self, name: str, kind: type[Strategy], space: BoundSpace, seed: int) -> None:
+    Attributes:
+        name: The strategy's name.
+        notice: A remark for the user about the choice, if there is one.
+    """
+
+    def __init__(self, name: str, kind: type[Strategy], space: BoundSpace, seed: int, notice: str = "") -> None:
         super().__init__(space, seed)
-        self._name = name
+        self.name = name
+        self.notice = notice
         self._proposed: set[str] = set()
         with self._blame_strategy("starts"):
             self._strategy = kind(space, seed)
@@ -199,7 +185,7 @@ class SupervisedStrategy(Strategy):
             self._proposed.add(text)
 
     def _strategy_fault(self, words: str) -> StrategyFault:
-        return StrategyFault(f"the strategy {self._name!r} {words}", hint='name another one, such as strategy="auto"')
+        return StrategyFault(f"the strategy {self.name!r} {words}", hint='name another one, such as strategy="auto"')
 
 
 def _is_mapping(proposed: object) -> bool:

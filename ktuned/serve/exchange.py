@@ -324,7 +324,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.catalog.resolve_kernel(name)
         except NotFound:
             return document
-        stored = self.store.load_portfolios(name) if kernel.extra.portfolio else []
+        stored = self.store.load_portfolios(name) if kernel.portfolio else []
         portfolios = {one.objective: one.tree for one in stored if one.device == device}
         return structs.replace(
             document,

@@ -22,7 +22,7 @@ from ktuned.protocol import (
     UnwatchAnswer,
     UnwatchParams,
 )
-from ktuned.scheduling import Intake, WatchedRoots
+from ktuned.scheduling import Intake
 from ktuned.serve.explain import Explainer
 from ktuned.serve.method import Handler, Peer
 
@@ -33,14 +33,12 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         catalog: The known kernels and roots.
         explainer: Explains stale winners.
-        intake: Inspects and watches paths.
-        watched_roots: Forgets roots.
+        intake: Inspects and watches paths, and forgets roots.
     """
 
     catalog: Catalog
     explainer: Explainer
     intake: Intake
-    watched_roots: WatchedRoots
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -84,13 +82,13 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: the path lies below a root, or ``config.toml`` names it.
         """
         root = self._find_watched_root(params.path)
-        if self.watched_roots.is_configured(root):
+        if self.intake.is_configured(root):
             raise UsageError(
                 f"{root.path} is a root of config.toml",
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
         before = {kernel.name for kernel in self.catalog.list_kernels_below(root.path)}
-        await self.watched_roots.forget_root(root)
+        await self.intake.forget_root(root)
         gone = before - {kernel.name for kernel in self.catalog.list_kernels_below(root.path)}
         return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 

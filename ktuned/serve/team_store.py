@@ -28,7 +28,7 @@ used, ``ktuned status`` says why, tuning continues, and the store is tried again
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, MutableSet, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
@@ -44,7 +44,7 @@ import structlog
 
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
-from ktuned.fleet import Health, ProgramFailed, run_program
+from ktuned.fleet import Health, ProgramFailed, Programs, run_program
 from ktuned.model import LATENCY, Context, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
 from ktuned.protocol import SHARE, ExportedWinner, ShareAnswer, ShareInfo, ShareParams, WinnersDocument
 from ktuned.serve.exchange import MAX_IMPORTED, WinnerExchange
@@ -127,8 +127,8 @@ class TeamStore:
     """Exchanges winners with the store that the settings name: in the background, and at once on request.
 
     Args:
-        mark: ``NAME=value``, which is added to the program's environment so that the daemon's warden finds it.
-        known_children: Ids of children of the daemon that are no orphans.
+        directory: The program's working directory.
+        programs: Has the program's environment.
     """
 
     def __init__(
@@ -140,18 +140,14 @@ class TeamStore:
         store: Store,
         exchange: WinnerExchange,
         directory: Path,
-        base_env: Mapping[str, str],
-        mark: str,
-        known_children: MutableSet[int],
+        programs: Programs,
     ) -> None:
         self._catalog = catalog
         self._machine = machine
         self._store = store
         self._exchange = exchange
         self._directory = directory
-        name, _, value = mark.partition("=")
-        self._env = {**base_env, name: value}
-        self._known_children = known_children
+        self._programs = programs
         self._lock = anyio.Lock()
         self._woken = anyio.Event()
         self.apply_settings(settings)
@@ -306,8 +302,7 @@ class TeamStore:
                 msgspec.json.encode(request),
                 deadline_s=RUN_S,
                 directory=self._directory,
-                env=self._env,
-                known_children=self._known_children,
+                programs=self._programs,
             )
             return msgspec.json.decode(answered, type=_Reply)
         except (ProgramFailed, msgspec.MsgspecError) as error:

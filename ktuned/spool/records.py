@@ -7,13 +7,14 @@ writer may be gone when it is read. Two processes that make the same call write 
 from __future__ import annotations
 
 import hashlib
-import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, Self
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final, Self, get_type_hints
 
 import msgpack
+import msgspec
+from msgspec import Meta
 
 from ktuned.model import CallKey, Config, Problem
 
@@ -21,12 +22,18 @@ VERSION: Final = 1
 
 _DIGEST_CHARS = 16
 _MAX_LEVELS = 20
-_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_IDENTITY = re.compile(r"[0-9a-f]{16}")
-_FUNCTION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,199}")
-_PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_RELEASE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.+!-]{0,59})?")
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}")
+
+# Types of a record's fields. A pattern is searched for, so each is bound to both ends of the text.
+_Word = Annotated[str, Meta(pattern=r"\A[A-Za-z_][A-Za-z0-9_]*\Z")]
+_Identity = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+_Function = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.]{0,199}\Z")]
+_Package = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")]
+_Release = Annotated[str, Meta(pattern=r"\A([A-Za-z0-9_][A-Za-z0-9_.+!-]{0,59})?\Z")]
+# No name may lead to another directory.
+_File = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\Z")]
+_Path = Annotated[str, Meta(pattern=r"\A/[^\0]*\Z")]
+_Value = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
+_Counts = list[tuple[_Identity, Problem, str, Annotated[int, Meta(ge=0, lt=1 << 62)]]]
 
 CALL_KEY: Final = "@call"
 """The problem key that names a call; it is no part of the winner's key. No parameter can have this name."""
@@ -69,18 +76,18 @@ class CallRecord:
         configs: the configs to be tried, in order.
     """
 
-    tool: str
-    package: str
-    release: str
-    function: str
-    identity: str
+    tool: _Word
+    package: _Package
+    release: _Release
+    function: _Function
+    identity: _Identity
     declaration: Mapping[str, Any]
     problem: Problem
     call: str
-    python: str
-    configs: tuple[Config, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
+    python: _Path
+    configs: Annotated[tuple[Config, ...], Meta(min_length=1)]
+    files: Mapping[_File, bytes] = field(default_factory=dict)
+    variables: Mapping[_Word, _Value] = field(default_factory=dict)
     device: str = ""
 
     def to_bytes(self) -> bytes:
@@ -95,15 +102,18 @@ class CallRecord:
         Raises:
             InvalidRecord: They are something else.
         """
-        found = _unpack_map(content)
-        try:
-            known = {name: found[name] for name in (one.name for one in fields(cls))}
-        except KeyError as error:
-            raise InvalidRecord(f"it lacks {error.args[0]}") from None
-        for name, check in _CHECKS.items():
-            if not check(known[name]):
-                raise InvalidRecord(f"its {name} is {reprlib.repr(known[name])[:80]}")
-        return cls(**{**known, "configs": tuple(known["configs"])})
+        found, known = _unpack_map(content), {}
+        for name, kind in get_type_hints(cls, include_extras=True).items():
+            if name not in found:
+                raise InvalidRecord(f"it lacks {name}")
+            try:
+                # Binary content arrives as bytes; otherwise texts would be taken for base64.
+                known[name] = msgspec.convert(found[name], kind, builtin_types=(bytes,))
+                if name == "declaration":
+                    _require_plain(known[name])
+            except msgspec.ValidationError:
+                raise InvalidRecord(f"its {name} is {reprlib.repr(found[name])[:80]}") from None
+        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -133,9 +143,10 @@ class LaunchCounts:
         Raises:
             InvalidRecord: They are something else.
         """
-        rows = _unpack_map(content).get("launches")
-        if not isinstance(rows, list) or not all(_is_count(row) for row in rows):
-            raise InvalidRecord("its launches are not a list of counts")
+        try:
+            rows = msgspec.convert(_unpack_map(content).get("launches"), _Counts)
+        except msgspec.ValidationError:
+            raise InvalidRecord("its launches are not a list of counts") from None
         return cls(
             tuple(
                 KeyLaunches(CallKey(identity, problem, device or None), number)
@@ -156,59 +167,15 @@ def _unpack_map(content: bytes) -> dict[str, Any]:
     return found
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _require_plain(value: Any, levels: int = _MAX_LEVELS) -> None:
+    """Check that a value can be written as JSON: it is plain, and not nested too deeply.
 
-
-def _matches(pattern: re.Pattern[str]) -> Any:
-    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _is_scalars(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and isinstance(one, bool | int | float | str) for name, one in value.items()
-    )
-
-
-def _is_plain(value: Any, levels: int = _MAX_LEVELS) -> bool:
-    """Return whether a value can be written as JSON: it is plain, and not nested too deeply."""
-    if isinstance(value, list | dict):
+    Raises:
+        ValidationError: it is not.
+    """
+    if levels > 0 and isinstance(value, list | dict):
         # A map's keys are strings: unpacking refuses others.
-        inner = value.values() if isinstance(value, dict) else value
-        return levels > 0 and all(_is_plain(one, levels - 1) for one in inner)
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _is_count(row: Any) -> bool:
-    return (
-        isinstance(row, list)
-        and len(row) == 4
-        and _matches(_IDENTITY)(row[0])
-        and _is_scalars(row[1])
-        and _is_text(row[2])
-        and type(row[3]) is int
-        and 0 <= row[3] < 1 << 62
-    )
-
-
-_CHECKS: Final[Mapping[str, Any]] = {
-    "tool": _matches(_WORD),
-    "package": _matches(_PACKAGE),
-    "release": _matches(_RELEASE),
-    "function": _matches(_FUNCTION),
-    "identity": _matches(_IDENTITY),
-    "declaration": lambda value: isinstance(value, dict) and _is_plain(value),
-    "problem": _is_scalars,
-    "call": _is_text,
-    "python": lambda value: _is_text(value) and value.startswith("/") and "\0" not in value,
-    "configs": lambda value: isinstance(value, list) and bool(value) and all(map(_is_scalars, value)),
-    # No name may lead to another directory.
-    "files": lambda value: (
-        isinstance(value, dict) and all(_matches(_FILE)(name) and isinstance(one, bytes) for name, one in value.items())
-    ),
-    "variables": lambda value: (
-        isinstance(value, dict)
-        and all(_matches(_WORD)(name) and _is_text(one) and "\0" not in one for name, one in value.items())
-    ),
-    "device": _is_text,
-}
+        for inner in value.values() if isinstance(value, dict) else value:
+            _require_plain(inner, levels - 1)
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise msgspec.ValidationError

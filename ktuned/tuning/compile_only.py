@@ -22,7 +22,7 @@ from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import COMPILED, Progress
-from ktuned.tuning.stages import JobStage, StageReport
+from ktuned.tuning.stages import JobStage
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
 from ktuned.tuning.trial_machine import End, NotBuilt, select_ends
 
@@ -34,7 +34,7 @@ class CompileOnly:
     """Runs a job that only compiles: :meth:`run` returns when each config has its artifact, or a reason why not.
 
     Args:
-        on_stage: Called when no config waits to be compiled any more.
+        on_stage: Called, perhaps more than once, when no config waits to be compiled any more.
     """
 
     def __init__(
@@ -52,13 +52,9 @@ class CompileOnly:
         self._fleet = fleet
         self._artifacts = artifacts
         self._publish = publish
-        self._stages = StageReport(on_stage)
-        self._compiling = CompileStage(
-            brief, fleet, artifacts, on_all_begun=lambda: self._stages.report_stage(JobStage.COMPILING)
-        )
+        self._compiling = CompileStage(brief, fleet, artifacts, on_all_begun=lambda: on_stage(JobStage.COMPILING))
         self._first_failure = ""
-        self._given_up = anyio.Event()
-        self._hopelessness = Hopelessness(on_given_up=self._given_up.set)
+        self._hopelessness = Hopelessness()
 
     def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full the channel is."""
@@ -107,7 +103,7 @@ class CompileOnly:
     async def _end_job_early(self, compiling: anyio.CancelScope, ends_at: float) -> None:
         """Wait until the time is up or the job is hopeless; then stop its compiles."""
         with anyio.move_on_after(ends_at - monotonic()):
-            await self._given_up.wait()
+            await self._hopelessness.given_up.wait()
         compiling.cancel()
 
     async def _propose_configs(self, enqueue: Enqueue) -> None:

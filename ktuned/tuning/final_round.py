@@ -83,25 +83,18 @@ class _Finalist(msgspec.Struct):
     Attributes:
         trial: The trial as it was measured before.
         unit: The trial's Build and the key of its artifact.
-        result: The trial's result before the rounds.
-        spreads, latencies: One value for each of its rounds, in µs.
-        metrics: For each of its rounds, the round's cost and its metrics.
-        compared: Number of launches in its rounds whose outputs were compared.
+        rounds: The cost and the result of each of its rounds.
         failed: The result of the round in which it failed, if it did.
     """
 
     trial: Trial
     unit: requests.UnitRef
-    result: TrialResult
-    spreads: list[float] = msgspec.field(default_factory=list)
-    latencies: list[float] = msgspec.field(default_factory=list)
-    metrics: list[tuple[float, Mapping[str, float]]] = msgspec.field(default_factory=list)
-    compared: int = 0
+    rounds: list[tuple[float, TrialResult]] = msgspec.field(default_factory=list)
     failed: TrialResult | None = None
 
     @classmethod
     def from_trial(cls, trial: Trial) -> _Finalist:
-        return cls(trial, requests.UnitRef(trial.artifact or "", trial.detail.build or {}), trial.result)
+        return cls(trial, requests.UnitRef(trial.artifact or "", trial.detail.build or {}))
 
     def make_attempt(self) -> Attempt:
         """Return an attempt that measures the trial again, on the same number of cores."""
@@ -109,38 +102,35 @@ class _Finalist(msgspec.Struct):
         attempt.cores = self.trial.detail.cores
         return attempt
 
-    def record_round(self, result: TrialResult, cost: float) -> None:
-        """Take in the result of one round, and its cost."""
-        self.compared += result.detail.compared or 0
-        if result.detail.nondeterministic:
-            self.result = self.result.add_details(nondeterministic=True, same_bits=False)
-        if result.latency_us is not None and result.spread_us is not None:
-            self.latencies.append(result.latency_us)
-            self.spreads.append(result.spread_us)
-        if result.metrics:
-            self.metrics.append((cost, result.metrics))
-
     def make_result(self, brief: JobBrief, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         """Return the result of all rounds; the trial keeps its old figure if all were disturbed."""
         if self.failed is not None:
             return self.failed
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
-        result = self.result.add_details(compared=(trial.detail.compared or 0) + self.compared or None)
+        timed = [timed for _, timed in self.rounds]
+        compared = sum(one.detail.compared or 0 for one in (trial.result, *timed))
+        result = trial.result.add_details(compared=compared or None)
+        if any(one.detail.nondeterministic for one in timed):
+            result = result.add_details(nondeterministic=True, same_bits=False)
         if reference is not None:
             result = result.add_details(reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
         if figure is None:
             return result
         # The message may say that the config lost a race; but the rounds have measured it in full since.
         message = "" if result.detail.beaten else result.message
-        metrics = min(self.metrics, key=lambda one: abs(one[0] - figure.latency_us), default=(0.0, result.metrics))[1]
+        # The metrics are those of the round whose cost is nearest to the figure.
+        with_metrics = [(abs(cost - figure.latency_us), one.metrics) for cost, one in self.rounds if one.metrics]
+        metrics = min(with_metrics, key=lambda one: one[0], default=(0.0, {}))[1]
         result = replace(result, message=message, metrics={**result.metrics, **metrics}).add_details(
             beaten=None, rounds=len(contest)
         )
+        spread_us = median([one.spread_us for one in timed if one.spread_us is not None])
         if needs_metric(brief.objective):
-            latency_us, spread_us, medians = median(self.latencies), median(self.spreads), tuple(self.latencies)
+            medians = tuple(one.latency_us for one in timed if one.latency_us is not None)
+            latency_us = median(medians)
         else:
             # A device drifts between rounds, and launches differ within a round: the wider of the two spreads counts.
-            latency_us, spread_us = figure.latency_us, max(figure.spread_us or 0.0, median(self.spreads))
+            latency_us, spread_us = figure.latency_us, max(figure.spread_us or 0.0, spread_us)
             medians = tuple(one[trial.id] for one in contest if trial.id in one)
         ends = (*medians, latency_us)
         return replace(result, latency_us=latency_us, spread_us=spread_us).add_details(
@@ -487,7 +477,7 @@ class _Contest:
             finalist.failed = result
         elif (cost := self._brief.compute_round_cost(result)) is not None:
             self.rounds[-1][finalist.trial.id] = cost
-            finalist.record_round(result, cost)
+            finalist.rounds.append((cost, result))
 
 
 def _estimate_range(trial: Trial, cost: float) -> Range:

@@ -14,7 +14,9 @@ A config that was measured, or that was stopped as too slow, ends the suspicion 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+
+import anyio
 
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
 
@@ -49,18 +51,16 @@ _Values = dict[str, set[Scalar]]
 class Hopelessness:
     """Decides from the outcomes of a job's configs whether to give the job up.
 
-    Args:
-        on_given_up: Called when the job is given up.
-
     Attributes:
+        given_up: Set once the job is given up.
         reason: Why the job was given up, as a text for its message; empty while there is hope.
         is_proven: Another job on this space would end in the same way, whatever its budget and preset, because probes
             from all over the space failed, or it was exhausted.
     """
 
-    def __init__(self, *, on_given_up: Callable[[], object] = lambda: None) -> None:
+    def __init__(self) -> None:
+        self.given_up = anyio.Event()
         self.reason = ""
-        self._on_given_up = on_given_up
         self.is_proven = False
         self._covers_space = False
         self._is_open = True
@@ -77,7 +77,7 @@ class Hopelessness:
     def give_job_up(self, reason: str) -> None:
         """Give the job up, for its configs' outcomes or for another reason."""
         self.reason, self._is_open = self.reason or reason, False
-        self._on_given_up()
+        self.given_up.set()
 
     def record_proposed(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
         """Take note of configs that are about to be tried."""

@@ -77,7 +77,6 @@ class Outcomes:
         under_way: The attempts without an outcome, by trial.
         served_configs: The configs that lookups get now, which are tried first.
         hopelessness: Decides whether the job is given up.
-        given_up: Set once the job is given up.
         final_fault: Why the final round decided nothing, or empty.
     """
 
@@ -90,8 +89,7 @@ class Outcomes:
         self._store = store
         self._publish = publish
         self._pace = pace
-        self.given_up = anyio.Event()
-        self.hopelessness = Hopelessness(on_given_up=self.given_up.set)
+        self.hopelessness = Hopelessness()
         self._findings = Findings()
         self._disputed_outputs = DisputedOutputs(brief.kernel.default)
         self.final_fault = ""

@@ -62,7 +62,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
-from ktuned.tuning.stages import JobStage, LaneAccess, StageReport, describe_stream, receive_waiting
+from ktuned.tuning.stages import JobStage, LaneAccess, describe_stream, receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, NotBuilt, select_ends
 
@@ -86,7 +86,7 @@ class Pipeline:
     It measures only between :meth:`grant_lanes` and :meth:`withdraw_lanes`.
 
     Args:
-        on_stage: Called when the job reaches its next stage.
+        on_stage: Called when the job reaches a stage, perhaps more than once.
         follows_same_kernel: Whether another job of the same kernel runs already. A strategy that learns then waits for
             that job's results and begins with them.
     """
@@ -111,14 +111,12 @@ class Pipeline:
         self._lanes = list(lanes)
         self._store = store
         self._publish = publish
-        self._stages = StageReport(on_stage)
+        self._report_stage = on_stage
         self._access = LaneAccess()
         self._follows_same_kernel = follows_same_kernel
         self._knows_served = False
         self._refresh_lock = anyio.Lock()
-        self._compiling = CompileStage(
-            brief, fleet, artifacts, on_all_begun=lambda: self._stages.report_stage(JobStage.COMPILING)
-        )
+        self._compiling = CompileStage(brief, fleet, artifacts, on_all_begun=lambda: on_stage(JobStage.COMPILING))
         self._prior = PriorResults(brief, store)
         self._measuring = MeasureStage(brief, self._lanes, self._compiling, artifacts, self._prior)
         self._start_lane: Callable[[Lane], None] | None = None
@@ -201,11 +199,11 @@ class Pipeline:
                 # Other jobs may measure first, so that the finalists of several jobs compete in one quiet window.
                 if self._outcomes.served_configs.are_judged:
                     self._access.withdraw_lanes()
-                    self._stages.report_stage(JobStage.MEASURED)
+                    self._report_stage(JobStage.MEASURED)
                     # A hopeless job needs no lanes: it has no finalists, and its client waits for the message.
                     if not self._outcomes.hopelessness.reason:
                         await self._await_lanes()
-                    self._stages.report_stage(JobStage.DECIDING)
+                    self._report_stage(JobStage.DECIDING)
                     is_judged = not self._outcomes.is_default_doubtful
                     await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
                     self._outcomes.final_fault = final_round.fault
@@ -261,10 +259,10 @@ class Pipeline:
 
     async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
         """Wait until the time is up or the job is hopeless; then end the compiles, and later the trials on lanes."""
-        while self._remaining_s > 0 and not self._outcomes.given_up.is_set():
+        while self._remaining_s > 0 and not self._outcomes.hopelessness.given_up.is_set():
             # Only time with the lanes counts, so the limit may not be reached after this wait.
             with anyio.move_on_after(max(LEAST_WAIT_S, min(self._remaining_s, MOST_WAIT_S))):
-                await self._outcomes.given_up.wait()
+                await self._outcomes.hopelessness.given_up.wait()
         self._is_ending = True
         producing.cancel()
         await anyio.sleep(ENDING_S)

@@ -27,11 +27,13 @@ from ktuned.model import (
     Trial,
     TrialResult,
     Winner,
+    WinnerKey,
     canonical,
     convert_to_cost,
     needs_metric,
-    sort_by_similarity,
+    parse_key_problem,
 )
+from ktuned.portfolio import count_octaves
 from ktuned.store import Store
 from ktuned.tuning.job_brief import JobBrief, PresentKey
 from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
@@ -48,6 +50,21 @@ fastest six often is."""
 
 MANY_TRIALS = 64
 """Trials in the first query for the fastest ones whose configs the present space still holds."""
+
+
+def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
+    """Return the winners of all other keys, the most similar keys first.
+
+    Another device or objective counts as a factor of 2 in a size, because the best config depends on sizes in much the
+    same way.
+    """
+    problem = parse_key_problem(key.problem)
+
+    def measure_difference(winner: Winner) -> float:
+        others = (winner.context.device != key.device) + (winner.objective != key.objective)
+        return count_octaves(problem, winner.problem) + others
+
+    return sorted((winner for winner in winners if winner.key != key), key=measure_difference)
 
 
 def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:

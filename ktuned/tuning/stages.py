@@ -6,7 +6,6 @@ job machine decides which job has the lanes. A pipeline reports its stage, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from time import monotonic
@@ -50,20 +49,6 @@ def receive_waiting(first: T, channel: MemoryObjectReceiveStream[T], most: int |
         while most is None or len(received) < most:
             received.append(channel.receive_nowait())
     return received
-
-
-class StageReport:
-    """Calls ``on_stage`` once for each stage that a job reaches."""
-
-    def __init__(self, on_stage: Callable[[JobStage], None]) -> None:
-        self._on_stage = on_stage
-        self._reached = JobStage.EXPLORING
-
-    def report_stage(self, stage: JobStage) -> None:
-        """Report a stage, unless the job has reached it before."""
-        if stage > self._reached:
-            self._reached = stage
-            self._on_stage(stage)
 
 
 class LaneAccess:

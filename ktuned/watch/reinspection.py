@@ -116,8 +116,7 @@ class Reinspection:
                 root = self._catalog.find_root(path)
                 if root is not None and root.path == path and os.path.isdir(path):
                     try:
-                        found = await self._inspector.inspect_root(root)
-                        await self._on_changes(found.changes, False)
+                        await self._on_changes(await self._inspector.inspect_root(root), False)
                     except Exception as error:
                         self._record_failure(error)
 
@@ -136,10 +135,10 @@ class Reinspection:
                 seen = await self._look_at_files(files)
                 present = [file for file in files if os.path.isfile(file)]
                 try:
-                    found = await self._inspector.inspect_files(root, present, set(files) - set(present))
+                    changes = await self._inspector.inspect_files(root, present, set(files) - set(present))
                     self._snapshot.accept_differences(self._catalog.list_inspected_stamps(set(files)), seen)
                     self._catalog.clear_suspect_files(files)
-                    await self._on_changes(found.changes, True)
+                    await self._on_changes(changes, True)
                     # Announce this also for kernels that the edit has not changed.
                     self._on_doubts_changed()
                     self.notice = ""

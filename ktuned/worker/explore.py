@@ -185,18 +185,15 @@ class Exploration:
         # Configs to put off, with their place in the order. If the strategy asks for one, it waits in ``_waiting``.
         self._last_places = {canonical(config): place for place, config in enumerate(last)}
         self._waiting: list[dict[str, Any]] = []
-        chosen = search.choose_strategy(
-            plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.time_limit_s, plan.until == "converged")
-        )
-        self._strategy = chosen.strategy
+        self._strategy = search.choose_strategy(space, plan)
         self._ends_converged = plan.until == "converged"
-        valid = chosen.strategy.valid
+        valid = self._strategy.valid
         self.size_is_estimate = valid is not None and not valid.is_exact
         if valid is not None:
             self.size = valid.number
-        self.strategy = chosen.name
-        self.learns = chosen.strategy.learns
-        self.notice = chosen.notice
+        self.strategy = self._strategy.name
+        self.learns = self._strategy.learns
+        self.notice = self._strategy.notice
 
     def tell_outcomes(self, tried: Iterable[requests.TriedConfig]) -> None:
         """Pass outcomes on to the strategy."""

@@ -26,6 +26,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
+import msgspec
+
 from ktuned.backends import Registry
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
@@ -123,7 +125,7 @@ def _load_fitting_operations(registry: Registry, places: Places) -> _OperationTa
     def fit_matrix(request: requests.FitPortfolio, reply: Reply) -> replies.FittedPortfolio:
         # Workers do this, because it takes tenths of a second and the daemon must answer lookups.
         try:
-            fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs)
+            fitted = fit_portfolio(msgspec.convert(request.matrix, Matrix), request.max_configs)
         except ValueError as error:
             return replies.FittedPortfolio({}, str(error))
         return replies.FittedPortfolio(tree_to_wire(fitted))

@@ -146,7 +146,7 @@ class Author:
     def _marker(self) -> str:
         kernels = self.daemon.client.call("kernels")["kernels"]
         # Of the marker, what it declares itself: an edit of its source does not count for it.
-        return next((kernel["extra"]["data_digest"] for kernel in kernels if kernel["kernel"] == "marker"), "")
+        return next((kernel["data_digest"] for kernel in kernels if kernel["kernel"] == "marker"), "")
 
     def _open_jobs(self) -> set[int]:
         jobs = self.daemon.client.call("jobs")["jobs"]

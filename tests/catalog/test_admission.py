@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration, digest_space
-from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trace import Observation
@@ -94,9 +94,9 @@ def test_missing_knobs_come_from_the_default(default: Config | None, config: Con
 def test_space_digest_goes_by_what_decides_the_space() -> None:
     """A new budget, problem or default leaves verdicts standing; another space or constraint does not."""
     parts = {"space": "a", "tune_k.py:fits": "b", "plan": "c", "problems": "d", "default": "e", "specialize": "f"}
-    kernel = info(extra=KernelFacts(plan=parts))
+    kernel = info(plan_parts=parts)
     for label in parts:
-        other = replace(kernel, extra=KernelFacts(plan={**parts, label: "other"}))
+        other = replace(kernel, plan_parts={**parts, label: "other"})
         is_same = label in ("plan", "problems", "default", "specialize")
         assert (digest_space(other) == digest_space(kernel)) is is_same
     assert digest_space(info()) != digest_space(info(plan_digest="other"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.catalog.inspection import Inspected
+from ktuned.catalog import Changes
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.ipc.stamps import stamp
 from ktuned.model.errors import StoreError
@@ -28,7 +28,7 @@ async def saved(parts: Parts, text: str | None) -> None:
     else:
         path.write_text(text)
         found = await parts.inspector.inspect_files(root, [str(path)])
-    await parts.renewal.react_to_changes(found.changes, saved=True)
+    await parts.renewal.react_to_changes(found, saved=True)
 
 
 def status(parts: Parts, name: str) -> str:
@@ -82,7 +82,7 @@ async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
     await parts.inspect(kernel_text())
     path = parts.project / PROJECT_FILE
 
-    async def fail(root: Root) -> Inspected:
+    async def fail(root: Root) -> Changes:
         raise StoreError("no")
 
     with monkeypatch.context() as patch:
@@ -91,7 +91,7 @@ async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
             await saved(parts, "env = {A = '1'}")
     assert (str(path), stamp(path)) not in parts.catalog.list_inspected_stamps()
     found = await parts.inspector.inspect_files(parts.catalog.roots[0], [str(path)])
-    assert found.files == (str(parts.project / "tune_it.py"),)
+    assert found.inspected == ("project:it",)
     assert (str(path), stamp(path)) in parts.catalog.list_inspected_stamps()
     parts.kill_workers()
 

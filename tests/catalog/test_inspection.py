@@ -32,7 +32,7 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     parts.write("def (", "tune_f.py")
     inspector = FileInspector(parts.catalog, parts.fleet, parts.store, {**parts.deadlines, "inspect": 3.0})
     found = await inspector.inspect_root(parts.root)
-    assert found.changes.added == ("project:a", "project:c", "project:e")
+    assert found.added == ("project:a", "project:c", "project:e")
     told = {Path(error.path).name: error.message for error in parts.catalog.errors}
     assert "timed out after 3 s" in told["tune_b.py"]
     assert "was killed by SIGSEGV" in told["tune_d.py"]
@@ -42,7 +42,7 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     for name in "abdef":
         (parts.project / f"tune_{name}.py").unlink()
     found = await inspector.inspect_root(parts.root)
-    assert found.changes.removed == ("project:a", "project:e")
+    assert found.removed == ("project:a", "project:e")
     assert parts.catalog.errors == []
     assert [kernel.name for kernel in parts.store.load_kernels()] == ["project:c"]
     parts.kill_workers()
@@ -55,7 +55,7 @@ async def test_missing_interpreter_is_an_error_of_each_file(parts: Parts) -> Non
     (root,) = parts.catalog.roots
     broken = type(root)(root.path, root.name, "/nowhere/python")
     parts.catalog.add_root(broken)
-    (error,) = (await parts.inspector.inspect_files(broken, [str(path)])).changes.errors
+    (error,) = (await parts.inspector.inspect_files(broken, [str(path)])).errors
     assert error.message.startswith(f"{path}: cannot start a worker with /nowhere/python")
     assert "config.toml" in error.hint
 
@@ -83,8 +83,10 @@ class _LastBreath:
 async def test_worker_that_dies_after_the_last_file_blames_none(parts: Parts) -> None:
     """Everything was inspected: nothing is wrong with any file."""
     inspector = FileInspector(parts.catalog, _LastBreath(), parts.store, parts.deadlines)  # type: ignore[arg-type]
-    found = await inspector.inspect_files(parts.root, ["/p/tune_a.py", "/p/tune_b.py"])
-    assert (found.files, found.changes.errors) == (("/p/tune_a.py", "/p/tune_b.py"), ())
+    files = [str(parts.root.path) + "/tune_a.py", str(parts.root.path) + "/tune_b.py"]
+    found = await inspector.inspect_files(parts.root, files)
+    assert found.errors == ()
+    assert all(map(parts.catalog.has_inspected, files))
 
 
 class _FullDisk(Store):
@@ -98,7 +100,7 @@ async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
     async with assembled(tmp_path, store_type=_FullDisk) as parts:
         path = parts.write(kernel_text())
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        assert found.changes.added == ("project:it",)
+        assert found.added == ("project:it",)
         assert isinstance(parts.catalog.resolve_kernel("it"), KernelInfo)
 
 

@@ -36,23 +36,6 @@ async def test_a_lookup_gives_the_daemons_answer(path: str) -> None:
                 assert await client.lookup(kernel, {"M": 1}, DEFAULT) == other.lookup(kernel, {"M": 1}, DEFAULT)
 
 
-@pytest.mark.usefixtures("served")
-async def test_a_refused_lookup_gives_the_default_and_says_why(path: str) -> None:
-    """An error answer, or a question that cannot travel, never raises."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
-        questions: list[tuple[str, dict[str, Any], str]] = [
-            ("missing", {}, "unavailable"),
-            ("garbled", {}, "unavailable"),
-            ("misspelt", {}, "invalid"),
-            ("gemm", {"M": object()}, "invalid"),
-        ]
-        for kernel, problem, status in questions:
-            hit = await client.lookup(kernel, problem, DEFAULT)
-            assert (hit.status, hit.config) == (status, DEFAULT)
-            assert hit.message
-        assert (await client.lookup("gemm", {})).status == "fresh"
-
-
 async def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
     """No one listens: the default, and a call raises."""
     async with AsyncClient(path) as client:
@@ -157,17 +140,6 @@ async def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
             events = [(event["type"], event["job"]) async for event in tuning]
         assert events == [("job_started", 1), ("job_started", 2), ("job_done", 2), ("job_done", 1)]
         assert {job["state"] for job in tuning.jobs} == {"done"}
-
-
-@pytest.mark.usefixtures("served")
-async def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
-    """When the ring has dropped a job's end, the iterator asks for the jobs and ends nevertheless."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
-        tuning = await client.tune("p:k")
-        await client.call("end", job=1)
-        await client.call("publish", count=100)
-        events = [event async for event in tuning]
-    assert [event["type"] for event in events] == ["gap", "job_done"]
 
 
 async def test_a_lost_daemon_ends_a_stream_with_an_error(path: str, served: BaseProcess) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ktuned_client import AsyncClient, Client, memo
+from ktuned_client import Client, memo
 from ktuned_client.answers import Question
 from ktuned_client.table import FIRST_SLOT, TABLE_NAME, WATCHED_WORD, WORDS, Table, find_slot
 from tests.client import daemon
@@ -104,21 +104,6 @@ def test_many_are_asked_for_in_one_request(path: str) -> None:
         assert client.lookup_many(questions[9:]) == hits[9:]
         assert asked(client) == 600
         assert client.lookup_many([]) == []
-
-
-@pytest.mark.anyio
-@pytest.mark.usefixtures("served")
-async def test_the_async_client_keeps_answers_too(path: str) -> None:
-    """``lookup``, ``bind`` and ``lookup_many`` of the async client share one memo."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
-        first = await client.lookup("gemm", {"M": 1})
-        bound = client.bind("gemm")
-        assert all([await bound({"M": 1}) is first for _ in range(LOOP)])
-        (again,) = await client.lookup_many([("gemm", {"M": 1})])
-        assert again is first
-        assert await client.call("asked") == 1
-        await client.call("bump", kernel="gemm")
-        assert await bound({"M": 1}) is not first
 
 
 def test_a_dead_daemons_answers_hold_until_the_next_one_starts(path: str) -> None:

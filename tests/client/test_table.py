@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned_client import AsyncClient, Client
+from ktuned_client import Client
 from ktuned_client.table import TABLE_NAME, USES_NAME, WATCHED_WORD, Table, find_slot
 from tests.client import daemon
 from tests.client.test_memo import PATIENT_S, age_answers, asked, write_word
@@ -56,15 +56,6 @@ def test_a_problem_that_was_never_asked_needs_no_daemon(path: str, publish: Publ
         assert asked(client) == 0
     uses = (Path(path).parent / USES_NAME).read_bytes()
     assert any(uses[8 * find_slot("p:gemm") :][:8])
-
-
-@pytest.mark.anyio
-async def test_the_async_client_reads_it_too(path: str, publish: Publish) -> None:
-    """One that has no connection yet makes none."""
-    publish({"M": 1})
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
-        assert (await client.lookup("p:gemm", {"M": 1})).status == "fresh"
-        assert await client.call("asked") == 0
 
 
 def test_the_last_resort_is_given_when_no_daemon_answers(path: str, publish: Publish) -> None:

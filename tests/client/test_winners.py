@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ktuned_client import AsyncClient, Client
+from ktuned_client import Client
 from ktuned_client.winners import WinnersError, make_file_name, render_document
 
 DEFAULT = {"BM": 64}
@@ -76,15 +76,17 @@ def test_a_file_serves_lookups_with_no_daemon(tmp_path: Path) -> None:
         assert [hit.status for hit in client.lookup_many([("gemm", {"M": 1}), ("other", {})])] == ["stale", "unknown"]
 
 
-@pytest.mark.anyio
-async def test_the_async_client_reads_the_same(tmp_path: Path) -> None:
-    """One file, both clients, one answer."""
-    path = written(tmp_path / "w.json", specialize=["M"])
-    async with AsyncClient(winners=path) as client:
-        with Client(winners=path) as other:
-            for problem in ({"M": 1, "alpha": 2}, {"alpha": 2}):
-                assert await client.lookup("gemm", problem) == other.lookup("gemm", problem)
-            assert other.lookup("gemm", {"M": 1, "alpha": 2}).status == "stale"
+def test_a_portfolio_answers_for_problems_without_a_winner(tmp_path: Path) -> None:
+    """As near, with the loss that is expected; the winner of a problem goes before."""
+    leaves = [{"config": {"BM": size}, "expected_loss": size / 1000, "problems": 4} for size in (16, 128)]
+    tree = {"figure": ["M"], "limit": 64, "passing": leaves[0], "failing": leaves[1]}
+    client = Client(winners=written(tmp_path / "w.json", portfolios={"latency": tree}))
+    hits = [client.lookup("gemm", {"M": size}) for size in (32, 512, 1)]
+    assert {(hit.status, hit.config["BM"], hit.expected_loss) for hit in hits[:2] if hit.config} == {
+        ("near", 16, 0.016),
+        ("near", 128, 0.128),
+    }
+    assert (hits[2].status, hits[2].config) == ("stale", {"BM": 32})
 
 
 def test_a_directory_serves_the_winners_of_all_its_files(tmp_path: Path) -> None:

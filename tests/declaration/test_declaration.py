@@ -68,6 +68,10 @@ LINE = HEADER_LINES + 1
         ({"time_limit_s": "0"}, "time_limit_s=0 is not a number > 0"),
         ({"early_stop": "1"}, "early_stop=1 is not a number > 1"),
         ({"strategy": "3"}, "strategy=3 is not a name"),
+        ({"objective": "'speed'"}, "there is no objective 'speed'"),
+        ({"objective": "3"}, "objective is of type int"),
+        ({"objective": "'max:speed'"}, "objective names the metric 'speed', which metrics= lacks"),
+        ({"metrics": "dict(energy=lambda p, t: t)"}, "a metric cannot be called 'energy'"),
     ],
 )
 def test_a_wrong_declaration_names_its_error(project: Project, arguments: dict[str, str], words: str) -> None:

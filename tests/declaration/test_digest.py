@@ -258,11 +258,11 @@ def test_a_description_survives_the_wire(sample: Project) -> None:
     info = sample.describe()["one"]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(info), type=KernelInfo) == info
     assert (info.name, info.backend, info.problems) == ("project:one", "fake", ({"M": 4},))
-    assert info.extra.knobs == ("BM",)
+    assert info.knobs == ("BM",)
     assert info.space.axes == {"BM": (1, 2)}
-    assert set(info.extra.files) == {"one.cu"}
-    assert {"tune_it.py", "helper.py", "lib/deep.py"} <= set(info.extra.python)
-    assert {"function", "inputs", "reference", "rtol"} <= set(info.extra.arguments)
+    assert set(info.file_parts) == {"one.cu"}
+    assert {"tune_it.py", "helper.py", "lib/deep.py"} <= set(info.python_parts)
+    assert {"function", "inputs", "reference", "rtol"} <= set(info.argument_parts)
 
 
 def test_kernels_of_a_factory_differ_by_their_closures(project: Project) -> None:

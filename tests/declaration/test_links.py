@@ -101,7 +101,7 @@ def test_linked_kernel_files_and_directories_belong_to_the_project(
     (project.root / "tune_far.py").symlink_to(elsewhere.root / "tune_far.py")
     before = inspected(project, "tune_far.py")
     assert before.file == str(project.root / "tune_far.py")
-    assert "lib/deep.py" in before.extra.python
+    assert "lib/deep.py" in before.python_parts
     elsewhere.write("lib/deep.py", "def rows(p):\n    return p.M + 1\n")
     after = inspected(project, "tune_far.py")
     assert after.digest != before.digest

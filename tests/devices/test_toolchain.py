@@ -17,7 +17,7 @@ from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
 from ktuned.ipc import read_sight_text, replies
 from ktuned.model import BackendReport, Context, KernelInfo, Outcome, describe_change
-from ktuned.scheduling.reverification import REASON
+from ktuned.scheduling.renewal import NEW_TOOLCHAIN
 from ktuned.serve.explain import Explainer
 from tests.assembled import ALL_ROUNDS, FAKE_BACKEND, Parts, assembled, kernel_text
 from tests.fleet.playing import until
@@ -78,7 +78,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
         tasks.cancel_scope.cancel()
     assert ask(parts) == ("stale", "")
     (job,) = parts.jobs.list_live_jobs()
-    assert (job.kernel, job.reason) == (kernel.name, REASON)
+    assert (job.kernel, job.reason) == (kernel.name, NEW_TOOLCHAIN)
     daemon = parts.daemon
     explain = Explainer(
         daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.certainty

@@ -1,20 +1,19 @@
-"""The machine of one key: every sequence of events, for every policy, and whole calls against a host at random.
+"""The machine of one key: every sequence of events, for every policy, and whole calls of a key at random.
 
 What the machine says is checked against the rules on the module's page after each event.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import product
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ktuned.dropin.keyed_call import KeyedCall
 from ktuned.dropin.launch_machine import (
-    MODES,
-    UPGRADES,
     Answer,
     Answered,
     Ask,
@@ -28,13 +27,15 @@ from ktuned.dropin.launch_machine import (
     LetFrameworkTune,
     Load,
     Loaded,
+    Mode,
     Policy,
     Recorded,
     Standing,
     Unfit,
+    Upgrade,
     Wait,
-    carry_out,
 )
+from ktuned.dropin.recorded_call import RecordedCall
 from ktuned.dropin.winners_file import WinnersFile
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ def test_exact_numerics_take_over_without_a_daemon() -> None:
         Policy(numerics="same")
 
 
-POLICIES = [Policy(*choices) for choices in product(MODES, UPGRADES, (False, True))]
+POLICIES = [Policy(*choices) for choices in product(get_args(Mode), get_args(Upgrade), (False, True))]
 
 ANSWERS = (
     None,
@@ -179,8 +180,8 @@ def test_rules_hold_in_every_sequence(policy: Policy) -> None:
     assert all(any(standing in state for state in known) for standing in Standing)
 
 
-class World:
-    """A host whose answers a test draws, and that checks when it is asked for what."""
+class World(KeyedCall):
+    """A key whose answers a test draws, and that checks when it is asked for what."""
 
     def __init__(self, policy: Policy, answers: Sequence[Answer | None], fits: Sequence[bool], fault: str) -> None:
         self.machine = LaunchMachine(policy, CONFIGS)
@@ -197,7 +198,7 @@ class World:
         self.is_capturing = is_capturing
         once = len(self.launched)
         if self.machine.standing is Standing.NEW:
-            carry_out(self.machine, Called(is_capturing), self)
+            self.handle_event(Called(is_capturing))
         if self.is_left:
             return None
         if is_capturing and len(self.launched) > once:
@@ -207,7 +208,7 @@ class World:
     def hear(self, answer: Answer) -> None:
         """Report a later answer, as long as one is wanted."""
         if self.machine.is_followed:
-            carry_out(self.machine, Followed(answer), self)
+            self.handle_event(Followed(answer))
 
     def ask_daemon(self) -> Answer | None:
         """Return the next answer."""
@@ -224,6 +225,10 @@ class World:
     def follow_key(self) -> None:
         """Follow."""
         self._note("follow", None)
+
+    def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
+        """No call is packed, because none is recorded."""
+        raise NotImplementedError
 
     def load_config(self, config: str, answer: Answer | None) -> bool:
         """Load a config, or not."""

@@ -43,17 +43,3 @@ def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> N
     daemon.start()
     daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["state"] == "done", "the job to be finished")
     assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
-
-
-def test_warden_kills_what_a_killed_daemon_leaves(daemon: Daemon) -> None:
-    """A config that hangs at the moment of ``kill -9`` does not outlive the daemon, nor does its scratch directory."""
-    space = "space([dict(us=50.0, does='hang', tag='a', gate='door')])"
-    path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
-    daemon.client.call("tune", path=str(path))
-    daemon.gate("door").wait_reached()
-    daemon.gate("door").open()
-    workers = set(daemon.workers())
-    daemon.kill()
-    daemon.until(lambda: not _alive(workers), "the workers to die")
-    scratch = daemon.home / "cache" / "tmp"
-    daemon.until(lambda: not list(scratch.iterdir()), "the scratch directory to be removed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -62,14 +61,6 @@ def test_second_daemon_on_the_same_home_is_refused(shared: Daemon) -> None:
     assert second.returncode == NOT_REACHED
     assert shared.process is not None
     assert f"pid {shared.process.pid}" in _one_line(second.stderr)
-
-
-def test_stale_socket_file_is_replaced(daemon: Daemon) -> None:
-    """A socket file that a killed daemon left is no obstacle."""
-    daemon.kill()
-    assert daemon.socket.exists()
-    daemon.start()
-    assert daemon.client.call("hello")["protocol"] == 1
 
 
 def test_config_that_says_nonsense(tmp_path: Path) -> None:
@@ -168,14 +159,14 @@ def test_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
 
 
 def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon(daemon: Daemon) -> None:
-    """10^9 configs with a budget of 50 trials: 50 trials, and the daemon's memory is what it was."""
+    """10^9 configs with a budget of 20 trials: 20 trials, and the daemon's memory is what it was."""
     axes = ", ".join(f"k{index}={list(range(1, 11))}" for index in range(9))
-    text = kernel_text(f"space({axes})", trials="50").replace("Build(**c)", "Build(us=50.0 + c.k0)")
+    text = kernel_text(f"space({axes})", trials="20").replace("Build(**c)", "Build(us=50.0 + c.k0)")
     small = daemon.kernel_file(kernel_text(SPACE).replace("def it(", "def small("), "tune_small.py")
     daemon.tune(path=str(small))
     before = daemon.client.call("status")["rss_bytes"]
     _, (job,) = daemon.tune(path=str(daemon.kernel_file(text)))
-    assert (job["state"], job["done"]) == ("done", 50)
+    assert (job["state"], job["done"]) == ("done", 20)
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
 
@@ -272,19 +263,6 @@ def _outlives_nothing(daemon: Daemon) -> None:
     assert daemon.ktuned("tune", str(path)).returncode == NOT_REACHED
     left = int(path.with_name("left").read_text())
     daemon.until(lambda: not Path(f"/proc/{left}").exists(), "the process that the kernel file left to end")
-
-
-def test_a_socket_s_file_that_was_removed_comes_back(daemon: Daemon) -> None:
-    """Cleaners take old files: the daemon stays reachable, and holds what it held."""
-    daemon.socket.unlink()
-    daemon.until(daemon.socket.exists, "the socket to be bound anew")
-    assert daemon.process is not None
-    assert daemon.client.call("status", deadline_s=30.0)["pid"] == daemon.process.pid
-    shutil.rmtree(daemon.socket.parent)
-    daemon.until(daemon.socket.exists, "the socket and its directory to be made anew")
-    assert daemon.ktuned("status").returncode == DONE
-    assert daemon.stop() == 0
-    assert not daemon.socket.exists()
 
 
 def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Daemon) -> None:

@@ -56,7 +56,7 @@ def test_a_library_of_the_project_starts_afresh_for_each_config(daemon: Daemon) 
     source.write_text("static int n; int count(int step) { int before = n; n += step; return before; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(project / "libcounts.so")], check=True)
     text = kernel_text(
-        "space([dict(us=20.0, does='counts', tag=tag) for tag in 'abcd'])",
+        "space([dict(us=20.0, does='counts', tag=tag) for tag in 'ab'])",
         reference="lambda x: dict(y=2 * x)",
     )
     daemon.kernel_file(text)

@@ -49,22 +49,3 @@ def test_a_saved_tensor_is_an_input_and_its_edit_makes_the_winner_stale(daemon: 
 
     _save(saved, 0.5)
     _until(daemon, "fresh")
-
-
-def test_a_file_that_is_lost_or_damaged_is_one_line(daemon: Daemon) -> None:
-    """The job fails with the kernel file's line and the name of the file; once it is saved, the kernel is tuned."""
-    saved = daemon.directory / "project/saved/x.safetensors"
-    path = daemon.kernel_file(KERNEL)
-    line = next(number for number, text in enumerate(KERNEL.splitlines(), 1) if "load_tensors" in text)
-    _, (job,) = daemon.tune(path=str(path))
-    assert job["state"] == "failed"
-    expected = f"tune_it.py:{line}: it: inputs(p): load_tensors cannot read {saved}: No such file or directory"
-    assert expected in job["message"], job["message"]
-
-    _save(saved, 0.5)
-    _, (job,) = daemon.tune(kernel="it")
-    assert job["state"] == "done", job["message"]
-    saved.write_bytes(saved.read_bytes()[:40])
-    _until(daemon, "stale")
-    _, (job,) = daemon.tune(kernel="it")
-    assert (job["state"], f"load_tensors cannot use {saved}: " in job["message"]) == ("failed", True), job["message"]

@@ -56,18 +56,3 @@ def test_new_toolchain_costs_the_best_five(tmp_path: Path) -> None:
         assert verified["done"] == verified["total"] == 5
         after = daemon.client.call("lookup", kernel="it", problem=dict(n=64), tune=False)
         assert after["status"] == "fresh"
-
-
-def test_pause_outlives_the_daemon(tmp_path: Path) -> None:
-    """What was paused altogether stays so in the next daemon's life, status says so, and `--resume` ends it."""
-    with running(tmp_path) as daemon:
-        daemon.kernel_file(kernel_text(MANY))
-        assert "paused: all tuning" in daemon.ktuned("jobs", "--pause").stderr
-        daemon.client.call("tune", path=str(tmp_path / "project"))
-        assert "waiting: 1 because all tuning is paused" in daemon.ktuned("status").stdout
-    with running(tmp_path) as daemon:
-        assert daemon.client.call("status")["paused"] == [""]
-        daemon.until(lambda: job(daemon, 1)["waits_for"] == "all tuning is paused", "the job to be taken up")
-        daemon.client.call("cancel", job=1)
-        assert "nothing is paused" in daemon.ktuned("jobs", "--resume").stderr
-        assert daemon.client.call("status")["paused"] == []

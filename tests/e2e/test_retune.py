@@ -64,22 +64,6 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     assert len(_jobs(daemon)) == 3
 
 
-def test_file_that_only_the_compiler_read_is_watched(daemon: Daemon) -> None:
-    """What a compiler read outside the project, and no inspection finds, is followed: its edit is stale at once."""
-    included = daemon.directory / "elsewhere" / "a.def"
-    included.parent.mkdir()
-    included.write_text("one")
-    path = daemon.kernel_file(kernel_text("space([dict(us=300.0, reads='../elsewhere/a.def')])"))
-    daemon.tune(path=str(path))
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-    included.write_text("two")
-    written = monotonic()
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
-    assert monotonic() - written < 20
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
 def _reading(daemon: Daemon, reading: str, more: str = "") -> Path:
     """Write a kernel file whose reference reads something first."""
     text = _text(reference="doubled").replace("@kernel(", f"@kernel({more}", 1)
@@ -102,24 +86,6 @@ def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
     assert any("weights.bin" in name for name in daemon.client.call("kernels")["kernels"][0]["learned"])
 
 
-def test_data_that_a_constraint_reads_decides_what_is_served(daemon: Daemon) -> None:
-    """An edit of the data alone takes the winner's config out of the space, for this problem and for near ones."""
-    data = daemon.directory / "least.txt"
-    data.write_text("0")
-    where = f"where=lambda p, c: c.us > float(pathlib.Path({str(data)!r}).read_text())"
-    path = daemon.kernel_file("import pathlib\n" + _text().replace("])", f"], {where})", 1))
-    _, (job,) = daemon.tune(path=str(path))
-    assert job["done"] == 2
-
-    def us(n: int) -> object:
-        config = daemon.client.call("lookup", kernel="it", problem={"n": n}, tune=False)["config"]
-        return None if config is None else config["us"]
-
-    daemon.until(lambda: [us(64), us(128)] == [300.0, 300.0], "the winner, for a near problem too")
-    data.write_text("500")
-    daemon.until(lambda: [us(64), us(128)] == [900.0, 900.0], "the config that is left")
-
-
 def test_what_cannot_be_observed_is_not_fresh(daemon: Daemon) -> None:
     """A kernel that asks another program is stale, queues nothing and says why; declared files make it fresh."""
     asking = "import socket; socket.socket().connect_ex(('127.0.0.1', 9))"
@@ -134,42 +100,6 @@ def test_what_cannot_be_observed_is_not_fresh(daemon: Daemon) -> None:
     _reading(daemon, asking, "depends='data/*.bin', ")
     daemon.until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
-def test_lost_save_of_a_kernel_in_use_is_found(daemon: Daemon) -> None:
-    """A save that raises no event is noticed all the sooner if the kernel is looked up; ``status`` says that it was."""
-    path = daemon.kernel_file(_text())
-    daemon.tune(path=str(path))
-    twin = path.parent.parent / "twin.py"
-    twin.hardlink_to(path)
-    began = monotonic()
-    # The same file by another name: inotify names only the directory by which it was opened, which is not watched.
-    twin.write_text(_text(body=OTHER_BODY))
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the save to be found")
-    assert monotonic() - began < 20
-    # An answer is stale as soon as a file looks different; that its event is lost is known a moment later.
-    daemon.until(
-        lambda: any("lost file events 1 time" in notice for notice in daemon.client.call("status")["notices"]),
-        "the loss to be said",
-    )
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-
-
-def test_newer_save_supersedes_the_running_job(daemon: Daemon) -> None:
-    """A save during a tuning cancels it and starts the one that holds now; nothing of the old one is a result."""
-    path = daemon.kernel_file(_text(gate="first"))
-    daemon.client.call("tune", path=str(path))
-    daemon.gate("first").wait_reached()
-    daemon.kernel_file(_text(us=400.0, body=OTHER_BODY))
-    daemon.until(lambda: _settled(daemon, 2), "the newer job")
-
-    old, new = _jobs(daemon)
-    assert old["state"] == "cancelled"
-    assert old["message"] == "replaced by a job for the newer state of its files"
-    assert new["state"] == "done"
-    trials = daemon.client.call("results", kernel="it")["trials"]
-    assert len({trial["digest"] for trial in trials if trial["outcome"] == "measured"}) == 1
-    assert {trial["outcome"] for trial in trials} == {"measured", "cancelled"}
 
 
 def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:

@@ -59,15 +59,14 @@ def test_a_wrong_argument_leaves_nothing_watched(shared: Daemon, words: tuple[st
     assert "notice" not in shared.ktuned("status").stdout
 
 
-@pytest.mark.parametrize("arch", ["nonsense", "native-1234"])
-def test_an_architecture_of_another_kind_leaves_nothing_watched(shared: Daemon, arch: str) -> None:
+def test_an_architecture_of_another_kind_leaves_nothing_watched(shared: Daemon) -> None:
     """It is refused before the directory is watched; one that may be right is compiled for, and the watching said."""
-    path = _project(shared, arch.partition("-")[0], kernel_text(SPACE))
+    path = _project(shared, "native", kernel_text(SPACE))
     path.with_name("ktuned.toml").write_text('[env]\nFAKE_DEVICES = ""\nFAKE_TARGET = "sm_90a"\n')
     before = shared.client.call("status")["roots"]
-    refused = shared.ktuned("tune", str(path), "--compile-only", "--arch", arch)
+    refused = shared.ktuned("tune", str(path), "--compile-only", "--arch", "native-1234")
     assert refused.returncode == USAGE
-    assert f"fake compiles for sm_90a, not for {arch!r}" in refused.stderr
+    assert "fake compiles for sm_90a, not for 'native-1234'" in refused.stderr
     assert shared.client.call("status")["roots"] == before
     done = shared.ktuned("tune", str(path), "--compile-only", "--arch", "sm_100a")
     assert done.returncode == DONE, done.stderr

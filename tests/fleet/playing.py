@@ -24,6 +24,17 @@ DEADLINES = {"spawn": DEADLINE_S, "inspect": DEADLINE_S, "load": DEADLINE_S, "co
 BRIEF_S = 0.2
 """A deadline that is meant to pass."""
 
+KERNEL_OF_THREE_FILES = """
+from ktuned import kernel, space, tensor
+from ktuned_fake import Build
+import helper
+@kernel(backend="fake", sources=["one.c"], space=space(tag=["x"]), problems=[dict(n=1)],
+        inputs=lambda p: dict(x=tensor(1)), check=None)
+def it(p, c):
+    return Build(tag=c.tag)
+"""
+"""A kernel file that imports ``helper.py`` and compiles ``one.c``."""
+
 CHILDREN = """\
 import pathlib, subprocess
 here = pathlib.Path(__file__).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.fleet import ClusterExecutor, ClusterSettings, Environment, HostLost
+from ktuned.fleet import ClusterExecutor, ClusterSettings, Environment, HostLost, Programs
 from ktuned.fleet.cluster import list_usable_devices
 from ktuned.fleet.cluster_messages import Node
 from ktuned.ipc import requests
@@ -39,9 +39,7 @@ async def joined(tmp_path: Path, address: str) -> AsyncIterator[tuple[ClusterExe
     executor = ClusterExecutor(
         artifacts=tmp_path,
         state=tmp_path,
-        base_env={**os.environ, "PYTHONPATH": str(MEMBERS)},
-        mark="MARK=1",
-        known_children=set(),
+        programs=Programs({**os.environ, "PYTHONPATH": str(MEMBERS), "MARK": "1"}),
         on_up=lambda host, cores: told.append(f"{host} up with {cores}"),
         on_lost=lambda host: told.append(f"{host} lost"),
         on_changed=lambda host, reason: told.append(f"{host}: {reason}"),

@@ -7,7 +7,6 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import anyio
 import psutil
 import pytest
 from msgspec.structs import replace
@@ -25,7 +24,6 @@ from tests.fleet.playing import (
     CHILDREN,
     DEADLINE_S,
     DEADLINES,
-    FAKE_DIRECTORY,
     Playground,
     gone,
     is_running,
@@ -102,55 +100,6 @@ async def test_a_spare_is_lent_without_a_start(run_fleet: RunFleet, environment:
             assert (worker.pid, worker.requests) == (spare, 1)
 
 
-async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environment) -> None:
-    """As many as are asked for and no more; two who need one at once get one each, and neither waits for a start."""
-    async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
-        await until(lambda: list(states(fleet).values()) == ["idle", "idle"])
-        spares = set(states(fleet))
-        async with (
-            fleet.lend_worker(Role.BENCH, environment) as one,
-            fleet.lend_worker(Role.BENCH, environment) as other,
-        ):
-            assert {one.pid, other.pid} == spares
-
-
-async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment: Environment) -> None:
-    """Who comes while two are being made waits for one of them, and starts no third."""
-    async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
-        async with fleet.lend_worker(Role.BENCH, environment), fleet.lend_worker(Role.BENCH, environment):
-            assert len(states(fleet)) == 2
-
-
-async def test_a_spare_under_way_is_waited_for_by_one(
-    run_fleet: RunFleet, environment: Environment, playground: Playground
-) -> None:
-    """Anyone who comes second starts a worker at once: lanes that open together do not wait for spare after spare."""
-    (playground.root / "slow.py").write_text("from ktuned_fake import wait_at\nwait_at('spare')\n")
-    path = f"{FAKE_DIRECTORY}:{playground.root}"
-    first: list[int] = []
-
-    async def come(fleet: Fleet) -> None:
-        async with fleet.lend_worker(Role.BENCH, environment) as worker:
-            first.append(worker.pid)
-
-    async with (
-        run_fleet(spare_modules=("slow",), PYTHONPATH=path, FAKE_GATE=str(playground.root)) as fleet,
-        anyio.create_task_group() as tasks,
-    ):
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
-        tasks.start_soon(come, fleet)
-        await until((playground.root / "spare.reached").exists)
-        async with fleet.lend_worker(Role.BENCH, environment) as second:
-            assert first == []
-            (playground.root / "spare").touch()
-            await until(lambda: first)
-            assert first != [second.pid]
-
-
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
     """A spare that died while it idled (out of memory) does not count as one."""
     async with run_fleet() as fleet:
@@ -178,16 +127,6 @@ async def test_a_worker_that_idles_too_long_ends(run_fleet: RunFleet, environmen
     async with run_fleet(limits=FleetLimits(idle_s=0.04)) as fleet, fleet.lend_worker(Role.BENCH, environment) as kept:
         await lent_pid(fleet, Role.BENCH, environment)
         await until(lambda: states(fleet) == {kept.pid: "busy"})
-
-
-async def test_beyond_the_limit_the_longest_idle_worker_ends(run_fleet: RunFleet, environment: Environment) -> None:
-    """Beyond the limit, to which the compile slots' and one that translates are added, the longest idle ends."""
-    async with run_fleet(limits=FleetLimits(max_idle=1)) as fleet:
-        fleet.compile_slots.total_tokens = 4
-        async with AsyncExitStack() as lent:
-            for _ in range(8):
-                await lent.enter_async_context(fleet.lend_worker(Role.COMPILE, environment))
-        await until(lambda: list(states(fleet).values()) == ["idle"] * 7)
 
 
 async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Environment) -> None:
@@ -244,20 +183,6 @@ async def test_compilers_keep_to_the_cores_that_the_daemon_has_left(
                 assert psutil.Process(worker.pid).cpu_affinity() == [max(cores)]
         finally:
             os.sched_setaffinity(0, cores)
-
-
-async def test_a_worker_returns_to_the_device_that_it_knows(run_fleet: RunFleet, environment: Environment) -> None:
-    """It has its context there; a worker that knows another device is left alone, one that knows none is taken."""
-    async with run_fleet() as fleet:
-        first = await fleet.acquire_worker(Role.BENCH, environment, "cuda:0")
-        second = await fleet.acquire_worker(Role.BENCH, environment, "cuda:1")
-        unseated = await fleet.acquire_worker(Role.BENCH, environment)
-        for worker in (second, unseated, first):
-            fleet.release_worker(worker)
-        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:1") is second
-        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:1") is unseated
-        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:1") is not first
-        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:0") is first
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])

@@ -784,6 +784,9 @@ def test_what_cannot_start_is_left_alone_for_a_while() -> None:
     with pytest.raises(WorkerError, match="failed to run a worker 4 times in a row and is left alone for 1 s"):
         world.acquire()
     assert "runs no bench worker, tried again in 1 s" in world.machine.notices[0]
+    world.machine.keeps_spares = True
+    world.carry_out(world.machine.order_spares(*BENCH, "fake", 2))
+    assert world.making == []
     world.clock.now += 1.0
     world.acquire()
     assert world.machine.notices == []

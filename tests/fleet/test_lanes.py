@@ -20,7 +20,7 @@ from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import Plan, Preset
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
+from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +29,12 @@ CRASH = "import os\nos._exit(3)"
 
 
 RunLane = Callable[[], AbstractAsyncContextManager[tuple[Lane, Fleet]]]
+
+
+@pytest.fixture
+def environment(environment: Environment) -> Environment:
+    """Return this interpreter with NumPy's tensors: to import torch would be the largest cost here."""
+    return msgspec.structs.replace(environment, env=(("FAKE_TENSORS", "numpy"),))
 
 
 @pytest.fixture
@@ -51,16 +57,6 @@ def bench(
 ) -> Bench:
     """Return a problem whose opening runs ``body``."""
     return Bench(environment, "fake", code, identity, playground.request(body))
-
-
-async def spares_of(fleet: Fleet, count: int) -> set[int]:
-    """Return the spares' process ids as soon as so many stand ready."""
-
-    def idle() -> set[int]:
-        return {entry.pid for entry in fleet.describe_workers() if entry.state == "idle"}
-
-    await until(lambda: len(idle()) >= count)
-    return idle()
 
 
 async def test_two_jobs_use_a_lane_one_after_the_other(run_lane: RunLane) -> None:
@@ -93,28 +89,6 @@ async def test_an_exception_leaves_the_lane_to_the_next_job(run_lane: RunLane) -
             assert lane.describe_lane().job == 2
 
 
-async def test_an_open_problem_is_not_opened_again(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """The same problem costs nothing, another one is opened by the same worker, another environment by another."""
-    async with run_lane() as (lane, fleet):
-
-        def opened() -> tuple[int | None, int]:
-            (requests,) = (entry.requests for entry in fleet.describe_workers() if entry.pid == lane.worker_pid)
-            return lane.worker_pid, requests
-
-        async with lane.hold(1):
-            await lane.open_problem(bench(playground, environment), DEADLINES)
-            first, _ = opened()
-            await lane.open_problem(bench(playground, environment), DEADLINES)
-            assert opened() == (first, 1)
-            await lane.open_problem(bench(playground, environment, "two"), DEADLINES)
-            assert opened() == (first, 2)
-            other = msgspec.structs.replace(environment, env=(("A", "1"),))
-            await lane.open_problem(bench(playground, other, "two"), DEADLINES)
-            assert opened()[0] != first
-
-
 LEAVES_A_TRACE = "import sys\nassert not hasattr(sys, 'trace')\nsys.trace = 1\n"
 """Stands for whatever a kernel file does to its process: torch's default dtype, its threads, its flags."""
 
@@ -131,41 +105,6 @@ async def test_a_kernel_file_finds_no_trace_of_another(
         assert len(set(pids)) == 3
 
 
-async def test_two_kernel_files_stay_warm(run_lane: RunLane, playground: Playground, environment: Environment) -> None:
-    """Saves that alternate between two files meet the workers that they had; a third file takes the older's place."""
-    a, b, c = (KernelCode(f"{name}.py", "1") for name in "abc")
-    async with run_lane() as (lane, fleet):
-
-        async def opened(code: KernelCode) -> int | None:
-            async with lane.hold(1):
-                await lane.open_problem(bench(playground, environment, code.file, code=code), DEADLINES)
-                pid = lane.worker_pid
-            lane.release_worker()
-            return pid
-
-        first = {code: await opened(code) for code in (a, b)}
-        assert {code: await opened(code) for code in (a, b, a)} == first
-        await opened(c)
-        assert await opened(a) == first[a]
-        assert await opened(b) != first[b]
-        await until(lambda: sum(entry.pid in first.values() for entry in fleet.describe_workers()) == 1)
-
-
-async def test_the_python_of_an_edit_ends_the_worker_of_the_old_one(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """An edited file takes its own place, and not that of the other file."""
-    a, edited, b = KernelCode("a.py", "1"), KernelCode("a.py", "2"), KernelCode("b.py", "1")
-    async with run_lane() as (lane, fleet), lane.hold(1):
-        pids = {}
-        for code in (a, b, edited):
-            await lane.open_problem(bench(playground, environment, str(code), code=code), DEADLINES)
-            pids[code] = lane.worker_pid
-        await until(lambda: pids[a] not in {entry.pid for entry in fleet.describe_workers()})
-        await lane.open_problem(bench(playground, environment, "again", code=b), DEADLINES)
-        assert lane.worker_pid == pids[b]
-
-
 async def test_a_waiting_worker_gives_its_data_up(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
@@ -179,39 +118,10 @@ async def test_a_waiting_worker_gives_its_data_up(
         assert had == 2, "opened, and closed"
 
 
-async def test_an_opening_that_fails_in_a_used_worker_is_tried_in_a_new_one(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """A module that cannot be imported twice fails nothing; an error of the file itself fails in the new one, too."""
-    async with run_lane() as (lane, _), lane.hold(1):
-        for identity in ("one", "two"):
-            problem = Bench(environment, "fake", CODE, identity, explored(playground, LEAVES_A_TRACE))
-            await lane.open_problem(problem, DEADLINES)
-        with pytest.raises(CannotOpen, match="ZeroDivisionError"):
-            await lane.open_problem(Bench(environment, "fake", CODE, "x", explored(playground, "1 / 0\n")), DEADLINES)
-
-
 def explored(playground: Playground, body: str) -> requests.Explore:
     """Return a request that fails where importing its kernel file does."""
     (file,) = playground.request(body + EXAMPLE).files
     return requests.Explore(playground.kernel("double", file), {"n": 64}, Plan())
-
-
-async def test_after_a_hang_the_spare_is_opened_and_two_new_ones_are_made(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """After a hang the next opening gets the warm spare, and two new ones are made: failures come in rows."""
-    async with run_lane() as (lane, fleet), lane.hold(1):
-        await lane.open_problem(bench(playground, environment), DEADLINES)
-        (spare,) = await spares_of(fleet, 1)
-        with pytest.raises(DeadlineExpired):
-            await lane.send_request(playground.request(HANG), DEADLINES | {"inspect": BRIEF_S})
-        assert lane.worker_pid is None
-        await lane.open_problem(bench(playground, environment), DEADLINES)
-        assert lane.worker_pid == spare
-        spares = await spares_of(fleet, 2)
-        assert len(spares) == 2
-        assert spare not in spares
 
 
 async def test_a_cancelled_trial_leaves_no_worker(

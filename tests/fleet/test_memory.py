@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.fleet.executor import Environment, Worker
+from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import WorkerDied
 from ktuned.fleet.fleet import Fleet
-from ktuned.fleet.lane_machine import FleetLimits
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import DEADLINES, HANG, Playground, until
@@ -96,20 +95,3 @@ async def test_a_worker_that_grew_is_replaced(run_fleet: RunFleet, environment: 
             assert await _used(fleet, environment, eat(5)) == first
             assert await _used(fleet, environment, eat(50)) == first
             assert await _used(fleet, environment, "") != first
-
-
-async def test_a_worker_of_many_requests_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
-    """After so many requests a worker is let go, whatever it says."""
-    playground = Playground(Path(environment.cwd))
-
-    async def ask(worker: Worker) -> int:
-        await worker.send_request(playground.request(""), DEADLINES)
-        return worker.pid
-
-    async with run_fleet(limits=FleetLimits(max_requests=3)) as fleet:
-        pids = []
-        for _ in range(4):
-            async with fleet.lend_worker(Role.INSPECT, environment) as worker:
-                pids.append(await ask(worker))
-        assert len(set(pids[:3])) == 1
-        assert pids[3] != pids[2]

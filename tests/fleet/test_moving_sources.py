@@ -12,25 +12,15 @@ import pytest
 from ktuned.fleet.process import WorkerProcess
 from ktuned.ipc import replies, requests
 from tests.fleet.conftest import StartWorker
-from tests.fleet.playing import DEADLINES, PROJECT, Playground, read_when_there
+from tests.fleet.playing import DEADLINES, KERNEL_OF_THREE_FILES, PROJECT, Playground, read_when_there
 
 pytestmark = pytest.mark.anyio
-
-KERNEL = """
-from ktuned import kernel, space, tensor
-from ktuned_fake import Build
-import helper
-@kernel(backend="fake", sources=["one.c"], space=space(tag=["x"]), problems=[dict(n=1)],
-        inputs=lambda p: dict(x=tensor(1)), check=None)
-def it(p, c):
-    return Build(tag=c.tag)
-"""
 
 
 @pytest.fixture
 def project(playground: Playground) -> Path:
     """Return a project with a kernel file, a module and a source."""
-    for name, text in {"tune_it.py": KERNEL, "helper.py": "SIZE = 1\n", "one.c": "int one;\n"}.items():
+    for name, text in {"tune_it.py": KERNEL_OF_THREE_FILES, "helper.py": "SIZE = 1\n", "one.c": "int one;\n"}.items():
         (playground.root / name).write_text(text)
     return playground.root
 

@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.fleet import WARM_S, Fleet
-from ktuned.model import Device, DeviceName, Role
+from ktuned.model import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import GPU, gpu_environment, until, warm_spares
 
@@ -70,20 +70,6 @@ async def test_spares_work_on_a_gpu_in_turns_with_its_lanes(run_fleet: RunFleet,
         assert not turns.is_full
 
 
-async def test_a_lane_that_has_its_gpu_takes_a_spare_that_waits_for_it(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """Which has imported what is needed; the GPU's others are warmed after it, and another is not made for it."""
-    environment = gpu_environment(tmp_path, "well")
-    async with run_fleet() as fleet:
-        turns = fleet.get_turns(GPU)
-        async with turns.hold_turn(1):
-            await two_that_wait(fleet, environment)
-            worker = await fleet.acquire_worker(Role.BENCH, environment, GPU.name)
-        assert worker.requests == 1
-        await until(lambda: warm_spares(fleet) == 1)
-        assert len(fleet.describe_workers()) == 2
-        worker.kill()
-
-
 async def test_a_hung_gpu_is_held_no_longer_than_a_spare_may_take(run_fleet: RunFleet, tmp_path: Path) -> None:
     """The spare that hangs there is killed at its deadline, or when someone ends it, and the lanes have the GPU."""
     environment = gpu_environment(tmp_path, "hung")
@@ -98,17 +84,6 @@ async def test_a_hung_gpu_is_held_no_longer_than_a_spare_may_take(run_fleet: Run
                 assert warm_spares(fleet) == 0
 
 
-async def test_each_gpu_of_a_machine_has_its_spares(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """What one has under way, or is at work on, does not count as the other's."""
-    environment = gpu_environment(tmp_path, "well")
-    other = Device(DeviceName("cuda:1"), GPU.model, GPU.target)
-    async with run_fleet() as fleet:
-        for device in (GPU, other):
-            fleet.prepare_spares(Role.BENCH, environment, "fake", 2, device=device)
-        await until(lambda: (warm_spares(fleet), warm_spares(fleet, other.name)) == (2, 2))
-        assert len(fleet.describe_workers()) == 4
-
-
 async def test_a_spare_under_way_is_warmed_when_it_is_needed(run_fleet: RunFleet, tmp_path: Path) -> None:
     """A failure while spares still import starts no others; they are warm when they are there."""
     environment = gpu_environment(tmp_path, "well")
@@ -117,20 +92,6 @@ async def test_a_spare_under_way_is_warmed_when_it_is_needed(run_fleet: RunFleet
         fleet.prepare_spares(Role.BENCH, environment, "fake", 2, device=GPU)
         await until(lambda: warm_spares(fleet) == 2)
         assert len(fleet.describe_workers()) == 2
-
-
-async def test_after_a_failure_more_spares_are_made(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """Also while the first are still being warmed; with enough of them nothing begins."""
-    environment = gpu_environment(tmp_path, "well")
-    async with run_fleet() as fleet:
-        turns = fleet.get_turns(GPU)
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 1, device=GPU)
-        await until(lambda: turns.is_full or warm_spares(fleet))
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 3, device=GPU)
-        await until(lambda: warm_spares(fleet) == 3)
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 3, device=GPU)
-        await anyio.wait_all_tasks_blocked()
-        assert len(fleet.describe_workers()) == 3
 
 
 async def test_a_fleet_knows_that_a_worker_has_its_context_on_a_gpu(run_fleet: RunFleet, tmp_path: Path) -> None:

@@ -71,16 +71,6 @@ async def test_ten_deaths_at_once_are_four_starts(
             assert worker.is_alive
 
 
-async def test_spares_of_what_cannot_start_are_not_made_in_a_loop(run_fleet: RunFleet, broken: Broken) -> None:
-    """Spares of what cannot start are not made in a loop either."""
-    async with run_fleet() as fleet:
-        for _ in range(ATTEMPTS):
-            fleet.prepare_spares(Role.BENCH, broken.environment, "fake", 2)
-            await until(lambda: not fleet.machine.spares_under_way[Role.BENCH, broken.environment])
-        # Two at once may both begin before the first one's failure is known.
-        assert broken.starts <= TOLERATED_FAILURES + 2
-
-
 async def test_after_the_pause_an_interpreter_that_works_again_is_used(run_fleet: RunFleet, broken: Broken) -> None:
     """After the pause it is tried again; a success forgets the failures, and the status says no more of them."""
     async with run_fleet(limits=FleetLimits(first_pause_s=0.05)) as fleet:

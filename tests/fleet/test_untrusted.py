@@ -10,26 +10,16 @@ from ktuned.fleet.failures import RequestFailed
 from ktuned.fleet.process import WorkerProcess
 from ktuned.ipc import replies, requests
 from ktuned.model.kernel import KernelInfo
-from tests.fleet.playing import DEADLINES, PROJECT, Playground
+from tests.fleet.playing import DEADLINES, KERNEL_OF_THREE_FILES, PROJECT, Playground
 
 pytestmark = pytest.mark.anyio
-
-KERNEL = """
-from ktuned import kernel, space, tensor
-from ktuned_fake import Build
-import helper
-@kernel(backend="fake", sources=["one.c"], space=space(tag=["x"]), problems=[dict(n=1)],
-        inputs=lambda p: dict(x=tensor(1)), check=None)
-def it(p, c):
-    return Build(tag=c.tag)
-"""
 
 
 @pytest.fixture
 def project(playground: Playground) -> Path:
     """Return a project with a kernel file, a module, a source and a header, which are this user's alone."""
     files = {
-        "tune_it.py": KERNEL,
+        "tune_it.py": KERNEL_OF_THREE_FILES,
         "helper.py": "open('ran', 'w').close()\n",
         "one.c": '#include "one.h"\n',
         "one.h": "int x;\n",

@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.catalog import Changes, FileInspector
-from ktuned.catalog.inspection import Inspected
 from ktuned.ipc import stamp
 from ktuned.lookup.certainty import LOOK_S, MAX_BYTES, MAX_FILES, Certainty
 from ktuned.model import Root
@@ -73,7 +72,7 @@ class Paused(FileInspector):
         self.begun, self.goes_on = anyio.Event(), anyio.Event()
         self._inner = inner
 
-    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
+    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Changes:
         """Wait, then inspect."""
         self.begun.set()
         await self.goes_on.wait()

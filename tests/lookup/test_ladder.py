@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.lookup.ladder import decide_answer
-from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.near import NEAR_CANDIDATES
 from ktuned.model.objective import LATENCY, minimize
@@ -79,12 +79,12 @@ def test_what_is_in_doubt_is_not_fresh_and_wants_nothing() -> None:
 
 def test_what_is_not_fully_observed_is_stale_and_tuned_only_after_a_change() -> None:
     """A winner of this context is served as stale and not tuned again; one of another context is."""
-    hidden = KernelFacts(unobserved="gen.py:3 starts a child process")
-    found = ask(winner(), extra=hidden)
+    hidden = "gen.py:3 starts a child process"
+    found = ask(winner(), unobserved_read=hidden)
     assert (found.status, found.is_unobserved, found.wants_tuning) == (Status.STALE, True, False)
-    found = ask(winner(digest="other"), extra=hidden)
+    found = ask(winner(digest="other"), unobserved_read=hidden)
     assert (found.status, found.is_unobserved, found.wants_tuning) == (Status.STALE, False, True)
-    assert ask(extra=hidden).wants_tuning
+    assert ask(unobserved_read=hidden).wants_tuning
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
         parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.table.generation("project:it")
-        await parts.renewal.react_to_changes(found.changes, saved=False)
+        await parts.renewal.react_to_changes(found, saved=False)
         assert parts.lookups.table.generation("project:it") > before
         assert (ask(parts)["status"], ask(parts)["config"]) == ("default", {"us": 10.0})
 
@@ -338,7 +338,7 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     await parts.measured(slow, {10.0: 5.0}, rounds=ALL_ROUNDS)
     quick = kernel_text("quick", configs="us=[10.0], where=lambda p, c: True", default="dict(us=10.0)")
     found = await parts.inspector.inspect_files(parts.root, [str(parts.write(quick, "tune_quick.py"))])
-    assert found.changes.added == ("project:quick",)
+    assert found.added == ("project:quick",)
     generation = parts.lookups.table.generation("project:quick")
     parts.lookups.caches.forget_answers(slow.name)
     async with parts.working():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trace import (
@@ -47,7 +47,8 @@ def kernel() -> KernelInfo:
         None,
         SpaceInfo(),
         Plan(),
-        extra=KernelFacts(files={"k.c": "22"}, data_digest="da" * 32),
+        file_parts={"k.c": "22"},
+        data_digest="da" * 32,
     )
 
 
@@ -86,7 +87,7 @@ def test_python_counts_by_its_meaning_and_a_header_by_its_bytes() -> None:
 def test_learned_python_decides_a_measurement_where_it_judges() -> None:
     """Else a lane says what it makes: the inputs, and the outputs that are expected."""
     module = Observation("late.py", "11", meaning="its syntax", is_data=True)
-    judging = replace(kernel(), extra=replace(kernel().extra, judges=True))
+    judging = replace(kernel(), judges=True)
     assert kernel().with_observed([module]).data_read == {}
     assert judging.with_observed([module]).data_read == {"late.py": "its syntax"}
     assert kernel().with_observed([module]).digest != kernel().digest
@@ -137,7 +138,7 @@ def test_an_observation_that_contradicts_the_known_is_found(found: Observation, 
 def test_artifacts_depend_on_sources_and_on_absent_headers() -> None:
     """The kernel file is no file that compilers read, a learned header is; without sources all files are."""
     assert set(kernel().with_observed([HEADER, DATA]).compiled_files) == {"/p/sub/k.c", "/p/inc/x.h", "/p/cfg/a.def"}
-    assert set(replace(kernel(), sources=(), extra=KernelFacts()).compiled_files) == set(kernel().stamps)
+    assert set(replace(kernel(), sources=(), file_parts={}).compiled_files) == set(kernel().stamps)
 
 
 def test_learned_names_survive_the_store() -> None:

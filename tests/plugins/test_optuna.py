@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ktuned import space
-from ktuned.model import Outcome, canonical
-from ktuned.search import Budget, StrategyFault, choose_strategy
+from ktuned.model import Outcome, Plan, canonical
+from ktuned.search import StrategyFault, choose_strategy
 from ktuned.testing.strategies import check_strategy
 
 optuna = pytest.importorskip("optuna")
@@ -35,7 +35,7 @@ def test_tpe_beats_chance_under_constraints() -> None:
     """Proposals that the space does not hold become valid ones near them, from which the sampler learns."""
 
     def found(name: str, seed: int) -> float:
-        strategy = choose_strategy(name, BOWL.bind({}), seed, Budget(40)).strategy
+        strategy = choose_strategy(BOWL.bind({}), Plan(name, seed, trials=40))
         best = math.inf
         for _ in range(40):
             for config in strategy.ask(1):
@@ -48,7 +48,7 @@ def test_tpe_beats_chance_under_constraints() -> None:
 
 def test_batches_and_foreign_outcomes_are_taken() -> None:
     """Several configs may be under way, and outcomes of others count."""
-    strategy = choose_strategy("optuna_tpe", BOWL.bind({}), 0, Budget(100)).strategy
+    strategy = choose_strategy(BOWL.bind({}), Plan("optuna_tpe", trials=100))
     strategy.tell({"x": 6, "y": 32, "z": "b"}, Outcome.MEASURED, 10.0)
     asked = strategy.ask(6)
     assert len({canonical(config) for config in asked}) == 6

@@ -62,13 +62,8 @@ def plan_of(artifact: Path) -> LaunchPlan:
 
 
 def test_it_keeps_the_promises_of_every_backend(tmp_path: Path) -> None:
-    """The conformance suite passes, on a GPU or up to where loading needs one."""
-    check_backend(Triton(), EXAMPLE, tmp_path)
-
-
-def test_it_is_found_by_its_name() -> None:
-    """The entry point leads to the class."""
-    assert isinstance(Registry().load("triton"), Triton)
+    """The entry point leads to a class that passes the conformance suite, on a GPU or up to where loading needs one."""
+    check_backend(Registry().load("triton"), EXAMPLE, tmp_path)
 
 
 def test_what_the_probe_asks_imports_nothing_large() -> None:
@@ -103,13 +98,10 @@ def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 LOWERED = {
-    "plain": build(),
     "dtype": build(THROUGH=tl.float16),
     "none": build("sized", ("x", "y", None, 3.0)),
-    "long": build("sized", ("x", "y", 2**40, 3.0)),
     "tuples": build("scale_by", ("x", "y", (2, 3.0)), SIZE=1024, FUNCTION=triton_scale.doubled, WIDTHS=(1, 4)),
     "scratch": build("copy_by_descriptor", ("x", "y", 4096), BLOCK=64),
-    "shared": product(),
     "options": product(num_warps=8, num_stages=2, maxnreg=128, options={"enable_fp_fusion": False}),
 }
 """Builds of all kinds: constants, dtypes, functions, tuples, scratch memory, options. Not clusters: Triton's own code
@@ -253,7 +245,7 @@ class TestSpecialisation:
         assert result.outcome is None, result.message
         assert [parameter.value for parameter in plan_of(artifact).parameters] == ["x", "y", 2.0, 3]
 
-    @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a"])
+    @pytest.mark.parametrize("target", ["sm_80", "sm_120a"])
     def test_the_machine_code_is_for_the_target(self, target: str, compile_one: CompileOne) -> None:
         """Whatever the machine has or lacks, and whatever was compiled before."""
         result, artifact = compile_one(build(), target)

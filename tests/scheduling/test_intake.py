@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Changes
-from ktuned.catalog.inspection import FileInspector, Inspected
+from ktuned.catalog.inspection import FileInspector
 from ktuned.model import Root
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Priority
@@ -58,7 +58,7 @@ def limited(parts: Parts, directories: int) -> Intake:
         store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
-        watched_roots=parts.daemon.watched_roots,
+        list_configured=set,
         max_directories=directories,
     )
 
@@ -123,7 +123,7 @@ class TestTunePath:
         file.write_text(kernel_text())
         added = await parts.intake.add_path(str(elsewhere), None)
         file.write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{kernel_text('other')}")
-        found: list[Inspected] = []
+        found: list[Changes] = []
 
         async def look() -> None:
             found.append(await parts.inspector.inspect_root(added.root))
@@ -131,9 +131,9 @@ class TestTunePath:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
             await parts.reached("import")
-            await parts.daemon.watched_roots.drop_roots([added.root])
+            await parts.intake.drop_roots([added.root])
             parts.open_gate("import")
-        assert not found[0].changes
+        assert not found[0]
         assert not parts.catalog.kernels
         # What was found before the root was removed is not followed either.
         await parts.renewal.react_to_changes(added.changes, saved=True)
@@ -289,7 +289,7 @@ class TestTuneNamed:
         assert not errors
         assert parts.catalog.resolve_kernel("it").digest != before.digest
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found, saved=True)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
 
     async def test_all_files_of_the_kernel_are_looked_at(self, parts: Parts) -> None:
@@ -331,7 +331,7 @@ class TestTuneNamed:
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         (new,), _ = await parts.intake.tune_named("it", TuningRequest())
         assert new.id != old.id
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found, saved=True)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [new.id]
 
 

@@ -46,24 +46,9 @@ from ktuned.scheduling.job_machine import CHANGES_EXCUSED, MOST_RUNNING, PATIENC
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.ranks import AGE_S, TURN_S
 from ktuned.tuning import JobStage
+from tests.scheduling.waiting_jobs import job
 
 NOW = 5000.0
-
-
-def job(number: int = 1, **changes: Any) -> Job:
-    """Return a job that was just recorded."""
-    base = Job(
-        number,
-        KernelName("p:k"),
-        {"M": number},
-        DeviceModel("x"),
-        JobState.QUEUED,
-        200,
-        "asked",
-        Plan(),
-        created=float(number),
-    )
-    return replace(base, **changes)
 
 
 def machine(*events: Event | Callable[[JobMachine], None], **options: Any) -> JobMachine:
@@ -547,7 +532,7 @@ IDS = st.integers(1, 12)
 
 
 class RandomEvents(RuleBasedStateMachine):
-    """Any events in any order, with instructions carried out as a dispatcher would."""
+    """Any events in any order, with instructions carried out as the jobs would."""
 
     def __init__(self) -> None:
         super().__init__()

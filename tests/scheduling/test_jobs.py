@@ -14,7 +14,7 @@ from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult, Winner
 from ktuned.model.values import Problem
-from ktuned.scheduling.dispatcher import Intervals
+from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store
@@ -146,18 +146,6 @@ async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Par
     assert [job["message"] for job in ended] == [NOTHING_MEASURED] * 2
 
 
-async def test_equal_priority_waits_its_turn(parts: Parts) -> None:
-    """No one is interrupted for an equal."""
-    await parts.inspect(kernel_text(configs=GATED))
-    first = (await submit(parts)).job
-    async with parts.working():
-        await parts.reached("door")
-        second = (await submit(parts, OTHER)).job
-        parts.open_gate("door")
-        ended = await parts.told.ended(2)
-    assert [job["id"] for job in ended] == [first.id, second.id]
-
-
 async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> None:
     """While a job steps aside, the same work still joins it, and a cancel is not lost to its coming back."""
     await parts.inspect(kernel_text(configs=GATED))
@@ -226,8 +214,8 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
         assert [ended["kernel"] for ended in await parts.told.ended()] == ["project:none"]
 
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-        assert not found.changes
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        assert not found
+        await parts.renewal.react_to_changes(found, saved=True)
         *_, ended = await parts.told.ended(2)
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from ktuned.model import LATENCY, Config, Job, KernelInfo, Priority
-from ktuned.scheduling import DueKernels, Portfolios, TuningRequest
+from ktuned.scheduling import Portfolios, TuningRequest
 from ktuned.scheduling.portfolios import MIN_KEYS
 from ktuned_client.portfolio_tree import find_leaf, list_configs
 from tests.assembled import PATIENCE_S, Parts
@@ -90,7 +90,7 @@ async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
             assert answer.expected_loss is not None
         assert len(parts.store.list_jobs(limit=1000)) == jobs
         assert list_filling_jobs(parts) == []
-    again = Portfolios(parts.store, DueKernels()).find_portfolio(kernel, "Fake CPU", LATENCY)
+    again = Portfolios(parts.store).find_portfolio(kernel, "Fake CPU", LATENCY)
     assert again is not None
     assert again.tree == tree
     parts.kill_workers()

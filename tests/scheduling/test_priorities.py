@@ -11,8 +11,8 @@ from ktuned.model.errors import NotFound
 from ktuned.model.job import JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
-from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.idle_policy import Reading
+from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.queue import Arrival
 from ktuned.tuning.progress import estimate_time_left_s
 from tests.assembled import Parts, assembled, kernel_text, wanted
@@ -52,34 +52,6 @@ async def test_larger_budget_extends_what_waits(parts: Parts) -> None:
     assert stored.plan.trials == 50
 
 
-@pytest.mark.parametrize("plan", [Plan(preset="fast", seed=1), Plan(preset="thorough")])
-async def test_another_way_is_another_job(parts: Parts, plan: Plan) -> None:
-    """A request for another seed or preset is not lost in the job that is there; one that takes any plan joins."""
-    first = (await submit(parts)).job
-    second = await submit(parts, plan=plan)
-    assert second.is_new
-    assert second.job.plan == plan
-    assert (await submit(parts, plan=Plan(seed=9), any_plan=True)).job.id == first.id
-    assert (await submit(parts, plan=plan)).job.id == second.job.id
-
-
-async def test_what_runs_with_less_is_followed(parts: Parts) -> None:
-    """Beside a running job with a smaller budget a second one waits; a request that it covers joins the first."""
-    await parts.inspect(kernel_text(configs=GATED))
-    first = (await submit(parts, plan=Plan(preset="fast", trials=5))).job
-    async with parts.working():
-        await parts.reached("door")
-        assert (await submit(parts, plan=Plan(preset="fast", trials=2))).job.id == first.id
-        second = await submit(parts, plan=Plan(preset="fast", trials=50))
-        assert second.is_new
-        assert (await submit(parts, plan=Plan(preset="fast", trials=30))).job.id == second.job.id
-        described = parts.jobs.describe_job(second.job)
-        assert described.waits_for == f"job {first.id} has the device"
-        parts.open_gate("door")
-        ended = await parts.told.ended(2)
-    assert [job["id"] for job in ended] == [first.id, second.job.id]
-
-
 async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
     """It stops where it is, the next one runs, and resuming lets it run to its end."""
     await parts.inspect(kernel_text(configs=GATED))
@@ -98,22 +70,6 @@ async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
         assert ended["id"] == first.id
         with pytest.raises(NotFound, match="is failed already"):
             await parts.jobs.pause_job(first.id)
-
-
-async def test_resumed_before_it_has_stopped(parts: Parts) -> None:
-    """A pause that is taken back while the job still stops leaves it running again; a cancel is stronger than both."""
-    await parts.inspect(kernel_text(configs=GATED))
-    job = (await submit(parts)).job
-    async with parts.working():
-        await parts.reached("door")
-        await parts.jobs.pause_job(job.id)
-        await parts.jobs.resume_job(job.id)
-        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
-        assert not parts.told.of("job_paused")
-        await parts.jobs.pause_job(job.id)
-        await parts.jobs.cancel_job(job.id)
-        (ended,) = await parts.told.ended()
-    assert ended["state"] == "cancelled"
 
 
 async def test_asking_by_name_resumes_and_lookups_do_not(parts: Parts) -> None:

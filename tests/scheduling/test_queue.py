@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -9,29 +7,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from ktuned.model.job import Job, JobState
-from ktuned.model.keys import DeviceModel, KernelName, make_key_problem
+from ktuned.model.keys import make_key_problem
 from ktuned.model.plan import Plan
 from ktuned.scheduling.queue import EVERYTHING, JobQueue, LaunchCost, extend_plan
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
+from tests.scheduling.waiting_jobs import job
 
 DEVICES = st.sampled_from(["x", "y"])
 PRIORITIES = st.sampled_from([100, 200, 300, 400])
-
-
-def job(number: int, **changes: Any) -> Job:
-    """Return a waiting job."""
-    base = Job(
-        number,
-        KernelName("p:k"),
-        {"M": number},
-        DeviceModel("x"),
-        JobState.QUEUED,
-        200,
-        "asked",
-        Plan(),
-        created=float(number),
-    )
-    return replace(base, **changes)
 
 
 def works(queue: JobQueue, one: Job) -> Job:

@@ -23,7 +23,7 @@ class TestBeginAgain:
         """Write the kernel file again, and take in that it changed."""
         path = parts.write(kernel_text(configs=GATED, **options))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found.changes, saved=saved)
+        await parts.renewal.react_to_changes(found, saved=saved)
 
     async def ended(self, parts: Parts, job: Job) -> Job:
         """Let configs compile, and return how a job ended, which is published once."""
@@ -46,7 +46,7 @@ class TestBeginAgain:
             before = parts.store.list_trials()[0].id
             path = parts.write("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
             found = await parts.inspector.inspect_files(parts.root, [str(path)])
-            await parts.renewal.react_to_changes(found.changes, saved=True)
+            await parts.renewal.react_to_changes(found, saved=True)
             assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
             assert parts.jobs.describe_job(parts.jobs.list_live_jobs()[0]).waiters == 1
             stored = await self.ended(parts, job)
@@ -125,7 +125,7 @@ class TestReact:
         """Write the kernel file again, react to what that changed, and return the jobs that wait."""
         path = parts.write(kernel_text(**options))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found.changes, saved=saved)
+        await parts.renewal.react_to_changes(found, saved=saved)
         return parts.jobs.list_live_jobs()
 
     async def test_save_tunes_what_is_new(self, parts: Parts) -> None:
@@ -140,7 +140,7 @@ class TestReact:
         count = len(parts.told.events)
         path = parts.write(f"# a comment\n{kernel_text()}")
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found, saved=True)
         assert (parts.jobs.list_live_jobs(), len(parts.told.events)) == ([], count)
 
     async def test_change_retunes_what_was_tuned(self, parts: Parts) -> None:
@@ -173,7 +173,7 @@ class TestReact:
         path = parts.project / "tune_it.py"
         path.unlink()
         found = await parts.inspector.inspect_files(parts.root, [], [str(path)])
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found, saved=True)
         assert parts.jobs.list_live_jobs() == []
         assert parts.told.of("reloaded")[-1]["removed"] == ["project:it"]
 
@@ -183,7 +183,7 @@ class TestReact:
         for text in (kernel_text(), "syntax error", kernel_text()):
             path.write_text(text)
             found = await parts.inspector.inspect_files(parts.root, [str(path)], [])
-            await parts.renewal.react_to_changes(found.changes, saved=True)
+            await parts.renewal.react_to_changes(found, saved=True)
         told = parts.told.of("reloaded")
         assert [event["mended"] for event in told] == [[], [], [str(path)]]
         assert told[-1]["changed"] == []
@@ -198,7 +198,7 @@ async def test_an_undone_edit_says_at_once_that_its_winner_holds(parts: Parts) -
     told = []
     for written in (kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"), text):
         found = await parts.inspector.inspect_files(parts.root, [str(parts.write(written))])
-        await parts.renewal.react_to_changes(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found, saved=True)
         told.append([event["type"] for event in parts.told.events if event["type"] in ("stale", "winner")])
     assert told == [["stale"], ["stale", "stale", "winner"]]
     (won,) = parts.told.of("winner")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ktuned.devices.machine import Machine
 from ktuned.model.trial import Context
-from ktuned.scheduling.reverification import Reverification
+from ktuned.scheduling import Renewal
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -26,10 +26,18 @@ class Newer(Machine):
 async def test_a_new_toolchain_has_winners_measured_again(parts: Parts) -> None:
     """A winner of the kernel's present sources is queued."""
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
-    assert await parts.daemon.reverification.queue_reverification() == []
+    assert await parts.daemon.renewal.queue_reverification() == []
 
     newer = Newer(parts.machine.environments)
-    again = Reverification(catalog=parts.catalog, machine=newer, store=parts.store, jobs=parts.jobs)
+    again = Renewal(
+        admission=parts.daemon.admission,
+        catalog=parts.catalog,
+        machine=newer,
+        store=parts.store,
+        jobs=parts.jobs,
+        requests=parts.requests,
+        publish=parts.daemon.router.publish_event,
+    )
     (job,) = await again.queue_reverification()
     assert job.reason == "a driver or toolchain changed"
 
@@ -41,7 +49,7 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
         parts.lookups.look_up("it", {"n": 64}, None, tune=True)
         await parts.reached("door")
         (job,) = parts.jobs.list_live_jobs()
-        await parts.daemon.reverification.reverify_probed([kernel], [kernel])
+        await parts.daemon.renewal.reverify_probed([kernel], [kernel])
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
         await parts.jobs.restart_running_jobs(
             kernel.name, "begun again", lambda brief: brief.context.device == "Fake CPU"

@@ -10,7 +10,7 @@ import pytest
 
 from ktuned.catalog.roots import make_root
 from ktuned.model import Root
-from ktuned.scheduling.watched_roots import GONE_S, WatchedRoots
+from ktuned.scheduling.intake import GONE_S, Intake
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -25,13 +25,14 @@ async def added(parts: Parts, place: Path) -> Root:
     return root
 
 
-def restarted(parts: Parts) -> WatchedRoots:
+def restarted(parts: Parts) -> Intake:
     """Return the part as it is when a daemon starts; the project is a root of ``config.toml``."""
-    return WatchedRoots(
+    return Intake(
         catalog=parts.catalog,
         inspector=parts.inspector,
         machine=parts.machine,
         store=parts.store,
+        requests=parts.requests,
         renewal=parts.renewal,
         list_configured=lambda: {parts.root.path},
     )
@@ -87,6 +88,6 @@ async def test_a_project_that_moved_keeps_its_name_and_its_results(parts: Parts,
     (kernel,) = (await parts.intake.add_path(str(new), None)).kernels
     assert kernel.name == "gemms:it"
     assert {root.path for root in parts.store.load_roots()} == {str(new), str(copy)}
-    assert str(old) in parts.daemon.watched_roots.notice
+    assert str(old) in parts.intake.notice
     assert parts.lookups.look_up("gemms:it", {"n": 64}, None, tune=False).answer.status == "fresh"
     parts.kill_workers()

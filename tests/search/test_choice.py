@@ -12,29 +12,29 @@ from typing import Any
 import pytest
 
 from ktuned import space
-from ktuned.model import Outcome, UsageError
-from ktuned.search import Budget, Random, StrategyFault, choose_strategy
+from ktuned.model import Outcome, Plan, UsageError
+from ktuned.search import Random, StrategyFault, choose_strategy
 from ktuned.search.choice import SupervisedStrategy
 
 AXES = space(A=range(10), B=range(10), where=lambda p, c: c.A <= c.B)
 
 
 @pytest.mark.parametrize(
-    ("declared", "budget", "expected"),
+    ("declared", "plan", "expected"),
     [
-        (AXES, Budget(55), "exhaustive"),
-        (AXES, Budget(54), "guided"),
-        (AXES, Budget(1000, time_limit_s=5.0), "guided"),
-        (space([{"A": 1}, {"A": 2}]), Budget(2), "exhaustive"),
-        (space(lambda p: [{"A": 1}]), Budget(1000), "guided"),
-        (space(A=range(10**9)), Budget(1000), "guided"),
+        (AXES, Plan(trials=55), "exhaustive"),
+        (AXES, Plan(trials=54), "guided"),
+        (AXES, Plan(trials=1000, time_limit_s=5.0), "guided"),
+        (space([{"A": 1}, {"A": 2}]), Plan(trials=2), "exhaustive"),
+        (space(lambda p: [{"A": 1}]), Plan(trials=1000), "guided"),
+        (space(A=range(10**9)), Plan(trials=1000), "guided"),
     ],
 )
-def test_auto_is_exhaustive_where_the_budget_covers_the_space(declared: Any, budget: Budget, expected: str) -> None:
+def test_auto_is_exhaustive_where_the_budget_covers_the_space(declared: Any, plan: Plan, expected: str) -> None:
     """The valid configs count, and a limit in time covers nothing for certain."""
-    chosen = choose_strategy("auto", declared.bind({}), 0, budget)
+    chosen = choose_strategy(declared.bind({}), plan)
     assert (chosen.name, chosen.notice) == (expected, "")
-    assert chosen.strategy.ask(1)
+    assert chosen.ask(1)
 
 
 @pytest.mark.parametrize("fault", ["ImportError('no libopenblas')", "RuntimeError('built for another processor')"])
@@ -44,11 +44,12 @@ def test_auto_works_without_numpy(tmp_path: Path, fault: str) -> None:
     (tmp_path / "numpy/__init__.py").write_text(f"raise {fault}")
     script = """
 from ktuned import space
-from ktuned.search import Budget, choose_strategy
+from ktuned.model import Plan
+from ktuned.search import choose_strategy
 huge = space(A=range(1000), B=range(1000), where=lambda p, c: hash(c.A) > c.B)
 for declared in (space(A=range(10), B=range(10)), huge):
-    chosen = choose_strategy("auto", declared.bind({}), 0, Budget(10))
-    print(chosen.name, len(chosen.strategy.ask(3)), chosen.notice)
+    chosen = choose_strategy(declared.bind({}), Plan(trials=10))
+    print(chosen.name, len(chosen.ask(3)), chosen.notice)
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment)
@@ -59,7 +60,7 @@ for declared in (space(A=range(10), B=range(10)), huge):
 def test_unknown_strategy_is_a_usage_error() -> None:
     """The error lists the installed ones."""
     with pytest.raises(UsageError, match=r"there is no strategy 'best' \(installed: auto, exhaustive, guided"):
-        choose_strategy("best", AXES.bind({}), 0, Budget(10))
+        choose_strategy(AXES.bind({}), Plan("best"))
 
 
 class Broken(Random):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model.kernel import KernelFacts, KernelInfo
+from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, extend_digest
 from ktuned.model.trial import Context
 from ktuned.store.database import Store
@@ -45,7 +45,7 @@ async def test_results_have_the_new_name(store: Store) -> None:
 
 async def test_a_module_that_is_also_read_as_text_renames_the_results(store: Store) -> None:
     """Its syntax tree is a part of the digest since the inspection; its text, which a launch has read, is another."""
-    kernel = replace(kernel_info(), file="/p/tune_k.py", extra=KernelFacts(python={"tune_k.py": "cc"}))
+    kernel = replace(kernel_info(), file="/p/tune_k.py", python_parts={"tune_k.py": "cc"})
     await store.save_kernels([kernel])
     await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(kernel))
     learned = await _learn(store, kernel, Observation("tune_k.py", "dd", places=("/p/tune_k.py",), is_data=True))

@@ -104,6 +104,7 @@ async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts
     async with parts.working():
         (ended,) = await parts.told.ended()
     assert ended["state"] == "failed"
+    assert "tune_it.py:" in ended["message"]
     assert "ZeroDivisionError" in ended["message"]
 
 

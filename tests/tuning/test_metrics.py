@@ -56,6 +56,6 @@ async def test_invalid_metrics_are_errors_of_the_kernel_file(parts: Parts, metri
     """The declaration is refused at its line."""
     path = parts.write(kernel_text(metrics=metrics))
     found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
-    (error,) = found.changes.errors
+    (error,) = found.errors
     assert fault in error.message
     assert error.line > 0

@@ -76,7 +76,7 @@ async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) ->
     async with parts.working():
         await parts.reached("launch")
         await until(lambda: in_channel(parts, f"bench (job {second})") == 1)
-        task = parts.daemon.jobs._dispatcher.pipelines[second]
+        task = parts.daemon.jobs._pipelines[second]
         assert task.pipeline._access.held_s == 0.0  # type: ignore[union-attr]
         parts.open_gate("launch")
         *_, ended = await parts.told.ended(2)

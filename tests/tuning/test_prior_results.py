@@ -15,12 +15,11 @@ from ktuned.model import (
     KnownConfig,
     Winner,
     canonical,
-    sort_by_similarity,
 )
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import PriorResults
+from ktuned.tuning.prior_results import PriorResults, sort_by_similarity
 from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
@@ -197,8 +196,8 @@ async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, co
     await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
     parts.write(kernel_text(configs=configs))
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-    assert found.changes.changed == ("project:it",)
-    await parts.renewal.react_to_changes(found.changes, saved=True)
+    assert found.changed == ("project:it",)
+    await parts.renewal.react_to_changes(found, saved=True)
     async with parts.working():
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"

@@ -205,6 +205,6 @@ async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts
     await parts.measured(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
     path = parts.write(text)
     found = await parts.inspector.inspect_files(parts.root, [str(path)])
-    await parts.renewal.react_to_changes(found.changes, saved=True)
+    await parts.renewal.react_to_changes(found, saved=True)
     answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from ktuned.catalog.catalog import Changes
-from ktuned.catalog.inspection import FileInspector, Inspected
+from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.roots import remake_root
 from ktuned.ipc.stamps import stamp
 from ktuned.lookup import Lookup
@@ -123,14 +123,14 @@ class Following(FileInspector):
         self.looks += 1
         self._looked.set()
 
-    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
+    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Changes:
         """Note the file once a look has found that it differs."""
         (file,) = files
         await self._next_look()
         self._parts.catalog.record_project_file(root.path, stamp(Path(file)))
         await self._next_look()
         self.suspicion = self._parts.catalog.find_suspicion(self._kernel)
-        return Inspected(Changes(), (file,))
+        return Changes()
 
     async def _next_look(self) -> None:
         self._looked = anyio.Event()
@@ -158,7 +158,7 @@ class Refusing(FileInspector):
     def __init__(self) -> None:
         pass
 
-    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
+    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Changes:
         """Refuse."""
         raise StoreError("no")
 

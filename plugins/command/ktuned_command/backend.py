@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from ktuned import backends
-from ktuned.backends import Absent, Compiled, Unit, cpu, torch_cuda_devices
-from ktuned.model import Device, Outcome, Unsupported
+from ktuned.backends import Absent, Compiled, Unit, compile_singly, cpu, torch_cuda_devices
+from ktuned.model import Device, Unsupported
 from ktuned_command.build import Build
 from ktuned_command.program import C_LOCALE, CommandFailed, Program, run_command
 
@@ -47,18 +46,7 @@ class Command(backends.Backend):
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Run each unit's ``prepare`` commands; the first that fails is the unit's error."""
-        for unit in units:
-            started = time.perf_counter()
-            build, artifact = cast(Build, unit.build), into / unit.key
-            (artifact / COMMAND_FILE).write_text(json.dumps(build.to_plain(), indent=1, sort_keys=True) + "\n")
-            env = {**os.environ, **C_LOCALE, **build.make_environment(str(artifact))}
-            try:
-                for command in build.prepare:
-                    run_command(build.insert_artifact(command, str(artifact)), unit.kernel_file.parent, env)
-            except CommandFailed as error:
-                yield Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
-            else:
-                yield Compiled(unit.key, seconds=time.perf_counter() - started)
+        yield from compile_singly(units, into, _prepare_artifact, CommandFailed)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Program:
         """Return the program as a kernel; for a GPU, the program sees only that one.
@@ -80,6 +68,15 @@ class CommandOnCuda(Command):
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that torch finds."""
         return torch_cuda_devices()
+
+
+def _prepare_artifact(unit: Unit, artifact: Path) -> dict[str, Any]:
+    build = cast(Build, unit.build)
+    (artifact / COMMAND_FILE).write_text(json.dumps(build.to_plain(), indent=1, sort_keys=True) + "\n")
+    env = {**os.environ, **C_LOCALE, **build.make_environment(str(artifact))}
+    for command in build.prepare:
+        run_command(build.insert_artifact(command, str(artifact)), unit.kernel_file.parent, env)
+    return {}
 
 
 def _find_visible_device(device: Device) -> str:

@@ -18,15 +18,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any, Literal
 
-from ktuned.dropin import Policy, WinnersFile, account, adopt_subclasses, explain_bypass
+from ktuned.dropin import (
+    Mode,
+    Numerics,
+    Policy,
+    Upgrade,
+    WinnersFile,
+    account,
+    adopt_subclasses,
+    choose_policy,
+    explain_bypass,
+)
 from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, list_configs
 from ktuned_tilelang.keyed_call import TileLangCall, TunerRun, decide_kernel
 from ktuned_tilelang.takeover import MODULE
 
-Mode = Literal["wait", "background"]
-Upgrade = Literal["once", "never", "always"]
 WithoutDaemon = Literal["tilelang", "first"]
 
 _POLICY_ATTRIBUTE = "_ktuned_policy"
@@ -62,7 +70,7 @@ def autotune(
     mode: Mode = "wait",
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "tilelang",
-    numerics: Literal["tolerance", "exact"] = "tolerance",
+    numerics: Numerics = "tolerance",
     winners: str | os.PathLike[str] | None = None,
 ) -> Callable[[Any], Any]:
     """Tune a ``@tilelang.jit`` function as ``tilelang.autotune`` does, but in ktuned's daemon.
@@ -131,12 +139,8 @@ def adopt_process(tuner: Any, mode: Mode, numerics: str = "tolerance", winners: 
 
 
 def _find_policy(tuner: Any) -> Policy | None:
-    """Return the policy of a tuner; ``None`` if it is not adopted.
-
-    Its own policy has precedence, but the winners of ``ktuned run`` also fix a tuner whose policy names none.
-    """
-    policy: Policy | None = getattr(tuner, _POLICY_ATTRIBUTE, _process_policy)
-    return policy if policy is None else policy.with_winners_of(_process_policy)
+    """Return the policy of a tuner; ``None`` if it is not adopted."""
+    return choose_policy(getattr(tuner, _POLICY_ATTRIBUTE, None), _process_policy)
 
 
 def explain_non_adoption(kind: type[Any]) -> str:
@@ -268,7 +272,7 @@ def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Calla
 
     @wraps(method)
     def report_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, _POLICY_ATTRIBUTE, _process_policy) is not None:
+        if _find_policy(self) is not None:
             account.record_left_alone(name, reason)
         return method(self, *args, **kwargs)
 

@@ -26,6 +26,7 @@ from ktuned.dropin import (
     check_captured_size,
     convert_to_scalar,
     digest_content,
+    restore_value,
     shorten_dtype,
 )
 from ktuned.model import Config, Problem, canonical
@@ -164,17 +165,14 @@ def make_unlisted_config(knobs: Config, listed: Iterable[Mapping[str, Any]]) -> 
 
     A value that is no scalar is found by its text among the listed configs.
     """
-    config = {}
-    for name, value in knobs.items():
-        if value == "~":
-            continue
-        if isinstance(value, str) and value.startswith("~"):
-            known = [one[name] for one in listed if name in one and convert_to_scalar(one[name]) == value]
-            if not known:
-                return None
-            value = known[0]
-        config[name] = value
-    return config
+    try:
+        return {
+            name: restore_value(value, (one[name] for one in listed if name in one))
+            for name, value in knobs.items()
+            if value != "~"
+        }
+    except LookupError:
+        return None
 
 
 def evaluate_call(
@@ -219,10 +217,10 @@ def evaluate_call(
         raise fault or ValueError("No configurations to tune")
     first = programs[next(iter(files.values()))]
     outputs = _resolve_outputs(first, options.out_idx)
-    parameters = _read_parameters(first, outputs, supplied(first), supply)
+    tensors, args, captured, numbers = _read_parameters(first, outputs, supplied(first), supply)
     call = Call(
-        tensors=parameters.tensors,
-        args=parameters.args,
+        tensors=tensors,
+        args=tuple(args),
         programs=files,
         pass_configs=pass_configs,
         options=replace(options, out_idx=outputs),
@@ -231,7 +229,7 @@ def evaluate_call(
         call.to_json()
     except TypeError as error:
         raise NotTunable(f"its pass configs are no plain values: {error}") from error
-    return EvaluatedCall(call, programs, chosen, parameters.captured, parameters.numbers)
+    return EvaluatedCall(call, programs, chosen, captured, numbers)
 
 
 def _resolve_outputs(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
@@ -240,18 +238,14 @@ def _resolve_outputs(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(index) % count for index in (out_idx if declared is None else declared))
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameters:
-    """The parameters of a program: fields of :class:`Call` and :class:`EvaluatedCall`."""
+def _read_parameters(
+    prim_func: Any, outputs: Sequence[int], inputs: Sequence[Any] | None, supply: str
+) -> tuple[dict[str, Tensor], list[Any], dict[str, Any], dict[str, bool | int | float]]:
+    """Return a program's parameters with the values that the call gives.
 
-    tensors: dict[str, Tensor]
-    args: tuple[Any, ...]
-    captured: dict[str, Any]
-    numbers: dict[str, bool | int | float]
-
-
-def _read_parameters(prim_func: Any, outputs: Sequence[int], inputs: Sequence[Any] | None, supply: str) -> _Parameters:
-    """Return a program's parameters, with the values that the call gives."""
+    Returns:
+        the tensors, all parameters in order, the tensors whose content travels, and the numbers.
+    """
     buffers = dict(prim_func.buffer_map)
     inputs_by_index = _match_inputs(len(prim_func.params), outputs, inputs)
     sizes = _find_symbolic_sizes(prim_func, inputs_by_index)
@@ -282,7 +276,7 @@ def _read_parameters(prim_func: Any, outputs: Sequence[int], inputs: Sequence[An
             tensors[name] = _describe_supplied(dtype, shape, "Randn" if value is not None else supply)
         args.append(name)
     check_captured_size({name: tensor.numel() * tensor.element_size() for name, tensor in captured.items()})
-    return _Parameters(tensors, tuple(args), captured, numbers)
+    return tensors, args, captured, numbers
 
 
 def _match_inputs(count: int, outputs: Sequence[int], inputs: Sequence[Any] | None) -> dict[int, Any]:

@@ -35,7 +35,7 @@ from ktuned.backends import (
 from ktuned.declaration import functions
 from ktuned.model import Device, KernelFileError, Outcome, Unsupported
 from ktuned_torch import inductor
-from ktuned_torch.bound_function import FunctionCall, TorchKernel, explain_unsupported
+from ktuned_torch.bound_function import TorchKernel, bind_arguments, explain_unsupported
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
@@ -159,9 +159,7 @@ class Torch(backends.Backend):
                 inductor.provide_code(code.read_bytes())
         # On CUDA an eager function may launch Triton kernels, which are compiled at their first launch.
         is_made_on_call = build.compile is not None or device.kind == "cuda"
-        return TorchKernel(
-            FunctionCall(function, build.args, build.kwargs, build.has_tensors), is_made_on_call=is_made_on_call
-        )
+        return TorchKernel(function, build, is_made_on_call=is_made_on_call)
 
 
 def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
@@ -197,11 +195,10 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
 
 def _compile_for_cpu(function: Callable[..., Any], build: Build) -> bytes:
     """Compile for this CPU and the Build's layouts, and return the code to persist; empty if a layout is missing."""
-    call = FunctionCall(function, build.args, build.kwargs, build.has_tensors)
-    if any(name not in build.layouts for name in call.tensor_names):
+    if any(name not in build.layouts for name in build.tensors):
         return b""
     tensors = {name: inductor.make_zeros(layout) for name, layout in build.layouts.items()}
-    return inductor.collect_code(call.bind_tensors(tensors))
+    return inductor.collect_code(bind_arguments(function, build, tensors))
 
 
 def _render_error(error: Exception) -> str:

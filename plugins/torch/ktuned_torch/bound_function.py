@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ktuned import backends
 from ktuned.backends import Launch, unknown_tensor
 from ktuned.declaration import iterate_causes
 from ktuned.model import Unsupported
+
+if TYPE_CHECKING:
+    from ktuned_torch.backend import Build
 
 _NEEDS_GPU = (
     # Triton, without a GPU and with one.
@@ -29,42 +31,28 @@ _CANNOT_RUN = (
 """Parts of messages of torch and Triton about a device that lacks something; they have no exception types for it."""
 
 
-@dataclass(frozen=True)
-class FunctionCall:
-    """A function with its arguments; with ``has_tensors`` its strings name tensors, else they are plain strings."""
+def bind_arguments(function: Callable[..., Any], build: Build, tensors: Mapping[str, Any]) -> functools.partial[Any]:
+    """Return a call of a function with a Build's arguments, on tensors.
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    has_tensors: bool = True
+    Raises:
+        KeyError: an argument names none of the tensors.
+    """
+    for name in sorted(set(build.tensors) - tensors.keys()):
+        raise KeyError(unknown_tensor(name, tensors))
 
-    @property
-    def tensor_names(self) -> frozenset[str]:
-        """Names of the tensors among the arguments."""
-        strings = (arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, str))
-        return frozenset(strings) if self.has_tensors else frozenset()
+    def resolve_argument(arg: Any) -> Any:
+        return tensors[arg] if build.has_tensors and isinstance(arg, str) else arg
 
-    def bind_tensors(self, tensors: Mapping[str, Any]) -> functools.partial[Any]:
-        """Return a call of the function on tensors.
-
-        Raises:
-            KeyError: an argument names none of them.
-        """
-        for name in sorted(self.tensor_names - tensors.keys()):
-            raise KeyError(unknown_tensor(name, tensors))
-
-        def resolve_argument(arg: Any) -> Any:
-            return tensors[arg] if self.has_tensors and isinstance(arg, str) else arg
-
-        named = {name: resolve_argument(arg) for name, arg in self.kwargs.items()}
-        return functools.partial(self.function, *map(resolve_argument, self.args), **named)
+    named = {name: resolve_argument(arg) for name, arg in build.kwargs.items()}
+    return functools.partial(function, *map(resolve_argument, build.args), **named)
 
 
 class TorchKernel(backends.Kernel):
-    """A function on tensors; with ``is_made_on_call`` its first call compiles it."""
+    """A function with a Build's arguments; with ``is_made_on_call`` its first call compiles it."""
 
-    def __init__(self, call: FunctionCall, *, is_made_on_call: bool) -> None:
-        self._call = call
+    def __init__(self, function: Callable[..., Any], build: Build, *, is_made_on_call: bool) -> None:
+        self._function = function
+        self._build = build
         self._is_made_on_call = is_made_on_call
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
@@ -77,10 +65,10 @@ class TorchKernel(backends.Kernel):
             KeyError: an argument names a tensor that ``inputs`` does not declare.
             Unsupported: this device cannot run it.
         """
-        call = self._call.bind_tensors(tensors)
+        call = bind_arguments(self._function, self._build, tensors)
         if self._is_made_on_call:
-            copies = {name: tensors[name].clone() for name in self._call.tensor_names}
-            self._make_launch(self._call.bind_tensors(copies))()
+            copies = {name: tensors[name].clone() for name in self._build.tensors}
+            self._make_launch(bind_arguments(self._function, self._build, copies))()
         return self._make_launch(call)
 
     def call(self, tensors: Mapping[str, Any]) -> Any:
@@ -89,7 +77,7 @@ class TorchKernel(backends.Kernel):
         Raises:
             KeyError: an argument names a tensor that is missing.
         """
-        return self._call.bind_tensors(tensors)()
+        return bind_arguments(self._function, self._build, tensors)()
 
     def _make_launch(self, call: functools.partial[Any]) -> Launch:
         def launch() -> None:
@@ -99,7 +87,7 @@ class TorchKernel(backends.Kernel):
                 if reason := explain_unsupported(error):
                     raise Unsupported(reason) from error
                 raise
-            if returned is None or not self._call.has_tensors:
+            if returned is None or not self._build.has_tensors:
                 return
             if not any(returned is argument for argument in (*call.args, *call.keywords.values())):
                 raise TypeError(

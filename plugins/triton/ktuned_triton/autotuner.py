@@ -30,11 +30,15 @@ from functools import wraps
 from typing import Any, Literal
 
 from ktuned.dropin import (
+    Mode,
     NotTunable,
+    Numerics,
     Policy,
+    Upgrade,
     WinnersFile,
     account,
     adopt_subclasses,
+    choose_policy,
     daemon_link,
     explain_bypass,
     find_log,
@@ -50,8 +54,6 @@ from ktuned_triton.declaration import Declaration, describe_function, require_im
 from ktuned_triton.environment import find_deciding_variables
 from ktuned_triton.keyed_call import CallArguments, TritonCall, define_launched_config
 
-Mode = Literal["background", "wait"]
-Upgrade = Literal["once", "never", "always"]
 WithoutDaemon = Literal["triton", "first"]
 
 _ADOPTED_ATTRIBUTE = "_ktuned"
@@ -80,7 +82,7 @@ def autotune(
     mode: Mode = "background",
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "triton",
-    numerics: Literal["tolerance", "exact"] = "tolerance",
+    numerics: Numerics = "tolerance",
     winners: str | os.PathLike[str] | None = None,
 ) -> Callable[[Any], Any]:
     """Tune a ``@triton.jit`` function as ``triton.autotune`` does, but in ktuned's daemon.
@@ -150,12 +152,8 @@ def adopt_process(
 
 
 def _find_policy(tuner: Any) -> Policy | None:
-    """Return the policy of an autotuned function; ``None`` if it is not adopted.
-
-    Its own policy has precedence, but the winners of ``ktuned run`` also fix a function whose policy names none.
-    """
-    policy: Policy | None = tuner.__dict__.get(_POLICY_ATTRIBUTE, _process_policy)
-    return policy if policy is None else policy.with_winners_of(_process_policy)
+    """Return the policy of an autotuned function; ``None`` if it is not adopted."""
+    return choose_policy(tuner.__dict__.get(_POLICY_ATTRIBUTE), _process_policy)
 
 
 def explain_non_adoption(tuner: Any) -> str:

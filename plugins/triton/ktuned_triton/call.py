@@ -25,6 +25,7 @@ from ktuned.dropin import (
     check_captured_size,
     convert_to_scalar,
     digest_content,
+    restore_value,
     shorten_dtype,
 )
 from ktuned.model import Config, Problem, canonical
@@ -123,16 +124,10 @@ def make_unlisted_config(knobs: Config, listed: Sequence[Any]) -> Any:
     """
     names = [name for name in knobs if name not in _SIZES]
     alike = [config for config in listed if set(config.kwargs) == set(names)]
-    values = {name: [config.kwargs[name] for config in alike] for name in names}
-    chosen = {}
-    for name in names:
-        value = knobs[name]
-        if isinstance(value, str) and value.startswith("~"):
-            known = [one for one in values[name] if convert_to_scalar(one) == value]
-            if not known:
-                return None
-            value = known[0]
-        chosen[name] = value
+    try:
+        chosen = {name: restore_value(knobs[name], (config.kwargs[name] for config in alike)) for name in names}
+    except LookupError:
+        return None
     if not alike or len({config.pre_hook for config in alike}) > 1:
         return None
     sizes = {name: knobs[name] for name in _SIZES if name in knobs}
