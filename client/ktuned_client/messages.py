@@ -193,7 +193,6 @@ class StreamGap(_Event):
     """Stands for events that are no longer available: request the current state instead."""
 
     type: Literal["gap"]
-    fresh: bool
 
 
 class _EventOfKernel(StreamPosition):

@@ -116,7 +116,7 @@ class _Banded:
     def __init__(self, span: Span, values: Mapping[str, Any]) -> None:
         import torch
 
-        from ktuned.checking.torch_tensors import copy_elements, count_bytes
+        from ktuned.checking.torch_tensors import TorchTensors, count_bytes
 
         self.name = span.name
         # The span's distance from the last boundary is counted as a part of the span.
@@ -137,7 +137,7 @@ class _Banded:
             part = _make_tensor_on_part(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
             placed = torch.empty(0, dtype=value.dtype, device=device)
             placed.set_(part.untyped_storage(), 0, value.shape, value.stride())
-            copy_elements(value, placed)
+            TorchTensors().copy_elements(value, placed)
             self.tensors[name] = placed
 
     def refill_bands(self) -> Damage | None:

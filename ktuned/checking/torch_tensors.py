@@ -109,7 +109,7 @@ class TorchTensors:
         size = count_bytes(tensor)
         storage = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size).untyped_storage()
         placed = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
-        copy_elements(tensor, placed)
+        self.copy_elements(tensor, placed)
         return placed
 
     def read_layout(self, tensor: Any) -> tuple[object, ...]:
@@ -128,12 +128,15 @@ class TorchTensors:
         storage = torch.zeros(count_bytes(tensor), dtype=torch.uint8, device=tensor.device).untyped_storage()
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(storage, 0, tensor.shape, tensor.stride())
-        copy_elements(tensor, copy)
+        self.copy_elements(tensor, copy)
         return copy
 
     def copy_elements(self, source: Any, target: Any) -> None:
-        """Copy, also between devices."""
-        copy_elements(source, target)
+        """Copy, also between devices. An element that ``expand`` repeats is written once, as torch demands."""
+        for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                source, target = source.narrow(axis, 0, 1), target.narrow(axis, 0, 1)
+        target.copy_(source)
 
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Copy to the other tensor's device, unless it is there."""
@@ -157,15 +160,21 @@ class TorchTensors:
 
     def find_unwritten(self, tensor: Any) -> Any:
         """Look for the poison on the tensor's device."""
-        from ktuned.declaration import find_unwritten
+        from ktuned.declaration import find_poison, view_as_bits
 
-        return find_unwritten(tensor)
+        poison = find_poison(tensor)
+        still = view_as_bits(tensor) == poison.signed_patterns[0]
+        if tensor.dtype.is_complex:
+            still = still.all(-1)
+        if not poison.is_distinct and not bool(still.all()):
+            still.zero_()
+        return still
 
     def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
-        from ktuned.declaration import hold_same_bits
+        from ktuned.declaration import view_as_bits
 
-        return hold_same_bits(one, other)
+        return self.are_equal_bits(view_as_bits(one), view_as_bits(other))
 
     def digest_tensors(self, tensors: Sequence[Any]) -> Any:
         """Hash on the tensors' device; on the CPU like NumPy's arrays, which is ten times as fast there."""
@@ -239,14 +248,6 @@ def count_bytes(tensor: Any) -> int:
         return 0
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int((steps + 1) * tensor.element_size())
-
-
-def copy_elements(source: Any, target: Any) -> None:
-    """Copy a tensor into another. An element that ``expand`` repeats is written once, as torch demands."""
-    for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            source, target = source.narrow(axis, 0, 1), target.narrow(axis, 0, 1)
-    target.copy_(source)
 
 
 def _move_allocation(host: Any, array: Any, device: str, moved: dict[int, Any]) -> Any:

@@ -82,24 +82,6 @@ def fill_with_poison(target: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def find_unwritten(target: torch.Tensor) -> torch.Tensor:
-    """Return where a poisoned tensor was not written, as bools of its shape."""
-    poison = find_poison(target)
-    still: torch.Tensor = view_as_bits(target) == poison.signed_patterns[0]
-    if target.dtype.is_complex:
-        still = still.all(-1)
-    if not poison.is_distinct and not bool(still.all()):
-        still.zero_()
-    return still
-
-
-def hold_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype and shape hold the same bits, NaNs included."""
-    import torch
-
-    return torch.equal(view_as_bits(one), view_as_bits(other))
-
-
 def view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's memory as signed integers of the elements' size, complex numbers as two."""
     import torch

@@ -39,6 +39,7 @@ from ktuned.model import (
     KernelInfo,
     KernelName,
     KtunedError,
+    NotFound,
     Objective,
     Problem,
     Status,
@@ -127,10 +128,10 @@ class Publication:
         try:
             check_problem(kernel, job.problem)
             self._publish_winner(kernel, job.problem, job.device, job.objective, is_needed=True)
+            self._write_kernel_entries(kernel)
         except KtunedError:
-            # The kernel has other problems than when the job began.
+            # The kernel has other problems than when the job began, or is below no watched root any more.
             return
-        self._write_kernel_entries(kernel)
 
     async def run_until_cancelled(self) -> None:
         """Publish the winners of all kernels, and confirm that the daemon watches files, until cancelled."""
@@ -163,7 +164,12 @@ class Publication:
             if kernel is None or published == generation:
                 room -= count
                 continue
-            winners = self._served.list_winners(kernel, self._catalog.find_kernel_environment(kernel))[:MAX_WINNERS]
+            try:
+                environment = self._catalog.find_kernel_environment(kernel)
+            except NotFound:
+                # Its file is below no watched root any more.
+                continue
+            winners = self._served.list_winners(kernel, environment)[:MAX_WINNERS]
             if winners:
                 self._write_kernel_entries(kernel)
             for winner in winners:

@@ -122,16 +122,6 @@ def name_figure(objective: str) -> str:
     return plain.partition(":")[2] or plain
 
 
-def name_improvement(objective: Objective) -> str:
-    """Return ``faster`` for a latency, ``better`` for any other figure."""
-    return "faster" if is_latency(objective) else "better"
-
-
-def select_latency(objective: Objective, figure: float | None) -> float | None:
-    """Return a figure if it is a latency (µs); None for another objective's."""
-    return figure if is_latency(objective) else None
-
-
 def name_unit(objective: Objective) -> str:
     """Return the unit of an objective's figures; for a metric, its name."""
     return "µs" if is_latency(objective) else name_figure(objective)

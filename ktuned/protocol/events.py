@@ -61,8 +61,6 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 class StreamGap(Event, frozen=True, kw_only=True, tag="gap"):
     """Stands for events that are no longer available; the subscriber should request the current state instead."""
 
-    fresh: bool = True
-
 
 PublishEvent = Callable[[Event], None]
 """Sends an event to the parts of the daemon that it concerns and to all subscribers; never blocks."""

@@ -15,7 +15,7 @@ import msgspec
 from ktuned_client.answers import CALL_DEADLINE_S
 
 
-class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Params(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of params: a misspelt field is refused, because ignoring it would do something that nobody asked for."""
 
 
@@ -37,14 +37,6 @@ class Method(msgspec.Struct, Generic[P, A], frozen=True):
     name: str
     params: type[P]
     answer: type[A]
-
-    def encode_params(self, params: P | None) -> dict[str, Any]:
-        """Return the map of params, without fields that have their defaults."""
-        if params is None:
-            return {}
-        defaults = {field.encode_name: field.default for field in msgspec.structs.fields(self.params)}
-        plain: dict[str, Any] = msgspec.to_builtins(params)
-        return {name: value for name, value in plain.items() if value != defaults[name]}
 
     def read_answer(self, answer: Any) -> A:
         """Return a daemon's answer as its type.
@@ -73,11 +65,14 @@ def call_method(
         DaemonUnavailable: no daemon answered within ``deadline_s``.
         msgspec.ValidationError: the answer is not of the method's type.
     """
-    return method.read_answer(client.call(method.name, deadline_s=deadline_s, **method.encode_params(params)))
+    return method.read_answer(
+        client.call(method.name, deadline_s=deadline_s, **msgspec.to_builtins(params or NoParams()))
+    )
 
 
 async def call_method_async(
     client: _AsyncClient, method: Method[P, A], params: P | None = None, *, deadline_s: float = CALL_DEADLINE_S
 ) -> A:
     """Send a request with the client for ``async`` programs; otherwise as :func:`call_method`."""
-    return method.read_answer(await client.call(method.name, deadline_s=deadline_s, **method.encode_params(params)))
+    found = await client.call(method.name, deadline_s=deadline_s, **msgspec.to_builtins(params or NoParams()))
+    return method.read_answer(found)

@@ -13,7 +13,7 @@ from ktuned.protocol.method import Method, Params
 from ktuned_client.answers import DaemonError
 
 
-class LookupParams(Params, frozen=True, omit_defaults=True):
+class LookupParams(Params, frozen=True):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
     ``objective`` is the objective by which the config should be the best, by default the kernel file's own. ``settle``

@@ -27,7 +27,7 @@ from ktuned.model import (
     TrialResult,
     Winner,
     convert_to_cost,
-    name_improvement,
+    is_latency,
     name_unit,
 )
 from ktuned.store import writes
@@ -58,7 +58,8 @@ def judge_offer(offer: Winner, ours: Winner | None, today: Context | None) -> De
         if offer.config == ours.config:
             return Decision(False, "it is the same")
         theirs, figure = convert_to_cost(offer.objective, offer.figure), convert_to_cost(ours.objective, ours.figure)
-        better = f"{name_improvement(ours.objective)} than ours, {ours.figure or 0:g} {name_unit(ours.objective)}"
+        word = "faster" if is_latency(ours.objective) else "better"
+        better = f"{word} than ours, {ours.figure or 0:g} {name_unit(ours.objective)}"
         if figure is None or (theirs is not None and theirs < figure):
             return Decision(True, better)
         return Decision(False, f"it is not {better}")

@@ -51,7 +51,7 @@ def test_a_missed_end_is_reported_once(state: str) -> None:
 def test_a_gap_is_passed_on() -> None:
     """It moves the place in the stream and is news."""
     progress = _progress(_job(1))
-    gap: StreamGap = {"type": "gap", "epoch": 2, "seq": 50, "kernel": None, "job": None, "fresh": True}
+    gap: StreamGap = {"type": "gap", "epoch": 2, "seq": 50, "kernel": None, "job": None}
     assert progress.apply_event(gap)
     assert (progress.epoch, progress.seq) == (2, 50)
 

@@ -122,7 +122,7 @@ def test_a_subscriber_goes_on_from_where_it_was(epoch: int, since: int) -> None:
     is_known = epoch == EPOCH and 6 <= since <= 10
     assert sink.heard == (list(range(since + 1, 11)) if is_known else ["gap"])
     if not is_known:
-        assert sink.events == [{"type": "gap", "epoch": EPOCH, "seq": 10, "kernel": None, "job": None, "fresh": True}]
+        assert sink.events == [{"type": "gap", "epoch": EPOCH, "seq": 10, "kernel": None, "job": None}]
     events.publish_event(Noise())
     assert sink.heard[-1] == 11
     assert len(sink.heard) == (11 - since if is_known else 2)

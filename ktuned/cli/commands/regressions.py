@@ -27,8 +27,8 @@ from ktuned.model import (
     compute_gain,
     convert_to_cost,
     format_objective_suffix,
+    is_latency,
     select_figure,
-    select_latency,
 )
 from ktuned.protocol import (
     JOBS,
@@ -89,6 +89,7 @@ class Comparison(msgspec.Struct, frozen=True):
     def to_plain(self) -> dict[str, Any]:
         """Return the entry of ``--json``."""
         objective = self.answer.objective
+        before_us, now_us = (self.before, self.now) if is_latency(objective) else (None, None)
         return {
             "kernel": self.answer.kernel,
             "problem": self.answer.problem,
@@ -96,8 +97,8 @@ class Comparison(msgspec.Struct, frozen=True):
             "objective": objective,
             "before": self.before,
             "now": self.now,
-            "before_us": select_latency(objective, self.before),
-            "now_us": select_latency(objective, self.now),
+            "before_us": before_us,
+            "now_us": now_us,
             "ratio": self.gain,
             "verdict": self.verdict,
             "noisy": self.is_noisy,
