@@ -189,8 +189,8 @@ def test_a_gpu_launches_the_winners_of_its_own_model(winners: Path, tmp_path: Pa
     assert output == ["128 True"]
     model = torch.cuda.get_device_name()
     assert summary[2].endswith(f"winners has it for a GPU's stand-in, not for {model}: the first config is launched")
-    (found, *_) = read_winners(winners, SCALE).values()
-    found["problem"]["size"], found["config"]["BLOCK"] = 4096, 512
+    found = read_winners(winners, SCALE)[4096]
+    found["config"]["BLOCK"] = 512
     edit_file(winners, SCALE, winners=[found], device=model)
     output, summary = run(tmp_path, *words)
     assert output == ["512 True"]

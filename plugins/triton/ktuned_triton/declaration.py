@@ -82,7 +82,9 @@ def require_importable(function: Any) -> None:
     """
     module, qualname = str(function.__module__), str(function.__qualname__)
     if module in _SCRIPTS:
-        raise NotTunable("it belongs to a script or a notebook, which no other process can import: move it into a module")
+        raise NotTunable(
+            "it belongs to a script or a notebook, which no other process can import: move it into a module"
+        )
     if "<locals>" in qualname:
         raise NotTunable("it is defined inside a function, where no other process can find it")
     if not _is_importable(module):
