@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ktuned.protocol import Event
+from ktuned.serve.events import Events
 
 
 class Noise(Event, frozen=True, kw_only=True, tag="noise"):
@@ -15,3 +16,8 @@ class Noise(Event, frozen=True, kw_only=True, tag="noise"):
 
 class Last(Event, frozen=True, kw_only=True, tag="last"):
     """An event of another type."""
+
+
+def count_lagging(events: Events) -> int:
+    """Return how many subscribers have not yet been sent everything."""
+    return sum(one.place < events.seq for one in events._subscriptions.values())

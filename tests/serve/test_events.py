@@ -11,7 +11,7 @@ from ktuned.protocol import SUBSCRIBE, LaneChanged, StreamPosition, SubscribePar
 from ktuned.serve.events import Events
 from ktuned.serve.method import Handler, Peer
 from ktuned_client.wire import Decoder, Notification
-from tests.serve.noise import Last, Noise
+from tests.serve.noise import Last, Noise, count_lagging
 
 EPOCH = 11
 
@@ -149,6 +149,7 @@ def test_a_slow_subscriber_loses_nothing_that_the_ring_holds(missed: int) -> Non
         events.publish_event(Noise())
     assert slow.heard == [1]
     assert quick.heard == list(range(1, missed + 2))
+    assert count_lagging(events) == (1 if missed else 0)
     slow.drain(events)
     assert slow.heard[1:] == (list(range(2, missed + 2)) if missed <= 4 else ["gap"])
     events.publish_event(Noise())

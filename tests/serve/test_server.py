@@ -23,7 +23,7 @@ from ktuned.serve.server import Limits, Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response
 from tests import leaks
-from tests.serve.noise import Last, Noise
+from tests.serve.noise import Last, Noise, count_lagging
 
 pytestmark = pytest.mark.anyio
 
@@ -319,6 +319,7 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
     assert await quick.ask("subscribe", types=["last"]) == {"epoch": 5, "seq": 0}
     for _ in range(10_000):
         running.events.publish_event(Noise(text="x" * 1000))
+    assert count_lagging(running.events) == 1
     running.events.publish_event(Last())
     message = await quick.receive()
     assert isinstance(message, Notification)
