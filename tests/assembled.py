@@ -25,7 +25,7 @@ from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.protocol import Event
+from ktuned.protocol import AnswersChanged, Event
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.preparation import Preparation
@@ -144,13 +144,18 @@ class Parts:
 
     def end_doubts(self) -> None:
         """End the doubts of a start, as when the watcher has looked at every file."""
-        self.daemon.certainty.record_catch_up()
-        self.daemon.caches.forget_all_answers()
+        self.daemon.states.start_doubts.end_doubts()
+        self.touch_answers()
+
+    def touch_answers(self, kernel: KernelName | None = None) -> None:
+        """Announce that a kernel's answers may have changed, or all, as whoever changes something does."""
+        self.daemon.router.publish_event(AnswersChanged(kernel=kernel))
 
     async def inspect(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
         """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
         path = self.project / name if text is None else self.write(text, name)
         await self.inspector.inspect_files(self.root, [str(path)])
+        self.touch_answers()
         return self.catalog.resolve_kernel("it")
 
     async def measured(
@@ -175,6 +180,7 @@ class Parts:
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(**detail), metrics=metrics or {})
             await self.store.finish_trial(trial, result, keeps_winner=keeps_winner)
+        self.touch_answers(kernel.name)
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:

@@ -12,6 +12,7 @@ from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.peaks import DevicePeaks
+from ktuned.serve.responses import Responses
 from ktuned.serve.server import Server
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.team_store import ShareSettings, TeamStore
@@ -30,6 +31,7 @@ __all__ = [
     "KernelMethods",
     "LookupMethods",
     "Peer",
+    "Responses",
     "Server",
     "ShareSettings",
     "Subscriptions",

@@ -46,7 +46,7 @@ from ktuned.model import (
     is_exact,
     strip_numerics,
 )
-from ktuned.protocol import PublishEvent
+from ktuned.protocol import AnswersChanged, PublishEvent
 from ktuned.store import IMPORTED, Store
 from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.exploration import SearchSummary
@@ -194,6 +194,7 @@ class Outcomes:
         if chosen is not None:
             is_declared = canonical(chosen) == canonical(self._brief.declared_default or {})
             await self._store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
+            self._publish(AnswersChanged(kernel=self._brief.key.kernel))
         await self._store.mark_same_bits(self._brief.context, anchor.bits)
 
     async def refresh_served_configs(self) -> None:
