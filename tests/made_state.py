@@ -34,7 +34,7 @@ def make_state(kernel: KernelInfo, winners: Iterable[Winner], context: Context |
         fault="",
         suspicion="",
         doubt="",
-        places=places,
+        places=tuple(places),
         winners={winner.key: winner for winner in winners},
         **{**nothing, **facts},
     )

@@ -25,9 +25,6 @@ from ktuned.store.faults import explain_file_error
 
 _log = structlog.get_logger()
 
-TOUCH_EVERY_S = 60.0
-"""Resolution of the time when an artifact was last served, so that not every lookup causes a write to the disk."""
-
 _PROBE_BYTES = 256 * 1024
 
 

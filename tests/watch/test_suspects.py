@@ -147,8 +147,15 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     kernel = await parts.inspect(kernel_text())
     following = Following(parts, kernel)
     path = str(parts.write("env = { ROWS = '2' }\n", "ktuned.toml"))
-    parts.catalog.when_doubts_change(lambda names: following.note())
-    await Reinspection(parts.catalog, following, take).inspect_files({path})
+    reinspection = Reinspection(parts.catalog, following, take)
+    mark_suspects = reinspection._mark_suspects
+
+    async def mark_and_note() -> None:
+        await mark_suspects()
+        following.note()
+
+    reinspection._mark_suspects = mark_and_note  # type: ignore[method-assign]
+    await reinspection.inspect_files({path})
     assert following.suspicion == path
     assert parts.catalog.find_suspicion(kernel) == ""
 
