@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
+from ktuned.protocol.jobs import Priority
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text, wanted
 

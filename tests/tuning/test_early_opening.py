@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ktuned.fleet.lanes import Lane
-from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
 from ktuned.protocol import WorkerInfo
+from ktuned.protocol.jobs import Priority
 from tests.assembled import Parts, kernel_text, wanted
 from tests.fleet.playing import until
 
