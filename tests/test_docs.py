@@ -39,7 +39,7 @@ from ktuned.serve.listener import bind_socket
 from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
-from tests.assembled import Parts
+from tests.daemon_parts import Parts
 from tests.trials import make_trial
 
 ROOT = Path(__file__).parent.parent
