@@ -10,7 +10,8 @@ from ktuned.fleet import Environment
 from ktuned.model.device import Device
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceName, Target
-from ktuned.model.trial import Context, Winner
+from ktuned.store.contexts import Context
+from ktuned.store.winners import Winner
 
 
 def make_state(kernel: KernelInfo, winners: Iterable[Winner], context: Context | None, **facts: Any) -> KernelState:

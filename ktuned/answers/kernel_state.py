@@ -24,19 +24,17 @@ from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.model import (
     Config,
-    Context,
     Device,
     DeviceModel,
     KernelInfo,
     KeyProblem,
     Objective,
     Problem,
-    Winner,
     WinnerKey,
     canonical,
     is_exact,
 )
-from ktuned.store import Artifacts, Store, StoredPortfolio
+from ktuned.store import Artifacts, Context, Store, StoredPortfolio, Winner
 from ktuned_client.portfolio_tree import find_leaf, list_configs
 
 

@@ -21,26 +21,11 @@ import msgspec
 
 from ktuned.answers.kernel_state import KernelState, Place
 from ktuned.catalog import complete_config
-from ktuned.model import (
-    Config,
-    Context,
-    KernelInfo,
-    Objective,
-    Problem,
-    Status,
-    Winner,
-    WinnerKey,
-    canonical,
-    describe_noise,
-    describe_price,
-    explain_unmeasurable,
-    find_stand_ins,
-    is_exact,
-    is_noisy,
-    needs_metric,
-)
+from ktuned.devices import explain_unmeasurable
+from ktuned.model import Config, KernelInfo, Objective, Problem, WinnerKey, canonical, is_exact, needs_metric
 from ktuned.portfolio import WANTED_LOSS, count_octaves
-from ktuned.protocol import Answer
+from ktuned.protocol import Answer, Status, describe_noise, is_noisy
+from ktuned.store import Context, Winner, describe_price, find_stand_ins
 from ktuned_client.portfolio_tree import find_leaf
 
 CLOSE_OCTAVES = 1.0

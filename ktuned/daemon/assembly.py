@@ -42,8 +42,8 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import FollowUps, Lookups, WinnerTable
-from ktuned.model import Device, KernelInfo, Root
-from ktuned.protocol import Event, KernelStale
+from ktuned.model import Device, KernelInfo
+from ktuned.protocol import Event, KernelStale, Root
 from ktuned.scheduling import (
     HostObserver,
     IdlePolicy,

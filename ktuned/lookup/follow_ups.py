@@ -17,9 +17,10 @@ import structlog
 from ktuned.answers import WantedTuning
 from ktuned.catalog import Admission
 from ktuned.fleet import COURTESY_S, QuietGate
-from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
-from ktuned.protocol import AnswersChanged, ChannelInfo, PublishEvent
+from ktuned.model import Config, KernelInfo, KtunedError, Problem, WinnerKey, canonical
+from ktuned.protocol import AnswersChanged, ChannelInfo, Priority, PublishEvent
 from ktuned.scheduling import Jobs
+from ktuned.store import Context
 
 _log = structlog.get_logger()
 

@@ -26,20 +26,10 @@ import msgpack
 
 from ktuned.answers import KernelState, KernelStates, Lookup
 from ktuned.catalog import Catalog, check_problem, decide_by_declaration
-from ktuned.lookup.follow_ups import FollowUps
+from ktuned.lookup import FollowUps
 from ktuned.lookup.winner_table import CONFIRM_EVERY_S, WinnerTable
-from ktuned.model import (
-    Config,
-    Device,
-    KernelInfo,
-    KernelName,
-    KtunedError,
-    NotFound,
-    Objective,
-    Problem,
-    Status,
-)
-from ktuned.protocol import Answer, JobInfo
+from ktuned.model import Config, Device, KernelInfo, KernelName, KtunedError, NotFound, Objective, Problem
+from ktuned.protocol import Answer, JobInfo, Status
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2

@@ -26,11 +26,11 @@ from msgspec.structs import replace
 
 from ktuned.answers import Admits, KernelStates, Lookup
 from ktuned.catalog import Catalog, check_problem
-from ktuned.lookup.follow_ups import FollowUps
+from ktuned.lookup import FollowUps
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.winner_table import WinnerTable
-from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem, Status
-from ktuned.protocol import Answer, AnswersChanged, Event, JobDone
+from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem
+from ktuned.protocol import Answer, AnswersChanged, Event, JobDone, Status
 from ktuned.scheduling import Jobs
 
 SETTLE_S = 5.0

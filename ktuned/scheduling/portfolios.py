@@ -35,25 +35,22 @@ from ktuned.ipc import requests
 from ktuned.model import (
     LATENCY,
     Config,
-    JobState,
     KernelInfo,
     KtunedError,
     Objective,
     Outcome,
-    Priority,
     Problem,
     Role,
-    Winner,
     canonical,
     convert_to_cost,
     is_exact,
 )
 from ktuned.portfolio import FAILED, Matrix, shortlist_configs, weigh_by_launches
-from ktuned.protocol import AnswersChanged, Event, JobDone, PublishEvent
+from ktuned.protocol import AnswersChanged, Event, JobDone, JobState, Priority, PublishEvent
+from ktuned.scheduling import Jobs
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
-from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
-from ktuned.store import Store, StoredPortfolio
+from ktuned.store import Store, StoredPortfolio, Winner
 
 MIN_KEYS: Final = 8
 """Fewest tuned keys: a tree of fewer says nothing about others that their nearest key does not say."""

@@ -7,10 +7,9 @@ from functools import partial
 
 from ktuned.answers import KernelState
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, make_root_environment
-from ktuned.devices import Machine
+from ktuned.devices import Machine, explain_unmeasurable
 from ktuned.model import (
     PRESETS,
-    Job,
     KernelFileError,
     KernelInfo,
     NotFound,
@@ -18,9 +17,9 @@ from ktuned.model import (
     Problem,
     Unsupported,
     UsageError,
-    explain_unmeasurable,
     is_exact,
 )
+from ktuned.protocol import Job
 from ktuned.tuning import AwaitShared, Compiler, JobBrief, PresentKey, merge_deadlines
 
 

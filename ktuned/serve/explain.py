@@ -10,22 +10,9 @@ from msgspec.structs import replace
 
 from ktuned.answers import KernelState, KernelStates, explain_unobserved
 from ktuned.catalog import Catalog, complete_config
-from ktuned.model import (
-    SPACE,
-    Change,
-    Context,
-    Job,
-    JobState,
-    KernelInfo,
-    Problem,
-    Status,
-    Winner,
-    canonical,
-    compare_contexts,
-    find_notices,
-)
-from ktuned.protocol import WinnerStanding
-from ktuned.store import Store
+from ktuned.model import KernelInfo, Problem, canonical
+from ktuned.protocol import SPACE, Change, Job, JobState, Status, WinnerStanding, find_notices
+from ktuned.store import Context, Store, Winner, compare_contexts
 
 
 class Explainer(msgspec.Struct, frozen=True):

@@ -16,27 +16,23 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    Context,
     DeviceModel,
-    Job,
-    JobState,
     KernelInfo,
     KernelName,
     KeyProblem,
-    KnownConfig,
     Objective,
     Outcome,
     Peaks,
     Problem,
-    Root,
-    Trial,
-    Winner,
     WinnerKey,
     canonical,
 )
+from ktuned.protocol import Job, JobState, Root, Trial
 from ktuned.store import rows
+from ktuned.store.contexts import Context
 from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
+from ktuned.store.winners import KnownConfig, Winner
 
 MAX_FAILED = 10_000
 """Most failed configs of a kernel that lookups know. If one more fails, a lookup may be answered with it."""
