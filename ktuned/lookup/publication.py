@@ -26,7 +26,7 @@ import msgpack
 
 from ktuned.answers import KernelState, KernelStates, Lookup
 from ktuned.catalog import Catalog, check_problem, decide_by_declaration
-from ktuned.lookup import FollowUps
+from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.winner_table import CONFIRM_EVERY_S, WinnerTable
 from ktuned.model import Config, Device, KernelInfo, KernelName, KtunedError, NotFound, Objective, Problem
 from ktuned.protocol import Answer, JobInfo, Status

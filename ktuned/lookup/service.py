@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from ktuned.answers import Admits, KernelStates, Lookup
 from ktuned.catalog import Catalog, check_problem
-from ktuned.lookup import FollowUps
+from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.winner_table import WinnerTable
 from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem

@@ -47,8 +47,8 @@ from ktuned.model import (
 )
 from ktuned.portfolio import FAILED, Matrix, shortlist_configs, weigh_by_launches
 from ktuned.protocol import AnswersChanged, Event, JobDone, JobState, Priority, PublishEvent
-from ktuned.scheduling import Jobs
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
+from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store, StoredPortfolio, Winner
 
