@@ -1,4 +1,4 @@
-"""The client's types of messages have the fields of the daemon's: nothing else would notice that they part."""
+"""The client's types of messages have the fields of the daemon's structs."""
 
 import types
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ TYPES = {name: kind for name, kind in vars(messages).items() if is_typeddict(kin
 
 
 def _list_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the client's type of each field that the daemon sends of a struct, and whether it always is."""
+    """Return the client's type of each field of a struct, and whether the daemon always sends the field."""
     hints = get_type_hints(kind)
     leaves_out = kind.__struct_config__.omit_defaults
     return {
@@ -55,7 +55,7 @@ def _list_fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _to_client_type(hint: Any) -> Any:
-    """Return the type that the client has for a type of the daemon."""
+    """Return the client's type for a type of the daemon."""
     if hint == Scalar:
         return Any
     if hint is TrialDetail:
@@ -75,7 +75,7 @@ def _to_client_type(hint: Any) -> Any:
 
 
 def _list_client_fields(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Return a TypedDict's types, and whether a field is required."""
+    """Return a TypedDict's types, and whether each field is required."""
     fields = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         is_sent = get_origin(hint) is not NotRequired
@@ -85,20 +85,18 @@ def _list_client_fields(kind: type) -> dict[str, tuple[Any, bool]]:
 
 @pytest.mark.parametrize("name", SENT)
 def test_a_message_has_the_daemons_fields_and_types(name: str) -> None:
-    """A field that only one side has, or that has another type there, fails."""
     assert _list_client_fields(TYPES[name]) == _list_fields(SENT[name])
 
 
 @pytest.mark.parametrize("name", sorted(protocol.EVENT_TYPES.keys() | EVENTS.keys()))
 def test_an_event_has_the_daemons_fields_and_types(name: str) -> None:
-    """Every type of event is known to the client, with its fields."""
     fields = _list_client_fields(EVENTS[name])
     assert name in get_args(fields.pop("type")[0])
     assert fields == _list_fields(protocol.EVENT_TYPES[name])
 
 
 def test_every_message_is_compared() -> None:
-    """A new type in the client is an event, or has its counterpart in the daemon."""
+    """Every message type of the client is an event or has a counterpart in the daemon."""
     events = {kind.__name__ for kind in EVENTS.values()}
     # The daemon has no type for the mixture of answers and refusals.
     assert TYPES.keys() == SENT.keys() | events | {"LookupManyAnswer"}

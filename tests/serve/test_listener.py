@@ -31,7 +31,7 @@ def test_socket_and_directory_are_private(path: str) -> None:
 
 def test_a_second_daemon_is_told_who_serves(path: str) -> None:
     """The lock decides; its holder is named, and is not disturbed."""
-    with daemon.running(path) as process:
+    with daemon.run_server(path) as process:
         with (
             pytest.raises(CannotListen, match=rf"a daemon \(pid {process.pid}\) already serves {path}") as caught,
             bind_socket(path),
@@ -44,7 +44,7 @@ def test_a_second_daemon_is_told_who_serves(path: str) -> None:
 
 def test_a_served_socket_is_not_taken_over_when_its_lock_is_gone(path: str) -> None:
     """A cleaner may remove the lock; the process that listens is asked for, and named."""
-    with daemon.running(path) as process:
+    with daemon.run_server(path) as process:
         os.unlink(Path(path).with_name(LOCK_NAME))
         with (
             pytest.raises(CannotListen, match=rf"a daemon \(pid {process.pid}\) already serves {path}"),
@@ -87,7 +87,7 @@ async def test_what_a_cleaner_removes_comes_back(path: str, removed: str, monkey
 
 def test_a_stale_socket_is_replaced(path: str) -> None:
     """The file that a killed daemon left behind is in no one's way."""
-    with daemon.running(path) as process:
+    with daemon.run_server(path) as process:
         process.kill()
         process.join()
         assert os.path.exists(path)
