@@ -24,11 +24,12 @@ from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.settings import ConfigFile, Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
-from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import Event
+from ktuned.protocol.kernels import Root
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.preparation import Preparation

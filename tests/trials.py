@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ktuned.ipc import replies
-from ktuned.model import Config, DeviceModel, KernelName, Outcome, Phase, Trial, TrialDetail, TrialResult
+from ktuned.model import Config, DeviceModel, KernelName, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.protocol import Trial
 
 
 def make_result(

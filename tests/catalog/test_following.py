@@ -11,7 +11,7 @@ from ktuned.catalog import Changes
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.ipc.stamps import stamp
 from ktuned.model.errors import StoreError
-from ktuned.model.kernel import Root
+from ktuned.protocol.kernels import Root
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 

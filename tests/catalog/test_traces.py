@@ -12,7 +12,7 @@ from ktuned.catalog.catalog import Inspection
 from ktuned.catalog.traces import SourceChanged
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, extend_digest
-from ktuned.model.values import Status
+from ktuned.protocol.winners import Status
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text

@@ -16,9 +16,11 @@ from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
 from ktuned.ipc import read_sight_text, replies
-from ktuned.model import BackendReport, Context, KernelInfo, Outcome, describe_change
+from ktuned.model import BackendReport, KernelInfo, Outcome
+from ktuned.protocol import describe_change
 from ktuned.scheduling.renewal import NEW_TOOLCHAIN
 from ktuned.serve.explain import Explainer
+from ktuned.store import Context
 from tests.daemon_parts import ALL_ROUNDS, FAKE_BACKEND, Parts, assemble_daemon, make_kernel_text
 from tests.fleet.playing import until
 

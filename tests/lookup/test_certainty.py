@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ktuned.catalog import Changes, FileInspector
 from ktuned.ipc import stamp
 from ktuned.lookup.certainty import LOOK_S, MAX_BYTES, MAX_FILES, Certainty
-from ktuned.model import Root
+from ktuned.protocol import Root
 from ktuned.watch.reinspection import Reinspection
 from tests.daemon_parts import Parts, make_kernel_text
 

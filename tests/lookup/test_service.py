@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from ktuned.lookup import Lookup
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
-from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import ForgetParams, LookupManyParams, LookupParams, TuneParams
+from ktuned.protocol.jobs import Job, JobState
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
 from ktuned.store.database import Store

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector
-from ktuned.model import Root
 from ktuned.model.errors import NotFound, UsageError
-from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
+from ktuned.protocol import Root
+from ktuned.protocol.jobs import Priority
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
@@ -148,13 +147,13 @@ class TestTunePath:
     async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts, tmp_path: Path) -> None:
         """A root that is polled still is when it is tuned with another interpreter."""
         parts.write_file(make_kernel_text())
-        parts.catalog.add_root(dataclasses.replace(parts.root, polling=True, env={"A": "1"}))
+        parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         (root,) = parts.catalog.roots
-        assert root == dataclasses.replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
+        assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python), asked=root.asked)
         parts.kill_workers()
 
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:

@@ -9,15 +9,16 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from ktuned.model.errors import NotFound, StoreError, UsageError
-from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.plan import Plan
-from ktuned.model.trial import TrialResult, Winner
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Problem
+from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store
+from ktuned.store.winners import Winner
 from ktuned.tuning.job_brief import JobBrief
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text, make_winner_key
 

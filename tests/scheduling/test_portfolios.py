@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from ktuned.model import LATENCY, Config, Job, KernelInfo, Priority
+from ktuned.model import LATENCY, Config, KernelInfo
+from ktuned.protocol import Job, Priority
 from ktuned.scheduling import Portfolios, TuningRequest
 from ktuned.scheduling.portfolios import MIN_KEYS
 from ktuned_client.portfolio_tree import find_leaf, list_configs

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.errors import NotFound, UsageError
-from ktuned.model.job import Job, JobState
-from ktuned.model.kernel import Root
+from ktuned.protocol.jobs import Job, JobState
+from ktuned.protocol.kernels import Root
 from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio

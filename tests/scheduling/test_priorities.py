@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from ktuned.model.errors import NotFound
-from ktuned.model.job import JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
+from ktuned.protocol.jobs import JobState, Priority
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.queue import Arrival

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.catalog.project_file import PROJECT_FILE
-from ktuned.model.job import Job, JobState, Priority
+from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.devices.machine import Machine
-from ktuned.model.trial import Context
 from ktuned.scheduling import Renewal
+from ktuned.store.contexts import Context
 from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio

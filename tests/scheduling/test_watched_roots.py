@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.roots import make_root
-from ktuned.model import Root
+from ktuned.protocol import Root
 from ktuned.scheduling.intake import GONE_S, Intake
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 

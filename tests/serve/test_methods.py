@@ -10,9 +10,9 @@ import pytest
 
 import ktuned
 from ktuned.model.errors import AmbiguousName, KtunedError, NotFound, UsageError
-from ktuned.model.job import Job, JobState
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
+from ktuned.protocol.jobs import Job, JobState
 from ktuned.serve.method import MAX_ROWS, Peer
 from ktuned.store.database import Store
 from ktuned_client.wire import PROTOCOL_VERSION

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from ktuned.ipc.manifest import MANIFEST_NAME
 from ktuned.model.errors import BackendError
-from ktuned.model.job import Job, JobState
+from ktuned.protocol.jobs import Job, JobState
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.tuning.batches import MAX_BATCH
 from tests.daemon_parts import Parts, make_kernel_text
@@ -27,7 +26,7 @@ COMPILE = TuningRequest(compile_only=True)
 
 def without_device(parts: Parts, **env: str) -> None:
     """Let the project's workers see no device."""
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "0", **env})
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "0", **env})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
 
@@ -80,7 +79,7 @@ async def test_a_sealed_artifact_is_not_compiled_again(parts: Parts, tmp_path: P
     """The artifacts of one job are the next one's, with their facts."""
     log = tmp_path / "compiles"
     await parts.inspect_file(make_kernel_text())
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_LOG": str(log)})
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_LOG": str(log)})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     again = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
@@ -117,7 +116,7 @@ async def test_another_toolchain_compiles_again(parts: Parts) -> None:
     """What an older compiler made is not taken for the new one's, and stays for anyone who still has that."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
     await ended(parts, COMPILE)
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_VERSION": "2"})
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_VERSION": "2"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     await ended(parts, COMPILE)

@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
+from ktuned.protocol.jobs import Priority
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
 

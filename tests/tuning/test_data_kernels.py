@@ -9,8 +9,8 @@ import pytest
 
 from ktuned.catalog.catalog import make_root_environment
 from ktuned.catalog.roots import make_root
-from ktuned.model.kernel import Root
 from ktuned.protocol import WorkerInfo
+from ktuned.protocol.kernels import Root
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 

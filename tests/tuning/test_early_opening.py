@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ktuned.fleet.lanes import Lane
-from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
 from ktuned.protocol import WorkerInfo
+from ktuned.protocol.jobs import Priority
 from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
 from tests.fleet.playing import until
 

@@ -4,16 +4,16 @@ it is where configs differ from the default's outputs.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model import TrialDetail
 from ktuned.model.keys import DeviceModel, KernelName
-from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
+from ktuned.protocol.trials import Trial
 from ktuned.scheduling import TuningRequest
 from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.findings import COMPARED, Findings, find_knobs_without_effect

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.failures import KILLS_EXCUSED
-from ktuned.model.job import Job
 from ktuned.model.plan import Plan
+from ktuned.protocol.jobs import Job
 from ktuned.scheduling.preparation import Preparation
 from ktuned.tuning.job_brief import JobBrief
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text, make_winner_key

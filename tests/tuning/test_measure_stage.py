@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -349,7 +348,7 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
     """While one measures, so does the other; each config is measured once, the reference computed once for a seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
     await parts.inspect_file(make_kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "2"})
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "2"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.run_jobs():
@@ -366,7 +365,7 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
 async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     """Of two devices that were alike one is not there: all is measured on the other, and the lane says why."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.run_jobs():

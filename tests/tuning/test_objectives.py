@@ -10,8 +10,9 @@ import pytest
 from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import LATENCY, Objective, maximize, minimize
-from ktuned.model.values import Outcome, Status
+from ktuned.model.values import Outcome
 from ktuned.protocol import Answer
+from ktuned.protocol.winners import Status
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 from tests.fake_tensors import REFERENCE

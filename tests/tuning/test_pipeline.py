@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.model.job import find_notices
-from ktuned.model.noise import is_ratio_implausible
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context
 from ktuned.protocol import ChannelInfo
+from ktuned.protocol.jobs import find_notices
+from ktuned.protocol.noise import is_ratio_implausible
 from ktuned.serve.explain import Explainer
+from ktuned.store.contexts import Context
 from ktuned.tuning import compile_stage
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text, make_winner_key
 from tests.fake_tensors import REFERENCE

@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model import (
-    Context,
-    DeviceModel,
-    KernelName,
-    KeyProblem,
-    KnownConfig,
-    Winner,
-    canonical,
-)
+from ktuned.model import DeviceModel, KernelName, KeyProblem, canonical
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
+from ktuned.store import Context, KnownConfig, Winner
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.prior_results import PriorResults, sort_by_similarity
 from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs

@@ -14,10 +14,12 @@ from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context, Winner
-from ktuned.model.values import Config, Outcome, Status, canonical
+from ktuned.model.values import Config, Outcome, canonical
+from ktuned.protocol.winners import Status
 from ktuned.scheduling.job_requests import TuningRequest
+from ktuned.store.contexts import Context
 from ktuned.store.winner_rule import Effect, Standing, judge_result
+from ktuned.store.winners import Winner
 from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 

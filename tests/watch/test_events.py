@@ -8,17 +8,17 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.discovery import find_kernel_files, walk_directories
 from ktuned.catalog.roots import remake_root
-from ktuned.model.kernel import Root
+from ktuned.protocol.kernels import Root
 from ktuned.watch.notifications import Notifications, WatchError
 from ktuned.watch.watcher import Intervals, OpenWatches, Watcher
 from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text

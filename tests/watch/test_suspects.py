@@ -15,7 +15,8 @@ from ktuned.catalog.roots import remake_root
 from ktuned.ipc.stamps import stamp
 from ktuned.lookup import Lookup
 from ktuned.model.errors import StoreError
-from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.kernel import KernelInfo
+from ktuned.protocol.kernels import Root
 from ktuned.watch.reinspection import Reinspection
 from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 

@@ -10,7 +10,7 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.catalog.catalog import Changes
-from ktuned.model.kernel import Root
+from ktuned.protocol.kernels import Root
 from ktuned.watch.watcher import Intervals, Watcher
 from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 
