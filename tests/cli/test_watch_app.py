@@ -214,7 +214,7 @@ async def test_untried_configs_are_counted_in_one_line() -> None:
     trials = make_trials(4) + [
         make_trial_map(number, problem=PROBLEM, outcome="cancelled", latency_us=None) for number in range(5, 29)
     ]
-    async with open_screen((80, 24), given=trials) as (app, _, _):
+    async with open_screen((80, 24), trials=trials) as (app, _, _):
         assert "not tried 24 configs" in join_words(read_lines(app))
         assert app.query_one("#configs", DataTable).row_count == 4
 
@@ -228,7 +228,7 @@ async def test_many_knobs_with_long_names_fit(size: tuple[int, int]) -> None:
         make_trial_map(number, problem=PROBLEM, config={name: number * factor for factor, name in enumerate(names, 1)})
         for number in (1, 2)
     ]
-    async with open_screen(size, given=trials) as (app, _, _):
+    async with open_screen(size, trials=trials) as (app, _, _):
         titles = read_column_titles(app, "#configs")
         assert (titles[:2], titles[-1]) == (["trial", "latency"], "outcome")
         knobs = [title for title in titles[2:-1] if title != "× best"]
