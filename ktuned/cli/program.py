@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -192,13 +191,12 @@ def _refuse_undecodable(word: str) -> Exit:
 
 def _describe_kill() -> str:
     """Return the command that kills a daemon that does not answer; committed results survive."""
-    from ktuned_client.paths import LOCK_NAME, socket_path
+    from ktuned.cli.spawn import state_directory
+    from ktuned.daemon.state_directory import LOCK_NAME
+    from ktuned.serve import find_holder
 
-    try:
-        pid = Path(socket_path()).with_name(LOCK_NAME).read_text("ascii").strip()
-    except (OSError, ValueError):
-        pid = "PID"
-    return f"`kill -9 {pid}` ends it, and measurements are kept"
+    holder = find_holder(state_directory() / LOCK_NAME)
+    return f"`kill -9 {'PID' if holder is None else holder.pid}` ends it, and measurements are kept"
 
 
 def _abandon_stdout() -> None:

@@ -3,7 +3,6 @@
 from ktuned.ipc import decoding, frames, manifest, parent, replies, requests
 from ktuned.ipc.decoding import InvalidMessage
 from ktuned.ipc.journal import FAULT_AT, JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
-from ktuned.ipc.lock import LockHeld, hold_lock
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.places import Places, locate_artifact, locate_staging, make_absolute, make_relative
 from ktuned.ipc.stamps import (
@@ -36,7 +35,6 @@ __all__ = [
     "HeldItems",
     "InvalidMessage",
     "Journal",
-    "LockHeld",
     "Manifest",
     "PhaseEntry",
     "Places",
@@ -48,7 +46,6 @@ __all__ = [
     "find_changed_file",
     "follow_links",
     "frames",
-    "hold_lock",
     "is_directory_stamp",
     "locate_artifact",
     "locate_staging",
