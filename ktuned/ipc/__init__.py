@@ -5,6 +5,7 @@ from ktuned.ipc.decoding import InvalidMessage
 from ktuned.ipc.journal import FAULT_AT, JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.places import Places, locate_artifact, locate_staging, make_absolute, make_relative
+from ktuned.ipc.regular_files import NotRegularFile, open_regular_file, read_regular_file
 from ktuned.ipc.stamps import (
     ABSENT,
     DIRECTORY,
@@ -36,6 +37,7 @@ __all__ = [
     "InvalidMessage",
     "Journal",
     "Manifest",
+    "NotRegularFile",
     "PhaseEntry",
     "Places",
     "Recipe",
@@ -53,7 +55,9 @@ __all__ = [
     "make_relative",
     "manifest",
     "normalize_path",
+    "open_regular_file",
     "parent",
+    "read_regular_file",
     "read_sight",
     "read_sight_text",
     "replies",
