@@ -128,6 +128,7 @@ def test_an_index_outside_the_space_is_an_error() -> None:
         (lambda: undeclared(A=[[1]]), "axis A: [1] is of type list"),
         (lambda: undeclared(A=[float("nan")]), "axis A: nan is not a finite number"),
         (lambda: undeclared(A=[2**64]), "does not fit into 64 bits"),
+        (lambda: undeclared(A=["\ud800"]), r"axis A: '\ud800' is not Unicode: it holds a lone surrogate"),
         (lambda: undeclared(items=[1]), "'items' cannot be a name"),
         (lambda: undeclared([{"A": 1}, {"A": 1}]), "config 1 of the space's list repeats config 0"),
         (
