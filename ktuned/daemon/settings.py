@@ -19,7 +19,8 @@ from ktuned.backends import cpu
 from ktuned.catalog import make_root
 from ktuned.fleet import ClusterSettings, choose_compile_slots, count_compile_workers, memory
 from ktuned.ipc import read_regular_file
-from ktuned.model import Root, SettingsError, listed
+from ktuned.model import SettingsError, listed
+from ktuned.protocol import Root
 from ktuned.scheduling import POLICIES
 from ktuned.serve import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
