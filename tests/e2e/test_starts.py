@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ktuned.daemon.state_directory import LOCK_NAME
 from ktuned.serve import find_holder
-from tests.assembled import PATIENCE_S
+from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import Daemon
 
 COMMANDS = 8

@@ -123,7 +123,8 @@ def test_text_that_cannot_be_sent_ends_its_config_alone() -> None:
             raise Unsupported("\ud800")
         return TextBuild(n=c.n, word="\ud800" if c.n == 1 else "plain")
 
-    found = {proposal.config["n"]: proposal for proposal in walk(Exploration(declare(build), {}, IN_ORDER, []))}
+    proposals = collect_proposals(Exploration(declare_kernel(build), {}, IN_ORDER, []))
+    found = {proposal.config["n"]: proposal for proposal in proposals}
     assert [found[n].outcome for n in (1, 2, 3)] == ["compile_error", "unsupported", None]
     assert found[1].message == r"the Build has text with a lone surrogate: \ud800"
     assert found[2].message == r"\ud800"
