@@ -39,8 +39,8 @@ def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
         assert starts == [f"started a daemon (pid {holder.pid}); `ktuned stop` ends it"]
         assert daemon.client.call("hello")["pid"] == holder.pid
         daemon.client.call("shutdown")
-    assert daemon.ktuned("start").returncode == 0
-    assert daemon.ktuned("stop").returncode == 0
+    assert daemon.run_ktuned("start").returncode == 0
+    assert daemon.run_ktuned("stop").returncode == 0
 
 
 def test_a_daemon_of_another_home_is_refused_while_the_socket_is_served(tmp_path: Path, daemon: Daemon) -> None:
