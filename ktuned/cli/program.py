@@ -184,10 +184,9 @@ def _execute_command(arguments: Sequence[str] | None) -> int:
 def _describe_kill() -> str:
     """Return the command that kills a daemon that does not answer; committed results survive."""
     from ktuned.cli.spawn import state_directory
-    from ktuned.daemon.state_directory import LOCK_NAME
     from ktuned.serve import find_holder
 
-    holder = find_holder(state_directory() / LOCK_NAME)
+    holder = find_holder(state_directory())
     return f"`kill -9 {'PID' if holder is None else holder.pid}` ends it, and measurements are kept"
 
 

@@ -14,10 +14,7 @@ from typing import Final
 
 from ktuned.ipc import Trust, Untrusted
 from ktuned.model import StoreError
-from ktuned.serve import LockHeld, hold_lock
-
-LOCK_NAME: Final = "lock"
-"""A file in the state directory, which names the process that holds its lock (:mod:`ktuned.serve.lock`)."""
+from ktuned.serve import LOCK_NAME, LockHeld, hold_lock
 
 PRIVATE_UMASK: Final = 0o077
 """Files of the daemon and its workers are readable only by their user."""

@@ -18,11 +18,15 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from ktuned_client import paths
+
+LOCK_NAME: Final = "lock"
+"""The file in the state directory."""
 
 PATIENCE_S: Final = 10.0
 """How long a process waits for a holder that neither serves nor ends, in seconds. A daemon ends within a few."""
@@ -89,10 +93,10 @@ def hold_lock(path: str | os.PathLike[str], socket: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def find_holder(path: str | os.PathLike[str]) -> Holder | None:
-    """Return the process that holds the lock of a file, if it still runs."""
+def find_holder(state: Path) -> Holder | None:
+    """Return the process that holds the lock of a state directory, if it still runs."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(state / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:

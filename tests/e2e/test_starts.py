@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ktuned.daemon.state_directory import LOCK_NAME
 from ktuned.serve import find_holder
 from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import Daemon
@@ -33,7 +32,7 @@ def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
     for _ in range(2):
         starts = [line for said in start_at_once(daemon) for line in said.splitlines() if "started a daemon" in line]
-        holder = find_holder(daemon.home / LOCK_NAME)
+        holder = find_holder(daemon.home)
         assert holder is not None
         assert holder.socket == str(daemon.socket)
         assert starts == [f"started a daemon (pid {holder.pid}); `ktuned stop` ends it"]
