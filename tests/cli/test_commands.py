@@ -572,9 +572,9 @@ def test_advanced_options_stand_apart(run: Run) -> None:
 
 def test_an_argument_that_is_no_text_is_named(run: Run) -> None:
     """A file's name can be any bytes; what cannot be sent is one line."""
-    ran = run("tune", "tune_\udcff.py")
-    assert ran.code == 2
-    assert ran.err == "ktuned: tune_\\xff.py is not UTF-8; rename the file or directory\n"
+    for word, shown in (("tune_\udcff.py", r"tune_\xff.py"), ("tune_\ud800.py", r"tune_\ud800.py")):
+        ran = run("tune", word)
+        assert (ran.code, ran.err) == (2, f"ktuned: {shown} is not UTF-8; rename the file or directory\n")
 
 
 def test_a_directory_that_is_no_text_is_named(run: Run, serve: Serve, tmp_path: Path) -> None:
