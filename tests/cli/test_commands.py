@@ -585,9 +585,9 @@ def test_advanced_options_have_a_section_of_their_own(run_cli: RunCli) -> None:
 
 
 def test_an_argument_that_is_not_utf_8_is_one_line(run_cli: RunCli) -> None:
-    result = run_cli("tune", "tune_\udcff.py")
-    assert result.code == 2
-    assert result.err == "ktuned: tune_\\xff.py is not UTF-8; rename the file or directory\n"
+    for word, shown in (("tune_\udcff.py", r"tune_\xff.py"), ("tune_\ud800.py", r"tune_\ud800.py")):
+        result = run_cli("tune", word)
+        assert (result.code, result.err) == (2, f"ktuned: {shown} is not UTF-8; rename the file or directory\n")
 
 
 def test_a_directory_that_is_not_utf_8_is_one_line(run_cli: RunCli, start_daemon: StartDaemon, tmp_path: Path) -> None:

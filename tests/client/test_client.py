@@ -76,6 +76,8 @@ def test_an_answer_without_config_gives_the_callers_default(socket_path: str) ->
         ("misspelt", {"m": 1}, "invalid", "there is no problem key 'm'"),
         ("gemm", {"M": object()}, "invalid", "only numbers, bool and str"),
         ("gemm", {"M": 2**70}, "invalid", "64 bits"),
+        ("gemm", {"M": "\ud800"}, "invalid", "surrogates"),
+        ("\ud800", {"M": 1}, "invalid", r"\ud800 is not UTF-8"),
     ],
 )
 def test_a_refused_lookup_gives_the_default_and_says_why(

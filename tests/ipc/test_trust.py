@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,29 @@ def test_a_daemon_runs_no_untrusted_file(tmp_path: Path) -> None:
         daemon.wait_until(lambda: "config_reloaded" in daemon.log.read_text(), "the reload")
         daemon.tune(path=str(path), trials=1)
         assert ran.exists()
+
+
+def write_acl(path: Path, *entries: tuple[int, int, int]) -> None:
+    """Give a file a POSIX ACL: these (tag, permissions, id), and full permissions for its owner, group and mask."""
+    nobody = 0xFFFFFFFF
+    all_entries = sorted([(0x01, 7, nobody), *entries, (0x04, 7, nobody), (0x10, 7, nobody), (0x20, 0, nobody)])
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in all_entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"the file system has no ACLs: {error}")
+
+
+@as_root
+@pytest.mark.parametrize(("tag", "writer"), [(0x02, "user"), (0x08, "group")])
+@pytest.mark.parametrize("level", ["tune_it.py", "kernels", "project"])
+def test_a_file_that_an_acl_lets_others_write_is_not_trusted(kernel: Path, level: str, tag: int, writer: str) -> None:
+    """Its mode shows the ACL's mask as the bits of a group without other members; reading alone is no fault."""
+    place = next(place for place in (kernel, *kernel.parents) if place.name == level)
+    write_acl(place, (tag, 5, SOMEBODY))
+    Trust().check_file(str(kernel))
+    write_acl(place, (tag, 6, SOMEBODY))
+    with pytest.raises(Untrusted, match=f"can be written by the {writer} {SOMEBODY}, by its ACL"):
+        Trust().check_file(str(kernel))
+    place.chmod(place.stat().st_mode & ~0o070)
+    Trust().check_file(str(kernel))
