@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
 
 from ktuned.ipc import Trust, Untrusted
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
 OTHER_UID = 65534
@@ -135,21 +136,51 @@ def test_a_daemon_runs_no_untrusted_file(tmp_path: Path) -> None:
     """The untrusted file is an error and is not imported; as an exception in the settings, it is tuned."""
     with Daemon(tmp_path) as daemon:
         proof = tmp_path / "ran"
-        text = f"open({str(proof)!r}, 'w')\n" + kernel_text("space(us=[50.0], tag=['a'])")
-        path = daemon.kernel_file(text)
+        text = f"open({str(proof)!r}, 'w')\n" + make_kernel_text("space(us=[50.0], tag=['a'])")
+        path = daemon.write_kernel(text)
         path.chmod(0o666)
-        process = daemon.ktuned("tune", str(path))
+        process = daemon.run_ktuned("tune", str(path))
         assert process.returncode == 1
         assert "can be written by others (mode 0666)" in process.stderr
         path.chmod(0o644)
         path.parent.chmod(0o777)
-        process = daemon.ktuned("tune", str(path.parent))
+        process = daemon.run_ktuned("tune", str(path.parent))
         assert process.returncode == 1
         assert f"chmod go-w {path.parent}, or name the directory in config.toml" in process.stderr
         assert not proof.exists()
         (daemon.home / "config.toml").write_text(f"contention = false\ntrusted_directories = ['{path.parent}']\n")
         assert daemon.process is not None
         daemon.process.send_signal(1)
-        daemon.until(lambda: "config_reloaded" in daemon.log.read_text(), "the reload")
+        daemon.wait_until(lambda: "config_reloaded" in daemon.log.read_text(), "the reload")
         daemon.tune(path=str(path), trials=1)
         assert proof.exists()
+
+
+def write_acl(path: Path, *entries: tuple[int, int, int]) -> None:
+    """Give a file a POSIX ACL: these (tag, permissions, id), and full permissions for its owner, group and mask."""
+    nobody = 0xFFFFFFFF
+    all_entries = sorted([(0x01, 7, nobody), *entries, (0x04, 7, nobody), (0x10, 7, nobody), (0x20, 0, nobody)])
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in all_entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", packed)
+    except OSError as error:
+        pytest.skip(f"the file system has no ACLs: {error}")
+
+
+@needs_root
+@pytest.mark.parametrize(("tag", "writer"), [(0x02, "user"), (0x08, "group")])
+@pytest.mark.parametrize("level", ["tune_it.py", "kernels", "project"])
+def test_a_file_that_an_acl_lets_others_write_is_not_trusted(
+    kernel_path: Path, level: str, tag: int, writer: str
+) -> None:
+    """The mode shows the ACL's mask as the group's bits, although the group has no other members; an ACL that only
+    allows reading is fine.
+    """
+    path = next(path for path in (kernel_path, *kernel_path.parents) if path.name == level)
+    write_acl(path, (tag, 5, OTHER_UID))
+    Trust().check_file(str(kernel_path))
+    write_acl(path, (tag, 6, OTHER_UID))
+    with pytest.raises(Untrusted, match=f"can be written by the {writer} {OTHER_UID}, by its ACL"):
+        Trust().check_file(str(kernel_path))
+    path.chmod(path.stat().st_mode & ~0o070)
+    Trust().check_file(str(kernel_path))

@@ -11,7 +11,7 @@ from ktuned.backends import Registry
 from ktuned.ipc import requests
 from ktuned.model import BackendReport
 from ktuned.worker.probe import probe_interpreter
-from tests.assembled import FAKE_BACKEND
+from tests.daemon_parts import FAKE_BACKEND
 
 
 @pytest.fixture
