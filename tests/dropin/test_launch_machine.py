@@ -189,12 +189,14 @@ def test_rules_hold_in_every_sequence(policy: Policy) -> None:
 class World(KeyedCall):
     """A key whose answers a test draws, and that checks when it is asked for what."""
 
+    framework = "Triton"
+
     def __init__(self, policy: Policy, answers: Sequence[Answer | None], fits: Sequence[bool], fault: str) -> None:
         self.machine = LaunchMachine(policy, CONFIGS)
         self.is_capturing = False
         self.said: list[str] = []
         self.launched: list[str] = []
-        self.framework, self._name = "Triton", "a key"
+        self._name = "a key"
         self._answers = iter(answers)
         self._fits = iter(fits)
         self._fault = fault
