@@ -42,6 +42,7 @@ class StoringTuner(Autotuner):  # type: ignore[misc]
     def __init__(self, path: Path) -> None:
         super().__init__(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
         self.store = FileStore(path)
+        self.nargs: Any = None
 
 
 class OwnRun(StoringTuner):

@@ -60,7 +60,7 @@ def live(kind: type[Any], store: Path, link: FakeDaemonLink) -> None:
     function = kind(store)
     call(function)
     call(function)
-    for _, on_answer in link.followed:
+    for _, on_answer in link.followed_keys:
         on_answer(WINNER)
     call(function)
     call(function)
@@ -75,7 +75,7 @@ def test_the_store_gets_the_winner_when_it_is_known(
     call(function)
     call(function)
     assert (read_blocks(store), len(records(spool)), function.nargs) == (set(), 1, None)
-    ((_, on_answer),) = link.followed
+    ((_, on_answer),) = link.followed_keys
     assert on_answer(WINNER) is False
     assert read_blocks(store) == set()
     call(function)
@@ -89,14 +89,14 @@ def test_a_second_start_stores_what_the_daemon_knows(
     kind: type[Any], link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path, tmp_path: Path
 ) -> None:
     """In its first call. The third start is answered by the library, and the summary says so."""
-    link.known = WINNER
+    link.answer = WINNER
     call(kind(tmp_path / "store"))
     assert read_blocks(tmp_path / "store") == {256}
     account.keys.clear()
-    link.asked.clear()
+    link.asked_keys.clear()
     call(kind(tmp_path / "store"))
     assert list_blocks(launched) == [256, 256]
-    assert (link.asked, list(account.keys.values())) == ([], [ANSWERED])
+    assert (link.asked_keys, list(account.keys.values())) == ([], [ANSWERED])
     assert f"1 tuning key: 0 tuned, 0 recorded now, 1 {ANSWERED}" in summarise_account(account)
 
 
@@ -132,7 +132,7 @@ def test_a_process_that_dies_at_any_moment_leaves_no_other_config(
     assert seen >= {frozenset()}
     assert moment > 30
     store.unlink(missing_ok=True)
-    link.known = WINNER
+    link.answer = WINNER
     call(kind(store))
     assert read_blocks(store) == {256}
 
@@ -170,7 +170,7 @@ def test_sizes_that_the_library_rounds_are_one_key(
     function = PolicyTuner(tmp_path / "store")
     for size in (SIZE, SIZE - 1, SIZE // 2):
         call(function, size)
-    assert (len(link.asked), len(records(spool))) == (2, 2)
+    assert (len(link.asked_keys), len(records(spool))) == (2, 2)
 
 
 def test_a_run_that_changes_arguments_is_called_each_time(
@@ -192,7 +192,7 @@ def test_a_run_that_changes_arguments_is_called_each_time(
     call(function, 8)
     call(function, 8)
     assert seen == [16, 16]
-    assert len(link.asked) == 1
+    assert len(link.asked_keys) == 1
 
 
 class TestExactNumerics:
@@ -218,11 +218,11 @@ class TestExactNumerics:
         launched.clear()
         adopt_process(monkeypatch, "exact")
         for known in (Answer(), None, Answer(message="it hung")):
-            link.known = known
+            link.answer = known
             function = kind(tmp_path / "store")
             for _ in range(3):
                 call(function)
-            for _, on_answer in link.followed:
+            for _, on_answer in link.followed_keys:
                 on_answer(Answer(message="the daemon ends"))
         assert {*list_blocks(launched)} == {64}
         assert ((tmp_path / "store").read_text(), left_to_triton) == (poisoned, [])
@@ -242,7 +242,7 @@ class TestExactNumerics:
         functions = [OwnRun(tmp_path / "store"), PolicyTuner(tmp_path / "other")]
         x, pointers = torch.ones(SIZE), torch.tensor([torch.ones(1).data_ptr() | 1 << 45] * SIZE)
         for step in range(5_000):
-            link.known = (Answer(), None)[step % 2]
+            link.answer = (Answer(), None)[step % 2]
             for function in functions:
                 function.run(pointers if step % 7 == 0 else x, x, step % 97 + 1, 2.0, grid=(1,), warmup=False)
         assert {*list_blocks(launched)} == {64}

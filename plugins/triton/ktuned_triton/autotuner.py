@@ -412,7 +412,7 @@ def _define_observed_cache(kind: type[Any]) -> type[Any]:
 
 
 def _observe_lookups(tuner: Any) -> None:
-    kind = type(tuner.cache)
+    kind: Any = type(tuner.cache)
     if hasattr(kind, "is_observed_by_ktuned"):
         return
     # An object whose class cannot be exchanged keeps it: each of Triton's keys is then a key.
@@ -492,10 +492,11 @@ class AdoptedFunction:
             RuntimeError: the function's numerics are exact, and its class launches configs that are not seen here.
             Exception: what the tuner raises.
         """
-        tuner, given = self._tuner(), len(args)
+        tuner: Any = self._tuner()
+        count = len(args)
         try:
             key = (
-                *[args[at] if at < given else kwargs.get(name) for name, at in self._key_places],
+                *[args[at] if at < count else kwargs.get(name) for name, at in self._key_places],
                 *[getattr(value, "dtype", None) for value in args],
                 *[getattr(value, "dtype", None) for value in kwargs.values()],
             )
@@ -522,7 +523,12 @@ class AdoptedFunction:
         finally:
             _running.run = under_way
         tuner.nargs = arguments
-        if not call.is_once and _are_same(args, args_to_launch) and kwargs == kwargs_to_launch:
+        given, launched = {**dict(enumerate(args)), **kwargs}, {**dict(enumerate(args_to_launch)), **kwargs_to_launch}
+        if (
+            not call.is_once
+            and given.keys() == launched.keys()
+            and all(given[name] is launched[name] for name in given)
+        ):
             # A ``run`` that changes the arguments is called each time.
             self._decided[key] = call
         return call.launch(tuner, args_to_launch, kwargs_to_launch)
@@ -662,10 +668,6 @@ os.register_at_fork(after_in_child=_renew_locks_after_fork)
 
 
 _UNDECIDED: Any = object()
-
-
-def _are_same(values: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    return len(values) == len(others) and all(value is other for value, other in zip(values, others, strict=True))
 
 
 class _NoCachedConfig(Exception):
