@@ -12,7 +12,6 @@ and the next daemon continues them.
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import socket
@@ -44,6 +43,7 @@ from ktuned.serve import (
     Subscriptions,
     TrialMethods,
     keep_reachable,
+    remove_socket,
 )
 
 _log = structlog.get_logger()
@@ -199,14 +199,22 @@ class Daemon:
                 parts.toolchain_survey.run_until_cancelled,
                 self._resume_work,
                 self.lifetime.run_until_cancelled,
-                *([functools.partial(keep_reachable, place, self.server.accept_from)] if is_bound else ()),
+                *([self._keep_reachable] if is_bound else ()),
             ):
                 tasks.start_soon(work)
             await self.stopping.wait()
             self._notifier.report_stopping()
             _log.info("stopping")
+            if is_bound:
+                # Before anything else ends: the next command starts a daemon, which waits for the end of this one.
+                remove_socket(place)
             await self.server.drain_requests()
             tasks.cancel_scope.cancel()
+
+    async def _keep_reachable(self) -> None:
+        await keep_reachable(
+            self.parts.settings.socket, self.server.accept_from, self.parts.caches.table.restore_file, self.stopping
+        )
 
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:

@@ -36,7 +36,7 @@ file.
 Each daemon begins with an empty file of its own, so it never has to trust or repair a file that another daemon left
 half written. It ends the file before, and renames its own into place. Nothing here waits. At no moment can a reader
 mistake anything for a valid answer: see the order of the steps in :meth:`WinnerTable.bump_generation`,
-:meth:`WinnerTable.publish_entry` and :meth:`WinnerTable._grow_table`.
+:meth:`WinnerTable.publish_entry` and :meth:`WinnerTable._replace_file`.
 """
 
 from __future__ import annotations
@@ -118,8 +118,7 @@ class WinnerTable:
         # the other order, clients that have the old table open would find valid answers there without any daemon.
         if before is not None:
             _end_table(before)
-        if self.path is not None:
-            os.rename(self._staged, self.path)
+        self._place_file()
         self._use_times = _map_use_times(os.path.join(directory, USES_NAME))
 
     def generation(self, kernel: str) -> int:
@@ -148,7 +147,7 @@ class WinnerTable:
             return False
         slot = find_slot(kernel)
         at = self._find_place(key)
-        while at is None and self._grow_table():
+        while at is None and self._replace_file(2):
             at = self._find_place(key)
         if at is None:
             # The largest table is full here, so an entry of the least recently used kernel leaves.
@@ -268,12 +267,27 @@ class WinnerTable:
     def _staged(self) -> str:
         return f"{self.path}.{os.getpid()}"
 
-    def _grow_table(self) -> bool:
-        """Replace the file by one with twice as many entries; return whether that was possible."""
+    def restore_file(self) -> None:
+        """Put files with the same content into place if somebody has removed the directory or the table's file."""
+        if self.path is not None and _identify(self.path) != self._identity and self._replace_file(1):
+            before = self._use_times
+            self._use_times = _map_use_times(os.path.join(os.path.dirname(self.path), USES_NAME))
+            self._use_times[:] = before
+            before.release()
+
+    def _place_file(self) -> None:
+        """Rename the new file to the table's name."""
+        self._identity = None
+        if self.path is not None:
+            os.rename(self._staged, self.path)
+            self._identity = _identify(self.path)
+
+    def _replace_file(self, factor: int) -> bool:
+        """Replace the file by one with ``factor`` times as many entries; return whether that was possible."""
         entries = self._words[ENTRIES_WORD]
-        if 2 * entries > self._max_entries:
+        if factor * entries > self._max_entries:
             return False
-        larger, has_file = self._make_table(2 * entries)
+        larger, has_file = self._make_table(factor * entries)
         if not has_file:
             larger.close()
             return False
@@ -292,8 +306,7 @@ class WinnerTable:
         before_bytes.release()
         # In this order, as at the start: until the new file is in place, readers find a table without valid answers.
         _end_table(before)
-        assert self.path is not None
-        os.rename(self._staged, self.path)
+        self._place_file()
         return True
 
     def _probe_places(self, tag: int) -> Iterator[int]:
@@ -307,6 +320,15 @@ class WinnerTable:
             for entry in os.scandir(directory):
                 if entry.name.startswith(f"{name}."):
                     os.unlink(entry.path)
+
+
+def _identify(path: str) -> tuple[int, int] | None:
+    """Return which file lies at a path, by device and inode; ``None`` if none does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _map_new_file(path: str, size: int) -> mmap.mmap | None:

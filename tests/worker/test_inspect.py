@@ -1,5 +1,6 @@
 """A job's walk through a space, and the digests that show that files are still as inspected."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,28 @@ def test_a_config_without_a_build_says_why() -> None:
     assert proposals[3].message.endswith("it: it(p, c): ZeroDivisionError: n=3 divides")
     assert proposals[4].message.endswith("TypeError: n is a value of the type object, not an int")
     assert all(proposal.build is None for proposal in proposals.values() if proposal.outcome)
+
+
+@dataclass(frozen=True)
+class TextBuild(Build):
+    """A Build with a text."""
+
+    word: str = ""
+
+
+def test_text_that_cannot_be_sent_ends_its_config_alone() -> None:
+    """A Build or a message with a lone surrogate would otherwise make the whole answer unsendable."""
+
+    def build(p: Any, c: Any) -> TextBuild:
+        if c.n == 2:
+            raise Unsupported("\ud800")
+        return TextBuild(n=c.n, word="\ud800" if c.n == 1 else "plain")
+
+    proposals = collect_proposals(Exploration(declare_kernel(build), {}, IN_ORDER, []))
+    found = {proposal.config["n"]: proposal for proposal in proposals}
+    assert [found[n].outcome for n in (1, 2, 3)] == ["compile_error", "unsupported", None]
+    assert found[1].message == r"the Build has text with a lone surrogate: \ud800"
+    assert found[2].message == r"\ud800"
 
 
 def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
