@@ -38,6 +38,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from math import inf
+from operator import is_
 from typing import Any, Literal
 
 from ktuned.dropin import (
@@ -523,12 +524,8 @@ class AdoptedFunction:
         finally:
             _running.run = under_way
         tuner.nargs = arguments
-        given, launched = {**dict(enumerate(args)), **kwargs}, {**dict(enumerate(args_to_launch)), **kwargs_to_launch}
-        if (
-            not call.is_once
-            and given.keys() == launched.keys()
-            and all(given[name] is launched[name] for name in given)
-        ):
+        given, passed = (*args, *kwargs.values()), (*args_to_launch, *kwargs_to_launch.values())
+        if not call.is_once and len(given) == len(passed) and all(map(is_, given, passed)):
             # A ``run`` that changes the arguments is called each time.
             self._decided[key] = call
         return call.launch(tuner, args_to_launch, kwargs_to_launch)
