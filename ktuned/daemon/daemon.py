@@ -137,6 +137,8 @@ class Daemon:
                 prepare=parts.preparation.prepare_brief,
                 lane=parts.jobs.get_lane,
                 scratch=parts.executor.scratch / "sanitizers",
+                publish=parts.router.publish_event,
+                forget_answers=parts.caches.forget_answers,
             ).list_handlers(),
             *DevicePeaks(
                 machine=machine,
