@@ -33,7 +33,7 @@ def test_socket_and_directory_are_private(path: str) -> None:
 
 def test_a_second_daemon_is_told_who_serves(path: str) -> None:
     """The lock decides; its holder is named, and is not disturbed."""
-    with daemon.running(path) as process:
+    with daemon.run_server(path) as process:
         with (
             pytest.raises(CannotListen, match=rf"a daemon \(pid {process.pid}\) already serves {path}") as caught,
             bind_socket(path),
@@ -112,7 +112,7 @@ async def test_a_daemon_whose_path_another_daemon_serves_stops(path: str, monkey
             tasks.start_soon(listener.keep_reachable, path, NotImplemented, NotImplemented, stopping)
             await anyio.wait_all_tasks_blocked()
             shutil.rmtree(os.path.dirname(path))
-            with daemon.running(path) as process:
+            with daemon.run_server(path) as process:
                 with anyio.fail_after(30):
                     await stopping.wait()
                 listener.remove_socket(path)
@@ -121,7 +121,7 @@ async def test_a_daemon_whose_path_another_daemon_serves_stops(path: str, monkey
 
 def test_a_stale_socket_is_replaced(path: str) -> None:
     """The file that a killed daemon left behind is in no one's way."""
-    with daemon.running(path) as process:
+    with daemon.run_server(path) as process:
         process.kill()
         process.join()
         assert os.path.exists(path)
