@@ -90,6 +90,7 @@ class Writing:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self.pid, self.read_cpu_ticks = worker.pid, worker.read_cpu_ticks
         self.computed, self.written = anyio.Event(), anyio.Event()
 
     async def send_request(
