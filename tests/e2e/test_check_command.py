@@ -62,13 +62,13 @@ def test_a_winner_is_checked_again(daemon: Daemon) -> None:
         0, "right", ["guards", "again after timing", "seed 1", "seed 2"]
     )  # fmt: skip
     assert "no sanitizer for the backend 'fake'" in str(_check(daemon, "--sanitize")[1]["message"])
-    assert daemon.client.lookup("it", dict(n=64)).config["tag"] == "it"
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "it"
     (daemon.gates / "spoilt").touch()
     code, winner, _ = _check(daemon)
     assert (code, winner["verdict"]) == (1, "wrong")
     assert "64 of 64 elements" in str(winner["message"])
     assert daemon.fetch_trials()["it"]["outcome"] == "mismatch"
-    assert daemon.client.lookup("it", dict(n=64)).config["tag"] == "next"
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "next"
     assert _check(daemon)[1]["verdict"] == "right"
 
 
