@@ -140,7 +140,6 @@ class Daemon:
                 lane=parts.jobs.get_lane,
                 scratch=parts.executor.scratch / "sanitizers",
                 publish=parts.router.publish_event,
-                forget_answers=parts.caches.forget_answers,
             ).list_handlers(),
             *DevicePeaks(
                 machine=machine,

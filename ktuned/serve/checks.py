@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ktuned.catalog import Catalog
 from ktuned.fleet import Fleet, Lane
 from ktuned.model import Device, KtunedError, NotFound, Outcome, TrialResult
-from ktuned.protocol import CHECK, CheckAnswer, CheckedWinner, CheckParams, Job, PublishEvent
+from ktuned.protocol import CHECK, AnswersChanged, CheckAnswer, CheckedWinner, CheckParams, Job, PublishEvent
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import Artifacts, Store, Winner
 from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck, publish_winner
@@ -30,8 +30,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         prepare: Makes the brief of a job.
         lane: Returns the lane of a device.
         scratch: The directory for sanitizer runs.
-        publish: Publishes a new winner.
-        forget_answers: Drops a kernel's known answers.
+        publish: Publishes that answers have changed, and a new winner.
     """
 
     catalog: Catalog
@@ -42,7 +41,6 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     lane: Callable[[Device], Lane]
     scratch: Path
     publish: PublishEvent
-    forget_answers: Callable[[str], None]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -79,9 +77,9 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         kernel = self.catalog.resolve_kernel(winner.context.kernel)
         result = TrialResult(outcome, message=f"`ktuned check`: {message}")
         follower = await self.store.finish_trial(winner.trial, result, objective=winner.objective)
+        self.publish(AnswersChanged(kernel=kernel.name, is_revoked=True))
         if follower is not None:
             publish_winner(self.publish, kernel, follower, None)
-        self.forget_answers(kernel.name)
 
     async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
         trial = self.store.get_trial(winner.trial)
