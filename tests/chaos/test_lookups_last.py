@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.conftest import Row, Scale
 from tests.e2e.harness import Daemon, make_kernel_text
 
@@ -84,6 +86,7 @@ def _count_held(daemon: Daemon) -> tuple[int, int, int]:
     return status["rss_bytes"], len(os.listdir(f"/proc/{status['pid']}/fd")), len(status["workers"])
 
 
+@pytest.mark.timeout(1800)
 def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, row: Row) -> None:
     """Its memory, descriptors, workers and files are bounded, and whoever had an answer always has one."""
     saves = scale.of(SAVES)
@@ -102,7 +105,7 @@ def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, row: Row
         files = sum(len(names) for _, _, names in os.walk(daemon.home))
     row |= {"saves": saves, "lookups": told.total(), "statuses": dict(told), "files": files}
     row |= {"MiB before and after": [held[0] / 2**20 for held in (before, after)], "descriptors": after[1]}
-    assert told["unavailable"] == 0
+    assert told["unavailable"] == told["unknown"] == 0
     assert after[0] - before[0] < GROWTH_BYTES
     assert after[1] <= before[1] + 8
     assert after[2] <= before[2] + 4
@@ -131,6 +134,7 @@ def _ask_in_new_processes(daemon: Daemon, directories: list[Path], count: int) -
     return told
 
 
+@pytest.mark.timeout(3600)
 def test_new_processes_find_the_winner_on_a_loaded_machine(tmp_path: Path, scale: Scale, row: Row) -> None:
     """None gets the default instead: not while the daemon waits for its turn, is stopped, or has just begun again."""
     elsewhere = tmp_path / "elsewhere"

@@ -50,12 +50,8 @@ def document(*figures: tuple[float, float]) -> dict[str, Any]:
 def sharing(parts: Parts) -> WinnerExchange:
     """Return the methods over a daemon's parts."""
     return WinnerExchange(
-        admission=parts.daemon.admission,
-        catalog=parts.catalog,
+        known=parts.daemon.known,
         foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
-        machine=parts.machine,
-        store=parts.store,
-        artifacts=parts.artifacts,
         publish=parts.daemon.router.publish_event,
     )
 
