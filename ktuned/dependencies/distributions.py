@@ -64,6 +64,28 @@ def is_unowned(path: str) -> bool:
     return not find_owners(place) and os.path.isfile(path)
 
 
+def find_record(path: str) -> Path | None:
+    """Return the file that stands for a distribution, if a path lies in the directory of its metadata."""
+    place = find_installed_place(path)
+    if place is None or not place.top.endswith((".dist-info", ".egg-info")):
+        return None
+    directory = Path(place.site, place.top)
+    names = ("RECORD", "installed-files.txt", "METADATA", "PKG-INFO")
+    return next((directory / one for one in names if (directory / one).is_file()), directory)
+
+
+def find_record_owner(path: str) -> Distribution | None:
+    """Return the distribution that a file stands for (:func:`find_record`), or None."""
+    place = find_installed_place(path)
+    if place is None or not place.top.endswith((".dist-info", ".egg-info")):
+        return None
+    try:
+        listed = _list_distributions(place.site, os.stat(place.site).st_mtime_ns)
+    except OSError:
+        return None
+    return next((owner for owner in listed if str(owner.record) == path), None)
+
+
 def find_distribution(site: str, name: str) -> Distribution | None:
     """Return the distribution with a name that is installed in a directory of packages now, or None."""
     try:
@@ -126,10 +148,7 @@ def _scan_site(site: str) -> Iterator[Distribution]:
         stem, suffix = os.path.splitext(name)
         if suffix in (".dist-info", ".egg-info"):
             project, _, version = stem.partition("-")
-            directory = Path(site, name)
-            names = ("RECORD", "installed-files.txt", "METADATA", "PKG-INFO")
-            record = next((directory / one for one in names if (directory / one).is_file()), directory)
-            yield Distribution(project, version, record)
+            yield Distribution(project, version, find_record(f"{site}/{name}/x") or Path(site, name))
 
 
 @cache

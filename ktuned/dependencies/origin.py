@@ -44,8 +44,8 @@ _CACHE_VARIABLES = (
 
 _HOME_CACHES = ("~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
 
-_USER_CACHES = ("ktuned", "tvm-ffi", "tvm_ffi", "torch", "torch_extensions", "triton", "tilelang", "cutlass", "nvidia")
-"""Compilers' directories in the user's cache. Everything else there is data, which counts."""
+_USER_CACHES = ("ktuned", "tvm-ffi", "tvm_ffi", "torch/kernels", "torch_extensions", "triton", "tilelang")
+"""Compilers' directories in the user's cache. Everything else there is data, which counts, such as checkpoints."""
 
 _STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 _ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"

@@ -14,12 +14,15 @@ from ktuned.ipc.stamps import (
     find_changed_file,
     follow_links,
     is_directory_stamp,
+    is_special_stamp,
     normalize_path,
     read_sight,
     read_sight_text,
     stamp,
+    stamp_attributes,
     stamp_directory,
     stamp_files,
+    stamp_whole,
     stamps_agree,
 )
 from ktuned.ipc.trust import Trust, Untrusted
@@ -50,6 +53,7 @@ __all__ = [
     "frames",
     "hold_lock",
     "is_directory_stamp",
+    "is_special_stamp",
     "locate_artifact",
     "locate_staging",
     "make_absolute",
@@ -62,7 +66,9 @@ __all__ = [
     "replies",
     "requests",
     "stamp",
+    "stamp_attributes",
     "stamp_directory",
     "stamp_files",
+    "stamp_whole",
     "stamps_agree",
 ]

@@ -85,13 +85,19 @@ from ktuned.model.peaks import (
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.staleness import SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
+    ALL_VARIABLES,
+    ATTRIBUTES,
     DISTRIBUTION,
     ENVIRONMENT,
     UNOBSERVED,
     Observation,
     add_digests,
+    describe_environment,
     digest_variable,
     extend_digest,
+    is_own_variable,
+    merge_stamps,
+    read_variable,
     reduce_digest,
 )
 from ktuned.model.trial import (
@@ -121,6 +127,8 @@ from ktuned.model.values import (
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
+    "ALL_VARIABLES",
+    "ATTRIBUTES",
     "BANDWIDTH_METRIC",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
@@ -212,6 +220,7 @@ __all__ = [
     "compute_shares",
     "convert_to_cost",
     "describe_change",
+    "describe_environment",
     "describe_error",
     "describe_noise",
     "describe_price",
@@ -234,6 +243,7 @@ __all__ = [
     "is_latency",
     "is_maximized",
     "is_noisy",
+    "is_own_variable",
     "is_ratio_implausible",
     "is_reference_noisy",
     "listed",
@@ -241,6 +251,7 @@ __all__ = [
     "make_key_problem",
     "maximize",
     "median",
+    "merge_stamps",
     "minimize",
     "name_arithmetic_metric",
     "name_figure",
@@ -250,6 +261,7 @@ __all__ = [
     "parse_key_problem",
     "read_device_kind",
     "read_objective",
+    "read_variable",
     "reduce_digest",
     "select_figure",
     "strip_numerics",

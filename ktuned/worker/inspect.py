@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ktuned.backends import Registry
 from ktuned.declaration import describe_kernel, load_file, load_if_changed
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
-from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp, stamp_files, stamps_agree
+from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp_files, stamp_whole, stamps_agree
 from ktuned.model import (
     BackendError,
     KernelFileError,
@@ -42,7 +42,7 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     """
     for path, digest in resolve_digests(kernel, places).items():
         # A look at the disk is not enough: the file may have had other content at the moment of its import.
-        if not stamps_agree(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
+        if not stamps_agree(digest, stamp_whole(path)) or not OBSERVER.agrees_with(path, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
