@@ -14,7 +14,8 @@ may add fields, or lack some.
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict, final
 
-from ktuned_client.answers import Config, Problem
+Config = Mapping[str, Any]
+Problem = Mapping[str, Any]
 
 JobState = Literal["queued", "paused", "running", "done", "cancelled", "failed"]
 

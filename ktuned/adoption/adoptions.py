@@ -40,17 +40,15 @@ from ktuned.model import (
     CallKey,
     Config,
     DeviceModel,
-    JobState,
     KernelFileError,
     KernelInfo,
     KtunedError,
     Problem,
-    Status,
     StoreError,
     WinnerKey,
     canonical,
 )
-from ktuned.protocol import KeyAnswer
+from ktuned.protocol import JobState, KeyAnswer, Status
 from ktuned.scheduling import Intake, Jobs
 from ktuned.spool import (
     CallRecord,

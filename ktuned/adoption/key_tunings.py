@@ -23,10 +23,11 @@ import structlog
 from ktuned.adoption.key_choice import KeyChoice
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
-from ktuned.model import Job, KernelInfo, KtunedError, Problem, Winner, canonical, is_exact
+from ktuned.model import KernelInfo, KtunedError, Problem, canonical, is_exact
+from ktuned.protocol import Job
 from ktuned.scheduling import JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY, CallRecord
-from ktuned.store import Store
+from ktuned.store import Store, Winner
 
 MAX_CONFIGS: Final = 1_000
 """Most measured configs of a key that are searched for its neighbour's config."""

@@ -36,12 +36,11 @@ from ktuned.model import (
     NotFound,
     Observation,
     Problem,
-    Root,
     UsageError,
     get_project_name,
     suggest_name,
 )
-from ktuned.protocol import FileError
+from ktuned.protocol import FileError, Root
 
 _OF_PROJECT = "project "
 """Prefix of a project's directory as the owner of its project file's stamp."""
@@ -282,7 +281,12 @@ class Catalog:
     def list_kernel_files_of(self, root: Root) -> list[str]:
         """Return the kernel files of a root that were inspected before."""
         known = {kernel.file for kernel in self._kernels.values()} | set(self._errors)
-        return sorted(file for file in known if self.find_root(file) == root)
+        return self.select_files_of(root, known)
+
+    def select_files_of(self, root: Root, files: Iterable[str]) -> list[str]:
+        """Return those of some files that belong to a root, and not to a root below it."""
+        owners = ((file, self.find_root(file)) for file in files)
+        return sorted(file for file, owner in owners if owner is not None and owner.path == root.path)
 
     def find_dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files that depend on any of these files or directories."""

@@ -53,8 +53,8 @@ from ktuned.lookup import (
     ServedWinners,
     WinnerTable,
 )
-from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
-from ktuned.protocol import JobInfo, KernelStale
+from ktuned.model import Device, KernelInfo, KernelName, Observation
+from ktuned.protocol import JobInfo, KernelStale, Root
 from ktuned.scheduling import (
     HostObserver,
     IdlePolicy,

@@ -18,7 +18,8 @@ import msgspec
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
 from ktuned.fleet import ClusterSettings, choose_compile_slots, count_compile_workers, memory
-from ktuned.model import Root, SettingsError, listed
+from ktuned.model import SettingsError, listed
+from ktuned.protocol import Root
 from ktuned.scheduling import POLICIES
 from ktuned.serve import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES

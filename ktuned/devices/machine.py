@@ -18,18 +18,20 @@ from ktuned.fleet import Environment
 from ktuned.model import (
     BackendError,
     BackendReport,
-    Context,
     Device,
     DeviceModel,
     DeviceName,
     KernelInfo,
     KeyProblem,
     NotFound,
+    Objective,
     Problem,
     Target,
     UsageError,
     canonical,
+    needs_own_launches,
 )
+from ktuned.store import Context
 
 _SCHEMES = (cpu.TARGET_PREFIX, "sm_")
 """Prefixes of the targets of CPUs and of NVIDIA's GPUs."""
@@ -302,3 +304,10 @@ _UNKNOWN = BackendReport("")
 def _are_alike(one: Device, other: Device) -> bool:
     """Return whether two devices may share a job's work and each other's winners."""
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
+
+
+def explain_unmeasurable(objective: Objective, device: Device) -> str:
+    """Return why a device cannot measure an objective's metric; empty if it can."""
+    if not device.no_energy or not needs_own_launches(objective):
+        return ""
+    return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

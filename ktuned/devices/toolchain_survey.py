@@ -17,7 +17,8 @@ import structlog
 
 from ktuned.catalog import Catalog, make_root_environment
 from ktuned.devices.environments import Environments
-from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
+from ktuned.model import AmbiguousName, KernelInfo, NotFound
+from ktuned.protocol import Root
 
 _log = structlog.get_logger()
 

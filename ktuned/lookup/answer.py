@@ -6,8 +6,9 @@ from time import time
 
 import msgspec
 
-from ktuned.model import Config, Context, KernelInfo, Objective, Problem, WinnerKey
+from ktuned.model import Config, KernelInfo, Objective, Problem, WinnerKey
 from ktuned.protocol import Answer
+from ktuned.store import Context
 
 
 class WantedTuning(msgspec.Struct, frozen=True):

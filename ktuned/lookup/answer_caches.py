@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from ktuned.lookup.shortcuts import Shortcuts
 from ktuned.lookup.winner_table import WinnerTable
-from ktuned.model import Observation, Winner, extend_digest
+from ktuned.model import Observation, extend_digest
+from ktuned.store import Winner
 
 
 class AnswerCaches:

@@ -12,28 +12,15 @@
 from __future__ import annotations
 
 from ktuned.catalog import Admission
+from ktuned.devices import explain_unmeasurable
 from ktuned.lookup.answer import Lookup, WantedTuning, compute_age
 from ktuned.lookup.certainty import Certainty, PresentState
 from ktuned.lookup.ladder import Admits, Decision, decide_answer, explain_unobserved
 from ktuned.lookup.served_winners import ServedWinners
-from ktuned.model import (
-    KernelInfo,
-    Objective,
-    Problem,
-    Status,
-    Winner,
-    canonical,
-    describe_noise,
-    describe_price,
-    explain_unmeasurable,
-    is_exact,
-    is_noisy,
-    needs_metric,
-    strip_numerics,
-)
-from ktuned.protocol import Answer
+from ktuned.model import KernelInfo, Objective, Problem, canonical, is_exact, needs_metric, strip_numerics
+from ktuned.protocol import Answer, Status, describe_noise, is_noisy
 from ktuned.scheduling import KnownFailures, Portfolios
-from ktuned.store import Artifacts, Store
+from ktuned.store import Artifacts, Store, Winner, describe_price
 
 
 class BestAnswers:

@@ -20,7 +20,8 @@ from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.ipc import stamp_whole, stamps_agree
-from ktuned.model import ENVIRONMENT, Context, Device, KernelInfo, KtunedError, Problem, digest_variable, read_variable
+from ktuned.model import ENVIRONMENT, Device, KernelInfo, KtunedError, Problem, digest_variable, read_variable
+from ktuned.store import Context
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20

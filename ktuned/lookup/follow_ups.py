@@ -18,9 +18,10 @@ from ktuned.catalog import Admission
 from ktuned.fleet import COURTESY_S, QuietGate
 from ktuned.lookup.answer import WantedTuning
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
-from ktuned.protocol import ChannelInfo
+from ktuned.model import Config, KernelInfo, KtunedError, Problem, WinnerKey, canonical
+from ktuned.protocol import ChannelInfo, Priority
 from ktuned.scheduling import Jobs
+from ktuned.store import Context
 
 _log = structlog.get_logger()
 

@@ -12,20 +12,10 @@ from typing import Any
 import msgspec
 
 from ktuned.catalog import complete_config
-from ktuned.model import (
-    LATENCY,
-    Config,
-    Context,
-    KernelInfo,
-    Objective,
-    Problem,
-    Status,
-    Winner,
-    canonical,
-    find_stand_ins,
-    is_exact,
-)
+from ktuned.model import LATENCY, Config, KernelInfo, Objective, Problem, canonical, is_exact
 from ktuned.portfolio import WANTED_LOSS, count_octaves
+from ktuned.protocol import Status
+from ktuned.store import Context, Winner, find_stand_ins
 from ktuned_client.portfolio_tree import find_leaf, list_configs
 
 CLOSE_OCTAVES = 1.0

@@ -33,18 +33,8 @@ from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.lookup.winner_table import CONFIRM_EVERY_S
-from ktuned.model import (
-    Config,
-    Device,
-    KernelInfo,
-    KernelName,
-    KtunedError,
-    NotFound,
-    Objective,
-    Problem,
-    Status,
-)
-from ktuned.protocol import Answer, JobInfo
+from ktuned.model import Config, Device, KernelInfo, KernelName, KtunedError, NotFound, Objective, Problem
+from ktuned.protocol import Answer, JobInfo, Status
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2

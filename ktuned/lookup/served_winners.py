@@ -7,13 +7,8 @@ from msgspec.structs import replace
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.model import (
-    Context,
-    Device,
-    KernelInfo,
-    Winner,
-)
-from ktuned.store import Store
+from ktuned.model import Device, KernelInfo
+from ktuned.store import Context, Store, Winner
 
 
 class ServedWinners:

@@ -33,8 +33,8 @@ from ktuned.lookup.best_answers import BestAnswers
 from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.ladder import Admits
 from ktuned.lookup.publication import Publication
-from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem, Status
-from ktuned.protocol import Answer
+from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem
+from ktuned.protocol import Answer, Status
 from ktuned.scheduling import Jobs
 
 SETTLE_S = 5.0

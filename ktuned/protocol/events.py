@@ -18,17 +18,16 @@ from ktuned.model import (
     Config,
     DeviceModel,
     DeviceName,
-    Job,
     KernelName,
     Objective,
     Outcome,
     Problem,
-    Trial,
     select_figure,
 )
-from ktuned.protocol.jobs import JobInfo
+from ktuned.protocol.jobs import Job, JobInfo
 from ktuned.protocol.kernels import FileError
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params
+from ktuned.protocol.trials import Trial
 
 J = TypeVar("J", bound=Job)
 
@@ -96,7 +95,7 @@ class JobDone(JobEvent, frozen=True, kw_only=True, tag="job_done"):
 
 
 class JobProgress(Event, frozen=True, kw_only=True):
-    """A job's figures after one more config; the fields are those of :class:`~ktuned.model.Job`."""
+    """A job's figures after one more config; the fields are those of :class:`~ktuned.protocol.Job`."""
 
     kernel: KernelName
     job: int

@@ -16,9 +16,7 @@ from ktuned.model import (
     LATENCY,
     NOT_TRIED,
     Config,
-    Context,
     DeviceModel,
-    Job,
     KernelInfo,
     KernelName,
     KeyProblem,
@@ -27,19 +25,17 @@ from ktuned.model import (
     Peaks,
     Problem,
     SpaceInfo,
-    Winner,
     WinnerKey,
     canonical,
-    compare_contexts,
     compute_gain,
     compute_shares,
-    describe_change,
     name_arithmetic_metric,
     name_unit,
     parse_key_problem,
     select_figure,
     strip_numerics,
 )
+from ktuned.protocol import Job, describe_change
 from ktuned.report.columns import COARSE, PackedColumns, Packer
 from ktuned.report.document import (
     Bar,
@@ -54,7 +50,7 @@ from ktuned.report.document import (
     Standing,
     WinnerSummary,
 )
-from ktuned.store import ContextSums, Overview, TrialRow
+from ktuned.store import Context, ContextSums, Overview, TrialRow, Winner, compare_contexts
 
 MAX_TRIALS = 100_000
 """Most trials on a page, which take 2 MB. From a larger store, the page has each section's fastest trials and a sample.

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
-from ktuned.model import Job, Plan
-from ktuned.protocol import JobEvent
+from ktuned.model import Plan
+from ktuned.protocol import Job, JobEvent
 from ktuned.tuning import JobBrief, JobStage
 
 

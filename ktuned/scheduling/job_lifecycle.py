@@ -22,7 +22,8 @@ from collections import deque
 from enum import StrEnum
 from typing import Final
 
-from ktuned.model import IllegalMove, JobState
+from ktuned.model import IllegalMove
+from ktuned.protocol import JobState
 
 STORY_LENGTH: Final = 20
 """Most events that are kept as a job's story. A job may be preempted any number of times, and the latest moves are

@@ -38,8 +38,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED
-from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
-from ktuned.protocol import JobPaused, JobQueued
+from ktuned.model import IllegalMove, Plan, WinnerKey
+from ktuned.protocol import Job, JobPaused, JobQueued, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy
 from ktuned.scheduling.job_events import (
     Advanced,

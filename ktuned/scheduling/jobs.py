@@ -24,8 +24,6 @@ from ktuned.model import (
     LATENCY,
     Device,
     IllegalMove,
-    Job,
-    JobState,
     KeyProblem,
     KtunedError,
     NotFound,
@@ -38,11 +36,13 @@ from ktuned.model import (
 )
 from ktuned.protocol import (
     ChannelInfo,
+    Job,
     JobCounts,
     JobDone,
     JobEvent,
     JobInfo,
     JobStarted,
+    JobState,
     LaneChanged,
     PublishEvent,
     TuningPaused,

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ktuned.model import LATENCY, Context, JobState, Objective
+from ktuned.model import LATENCY, Objective
+from ktuned.protocol import JobState
 from ktuned.scheduling.queue import extend_plan
+from ktuned.store import Context
 from ktuned.tuning import JobBrief
 
 MAX_FAILED = 10_000

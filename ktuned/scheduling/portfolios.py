@@ -35,24 +35,22 @@ from ktuned.ipc import requests
 from ktuned.model import (
     LATENCY,
     Config,
-    JobState,
     KernelInfo,
     KtunedError,
     Objective,
     Outcome,
-    Priority,
     Problem,
     Role,
-    Winner,
     canonical,
     convert_to_cost,
     is_exact,
 )
 from ktuned.portfolio import FAILED, Matrix, shortlist_configs, weigh_by_launches
+from ktuned.protocol import JobState, Priority
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
-from ktuned.store import Store, StoredPortfolio
+from ktuned.store import Store, StoredPortfolio, Winner
 from ktuned_client.portfolio_tree import find_leaf, list_configs
 
 MIN_KEYS: Final = 8

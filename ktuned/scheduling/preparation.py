@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, make_root_environment
-from ktuned.devices import Machine
+from ktuned.devices import Machine, explain_unmeasurable
 from ktuned.fleet import Environment
 from ktuned.model import (
     PRESETS,
     Config,
-    Job,
     KernelFileError,
     KernelInfo,
     NotFound,
@@ -19,11 +18,11 @@ from ktuned.model import (
     Problem,
     Unsupported,
     UsageError,
-    Winner,
     WinnerKey,
-    explain_unmeasurable,
     is_exact,
 )
+from ktuned.protocol import Job
+from ktuned.store import Winner
 from ktuned.tuning import AwaitShared, Compiler, JobBrief, PresentKey, merge_deadlines
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ktuned.declaration import BoundSpace
+from ktuned.dependencies import ACCESSES
 from ktuned.model import Config, Outcome, Scalar, UsageError
 
 if TYPE_CHECKING:

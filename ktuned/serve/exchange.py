@@ -22,7 +22,6 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    Context,
     DeviceModel,
     KernelInfo,
     KeyProblem,
@@ -31,9 +30,7 @@ from ktuned.model import (
     Objective,
     Observation,
     Problem,
-    Status,
     UsageError,
-    Winner,
     WinnerKey,
     WorkerError,
     canonical,
@@ -51,12 +48,13 @@ from ktuned.protocol import (
     ImportedWinner,
     ImportParams,
     PublishEvent,
+    Status,
     WinnerChanged,
     WinnersDocument,
 )
 from ktuned.scheduling import Portfolios
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Artifacts, Store, StoredPortfolio, exchange
+from ktuned.store import IMPORTED, Artifacts, Context, Store, StoredPortfolio, Winner, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""

@@ -11,23 +11,9 @@ from msgspec.structs import replace
 from ktuned.catalog import Admission, Catalog, complete_config
 from ktuned.devices import Machine
 from ktuned.lookup import Certainty, explain_unobserved
-from ktuned.model import (
-    SPACE,
-    Change,
-    Context,
-    Job,
-    JobState,
-    KernelInfo,
-    KtunedError,
-    Problem,
-    Status,
-    Winner,
-    canonical,
-    compare_contexts,
-    find_notices,
-)
-from ktuned.protocol import WinnerStanding
-from ktuned.store import Store
+from ktuned.model import KernelInfo, KtunedError, Problem, canonical
+from ktuned.protocol import SPACE, Change, Job, JobState, Status, WinnerStanding, find_notices
+from ktuned.store import Context, Store, Winner, compare_contexts
 
 
 class Explainer(msgspec.Struct, frozen=True):

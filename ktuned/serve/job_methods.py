@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Applications
-from ktuned.model import Config, Job, KernelInfo, NotFound, Priority, UsageError, canonical, read_objective
+from ktuned.model import Config, KernelInfo, NotFound, UsageError, canonical, read_objective
 from ktuned.protocol import (
     CANCEL,
     COMPILE,
@@ -23,12 +23,14 @@ from ktuned.protocol import (
     CancelParams,
     CompileParams,
     FileError,
+    Job,
     JobInfo,
     JobParams,
     JobsAnswer,
     JobsParams,
     PauseAnswer,
     PauseParams,
+    Priority,
     TuneAnswer,
     TuneParams,
 )

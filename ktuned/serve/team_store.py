@@ -45,11 +45,11 @@ import structlog
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Health, ProgramFailed, Programs, run_program
-from ktuned.model import LATENCY, Context, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
+from ktuned.model import LATENCY, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
 from ktuned.protocol import SHARE, ExportedWinner, ShareAnswer, ShareInfo, ShareParams, WinnersDocument
 from ktuned.serve.exchange import MAX_IMPORTED, WinnerExchange
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Store
+from ktuned.store import IMPORTED, Context, Store
 from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()

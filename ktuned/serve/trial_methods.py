@@ -14,19 +14,21 @@ from msgspec import structs
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup import Lookups, ServedWinners
-from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
+from ktuned.model import KernelInfo, NotFound, Objective, UsageError, canonical
 from ktuned.protocol import (
     FORGET,
     RESULTS,
     ForgetAnswer,
     ForgetParams,
+    ListedTrial,
     NumericsReport,
     ResultsAnswer,
     ResultsParams,
+    Trial,
 )
 from ktuned.scheduling import Jobs
 from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
-from ktuned.store import Store
+from ktuned.store import BitClasses, Store, Winner
 
 MAX_DETAILED_ROWS = 200
 """Trials with their details in one answer, because a message has a size limit."""

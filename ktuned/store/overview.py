@@ -13,8 +13,10 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from ktuned.model import BitClasses, Context, StoreError
+from ktuned.model import StoreError
 from ktuned.store import database_file, rows
+from ktuned.store.bit_classes import BitClasses
+from ktuned.store.contexts import Context
 from ktuned.store.faults import explain_database_error
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader, Row

@@ -15,26 +15,22 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    Context,
     DeviceModel,
-    Job,
-    JobState,
     KernelInfo,
     KernelName,
     KeyProblem,
-    KnownConfig,
     Objective,
     Outcome,
     Peaks,
-    Root,
-    Trial,
-    Winner,
     WinnerKey,
     canonical,
 )
+from ktuned.protocol import Job, JobState, Root, Trial
 from ktuned.store import rows
+from ktuned.store.contexts import Context
 from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
+from ktuned.store.winners import KnownConfig, Winner
 
 MAX_TWINS = 8
 """Most trials with equal content that are compared; they differ in the data they read."""

@@ -30,24 +30,9 @@ from msgspec.structs import replace
 from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
 from ktuned.ipc import requests
-from ktuned.model import (
-    BitClasses,
-    Bits,
-    Config,
-    JobState,
-    Outcome,
-    StoreError,
-    Trial,
-    TrialResult,
-    Winner,
-    canonical,
-    find_stand_ins,
-    format_notice,
-    is_exact,
-    strip_numerics,
-)
-from ktuned.protocol import PublishEvent
-from ktuned.store import IMPORTED, Store
+from ktuned.model import Bits, Config, Outcome, StoreError, TrialResult, canonical, is_exact, strip_numerics
+from ktuned.protocol import JobState, PublishEvent, Trial, format_notice
+from ktuned.store import IMPORTED, BitClasses, Store, Winner, find_stand_ins
 from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Findings

@@ -29,7 +29,8 @@ from ktuned.catalog import (
     may_hold_kernel_files,
 )
 from ktuned.ipc import follow_links
-from ktuned.model import KtunedError, Root
+from ktuned.model import KtunedError
+from ktuned.protocol import Root
 from ktuned.watch.snapshot import SeenFile, Snapshot
 
 _log = structlog.get_logger()

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import ListedTrial
-from ktuned.protocol import KERNELS, STATUS, Answer, JobInfo, KernelsAnswer, StatusAnswer, read_jobs
+from ktuned.protocol import KERNELS, STATUS, Answer, JobInfo, KernelsAnswer, ListedTrial, StatusAnswer, read_jobs
 
 KERNEL = "project:gemm"
 PROBLEM = {"M": 64, "dtype": "float32"}

@@ -21,11 +21,12 @@ from ktuned.cli.progress import (
     fold_event,
     resync_view,
 )
-from ktuned.model import DeviceName, JobState, KernelName, Outcome
+from ktuned.model import DeviceName, KernelName, Outcome
 from ktuned.protocol import (
     Event,
     JobInfo,
     JobStarted,
+    JobState,
     KernelsReloaded,
     KernelStale,
     LaneChanged,

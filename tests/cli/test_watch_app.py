@@ -18,8 +18,7 @@ from ktuned.cli.watch.board import Board, BoardRow, add_answers, fold_event
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.trial_log import follow_event, open_log
-from ktuned.model import ListedTrial
-from ktuned.protocol import FileError, TrialDone, read_event
+from ktuned.protocol import FileError, ListedTrial, TrialDone, read_event
 from ktuned_client import AsyncClient
 from tests.cli.samples import DEVICE, KERNEL, answer, job_map, state_event, trial_event, trial_map
 

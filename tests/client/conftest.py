@@ -10,7 +10,7 @@ from tests.client import daemon
 
 
 @pytest.fixture
-def path(tmp_path: Path, forking: None) -> str:
+def path(tmp_path: Path, client_server_forker: None) -> str:
     """Return a socket's path in a directory that is trusted."""
     (tmp_path / "run").mkdir(mode=0o700)
     return str(tmp_path / "run" / "k.sock")

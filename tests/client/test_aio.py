@@ -24,7 +24,7 @@ PATIENT_S = 60.0
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Run on the loops that applications have."""
     request.param().close()  # libuv's first loop opens a pipe that stays
-    return "asyncio", {"loop_factory": functools.partial(leaks.tracking_loop, request.param)}
+    return "asyncio", {"loop_factory": functools.partial(leaks.make_tracking_loop, request.param)}
 
 
 @pytest.mark.usefixtures("served")

@@ -21,7 +21,8 @@ import msgspec
 import pytest
 
 from ktuned import protocol
-from ktuned.model import Plan, Scalar, Trial, TrialDetail
+from ktuned.model import Plan, Scalar, TrialDetail
+from ktuned.protocol import Trial
 from ktuned_client import messages
 
 SENT = {

@@ -20,7 +20,7 @@ from ktuned.ipc import replies
 from ktuned.model import BackendReport
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ async def test_hosts_with_different_toolchains_do_not_share_fresh(parts: Parts) 
         if host:
             environments.add_host(host)
         await environments.probe_environment(replace(environment, host=host))
-    kernel = await parts.inspect(kernel_text())
+    kernel = await parts.inspect_file(make_kernel_text())
     context = {
         str(device.name): machine.build_context(kernel, environment, {"n": 64}, device)
         for device in machine.list_devices(environment, "fake")

@@ -14,7 +14,7 @@ from ktuned.devices.machine import Machine
 from ktuned.fleet.executor import Environment
 from ktuned.model.errors import BackendError, NotFound
 from ktuned.model.keys import DeviceModel
-from tests.assembled import FAKE_BACKEND, Parts, kernel_text
+from tests.daemon_parts import FAKE_BACKEND, Parts, make_kernel_text
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -175,7 +175,7 @@ async def test_a_backend_installed_later_is_found_by_probing_again(parts: Parts)
 
 async def test_each_part_makes_a_context_of_its_own(parts: Parts) -> None:
     """Digest, toolchain, device and specialised problem each make a context of their own."""
-    kernel = await parts.inspect(kernel_text())
+    kernel = await parts.inspect_file(make_kernel_text())
     device = parts.machine.find_device(parts.environment, "fake", None)
     ground = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     assert ground.problem == '{"n":64}'

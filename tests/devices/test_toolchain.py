@@ -16,10 +16,12 @@ from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
 from ktuned.ipc import read_sight_text, replies
-from ktuned.model import BackendReport, Context, KernelInfo, Outcome, describe_change
+from ktuned.model import BackendReport, KernelInfo, Outcome
+from ktuned.protocol import describe_change
 from ktuned.scheduling.renewal import NEW_TOOLCHAIN
 from ktuned.serve.explain import Explainer
-from tests.assembled import ALL_ROUNDS, FAKE_BACKEND, Parts, assembled, kernel_text
+from ktuned.store import Context
+from tests.daemon_parts import ALL_ROUNDS, FAKE_BACKEND, Parts, assemble_daemon, make_kernel_text
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +48,7 @@ def compiler(tmp_path: Path) -> Path:
 async def compiling(tmp_path: Path, compiler: Path) -> AsyncIterator[Parts]:
     """A daemon whose fake backend finds that compiler on the PATH."""
     path = f"{tmp_path / 'first'}:{compiler.parent}:{os.environ['PATH']}"
-    async with assembled(tmp_path, env={"FAKE_CC": "fakecc", "PATH": path}) as parts:
+    async with assemble_daemon(tmp_path, env={"FAKE_CC": "fakecc", "PATH": path}) as parts:
         yield parts
 
 
@@ -62,8 +64,8 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
 ) -> None:
     """Replaced, or another one found first: lookups are stale, `--why` names it, and its winners are tuned again."""
     parts = compiling
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
-    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts) == ("fresh", "")
     async with anyio.create_task_group() as tasks:
@@ -74,7 +76,9 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
             first = compiler.parents[1] / "first" / "fakecc"
             first.parent.mkdir()
             install(first, "2.0")
-        await parts.told.until(lambda: bool(parts.told.of("stale")) and bool(parts.jobs.list_live_jobs()))
+        await parts.recorder.wait_until(
+            lambda: bool(parts.recorder.list_events("stale")) and bool(parts.jobs.list_live_jobs())
+        )
         tasks.cancel_scope.cancel()
     assert ask(parts) == ("stale", "")
     (job,) = parts.jobs.list_live_jobs()
@@ -117,7 +121,7 @@ class LateEnvironments:
 
 async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> None:
     """Jobs that began before their environment had ever been probed are not begun again once it is; later ones are."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     environments: Any = LateEnvironments()
     probed = anyio.Event()
     changes: list[list[str]] = []
@@ -150,8 +154,8 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
 async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Parts, compiler: Path) -> None:
     """What changed is named; a tuning, and a touch that changes nothing, make the report certain again."""
     parts = compiling
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
-    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)
     os.utime(compiler)
     await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
@@ -208,18 +212,18 @@ async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
 async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compiling: Parts, compiler: Path) -> None:
     """A compiler that is replaced while it compiles seals nothing under the old key; the job begins again."""
     parts = compiling
-    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
-    async with parts.working():
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
+    async with parts.run_jobs():
         assert ask(parts, tune=True)[0] == "default"
-        await parts.reached("door")
+        await parts.wait_until_reached("door")
         (before,) = parts.jobs.list_live_jobs()
         install(compiler, "2.0")
         parts.open_gate("door")
-        await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
-        assert "the toolchain changed" in parts.told.of("job_queued")[-1]["job_state"]["message"]
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_queued")) == 2)
+        assert "the toolchain changed" in parts.recorder.list_events("job_queued")[-1]["job_state"]["message"]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.daemon.toolchain_survey.run_until_cancelled)
-            (ended,) = await parts.told.ended()
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
             tasks.cancel_scope.cancel()
     assert (ended["id"], ended["state"]) == (before.id, "done")
     assert ask(parts) == ("fresh", "")
@@ -241,7 +245,7 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
     library.mkdir()
     (library / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 1.0\n")
     (library / "RECORD").write_text("fakelib.py,sha256=1,1\n")
-    async with assembled(tmp_path, env={"PYTHONPATH": str(site)}) as parts:
+    async with assemble_daemon(tmp_path, env={"PYTHONPATH": str(site)}) as parts:
 
         def version() -> str:
             report = parts.machine.environments.get_report(parts.environment)
@@ -259,7 +263,7 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
 
 async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Parts) -> None:
     """What decides compiling keys artifacts, what decides measuring measurements; a project's own variables do both."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
 
     async def context(**own: str) -> Context:
         environment = replace(parts.environment, env=tuple(sorted({"PYTHONPATH": str(FAKE_BACKEND), **own}.items())))

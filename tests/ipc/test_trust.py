@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.ipc import Trust, Untrusted
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
 SOMEBODY = 65534
@@ -136,21 +136,21 @@ def test_a_daemon_runs_no_untrusted_file(tmp_path: Path) -> None:
     """A file that others can write is an error line, and not imported; named in the settings, it is tuned."""
     with Daemon(tmp_path) as daemon:
         ran = tmp_path / "ran"
-        text = f"open({str(ran)!r}, 'w')\n" + kernel_text("space(us=[50.0], tag=['a'])")
-        path = daemon.kernel_file(text)
+        text = f"open({str(ran)!r}, 'w')\n" + make_kernel_text("space(us=[50.0], tag=['a'])")
+        path = daemon.write_kernel(text)
         path.chmod(0o666)
-        refused = daemon.ktuned("tune", str(path))
+        refused = daemon.run_ktuned("tune", str(path))
         assert refused.returncode == 1
         assert "can be written by others (mode 0666)" in refused.stderr
         path.chmod(0o644)
         path.parent.chmod(0o777)
-        refused = daemon.ktuned("tune", str(path.parent))
+        refused = daemon.run_ktuned("tune", str(path.parent))
         assert refused.returncode == 1
         assert f"chmod go-w {path.parent}, or name the directory in config.toml" in refused.stderr
         assert not ran.exists()
         (daemon.home / "config.toml").write_text(f"contention = false\ntrusted_directories = ['{path.parent}']\n")
         assert daemon.process is not None
         daemon.process.send_signal(1)
-        daemon.until(lambda: "config_reloaded" in daemon.log.read_text(), "the reload")
+        daemon.wait_until(lambda: "config_reloaded" in daemon.log.read_text(), "the reload")
         daemon.tune(path=str(path), trials=1)
         assert ran.exists()

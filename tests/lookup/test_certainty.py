@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from ktuned.catalog import Changes, FileInspector
 from ktuned.ipc import stamp
 from ktuned.lookup.certainty import LOOK_S, MAX_BYTES, MAX_FILES, Certainty
-from ktuned.model import Root
+from ktuned.protocol import Root
 from ktuned.watch.reinspection import Reinspection
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: Parts, tmp_path: Path) -> None:
     """An inspection ends a doubt; more than a lookup has time for is in doubt until the watcher has caught up."""
-    kernel = await parts.inspect(kernel_text())
+    kernel = await parts.inspect_file(make_kernel_text())
     sources = [tmp_path / f"{number}.h" for number in range(MAX_FILES + 1)]
     for source in sources:
         source.write_text("int x;")
@@ -51,7 +51,7 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
 
 async def test_a_variable_that_a_kernel_reads_is_compared_at_the_start(parts: Parts) -> None:
     """A daemon whose workers have another value knows nothing of the kernel's files until they are inspected."""
-    kernel = await parts.inspect(f"import os\nMODE = os.environ.get('TEST_MODE')\n{kernel_text()}")
+    kernel = await parts.inspect_file(f"import os\nMODE = os.environ.get('TEST_MODE')\n{make_kernel_text()}")
     assert "env:TEST_MODE" in kernel.learned
     certainty = Certainty(parts.catalog, parts.machine)
     assert certainty.find_doubt(kernel, parts.environment) == ""
@@ -84,8 +84,8 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     parts: Parts, tmp_path: Path, name: str
 ) -> None:
     """From when a file is known to differ until it was inspected nothing of it is fresh, even if nothing changes."""
-    kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 50.0})
+    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(kernel, {50.0: 50.0})
     parts.end_doubts()
 
     def status() -> str:
@@ -102,7 +102,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
         pass
 
     reinspection = Reinspection(parts.catalog, paused, take_in, on_doubts_changed)
-    (parts.project / name).write_text(("" if name == "ktuned.toml" else kernel_text()) + "\n# another line\n")
+    (parts.project / name).write_text(("" if name == "ktuned.toml" else make_kernel_text()) + "\n# another line\n")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reinspection.inspect_files, {str(parts.project / name)})
         await paused.begun.wait()

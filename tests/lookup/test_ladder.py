@@ -8,11 +8,13 @@ from msgspec.structs import replace
 from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
-from ktuned.model.near import NEAR_CANDIDATES
 from ktuned.model.objective import LATENCY, minimize
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context, Winner
-from ktuned.model.values import Config, Problem, Status, canonical
+from ktuned.model.values import Config, Problem, canonical
+from ktuned.protocol.winners import Status
+from ktuned.store.contexts import Context
+from ktuned.store.near import NEAR_CANDIDATES
+from ktuned.store.winners import Winner
 
 BY_ENERGY = minimize("energy")
 

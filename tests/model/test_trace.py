@@ -14,13 +14,7 @@ from msgspec.structs import replace
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trace import (
-    Observation,
-    add_digests,
-    extend_digest,
-    find_new_observations,
-    reduce_digest,
-)
+from ktuned.model.trace import Observation, add_digests, extend_digest, find_new_observations, reduce_digest
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 ENTRIES = st.lists(st.builds(Observation, st.text(min_size=1), DIGESTS), max_size=5, unique_by=lambda entry: entry.name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ktuned.model import NO_DETAIL, ListedTrial, Objective, Outcome, TrialDetail, TrialResult
+from ktuned.model import NO_DETAIL, Objective, Outcome, TrialDetail, TrialResult
+from ktuned.protocol import ListedTrial
 from tests.trials import make_result, make_trial
 
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.model.device import Device
-from ktuned.model.job import Priority
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, Target
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.trial import MEASURING_VERSION, Context
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, Problem, canonical
+from ktuned.protocol.jobs import Priority
+from ktuned.store.contexts import MEASURING_VERSION, Context
 from tests.trials import make_trial
 
 SCALARS = (

@@ -64,7 +64,7 @@ class Tuned:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """Tune the kernel file above."""
     with Daemon(tmp_path_factory.mktemp("command"), tensors="torch") as daemon:
-        file = daemon.kernel_file(KERNEL)
+        file = daemon.write_kernel(KERNEL)
         shutil.copy(SCRIPT, file.parent)
         _, found = daemon.tune(path=str(file))
         jobs = {job["kernel"].rpartition(":")[2]: job for job in found}
@@ -112,7 +112,7 @@ def slow_to_start(p, c):
     return Build(argv=("sh", "-c", f"sleep 0.6; echo took {c.V} ms"), pattern=r"took ([\\d.]+) ms")
 """
     with Daemon(tmp_path) as daemon:
-        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel)))
+        _, (job,) = daemon.tune(path=str(daemon.write_kernel(kernel)))
         assert job["outcomes"] == {"measured": 3}, job
         assert daemon.client.lookup("slow_to_start", dict(N=1)).config == {"V": 1}
 

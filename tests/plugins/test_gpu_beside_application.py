@@ -83,6 +83,6 @@ def test_a_job_too_large_for_the_rest_of_the_gpu_waits_for_the_application(daemo
         assert state["state"] not in ENDED_STATES, state
         reasons = [lane["reason"] for lane in daemon.client.call("status")["lanes"]]
         assert any("an application leaves" in reason for reason in reasons), reasons
-    daemon.until(
+    daemon.wait_until(
         lambda: daemon.client.call("jobs", ids=[job])["jobs"][0]["state"] == "done", "the job to end without it"
     )

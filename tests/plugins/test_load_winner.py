@@ -53,7 +53,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon that has tuned one kernel of each backend that needs no GPU."""
     with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as running:
-        path = running.kernel_file(KERNELS)
+        path = running.write_kernel(KERNELS)
         path.with_name("twice.cc").write_text(SOURCE)
         _, jobs = running.tune(path=str(path))
         assert [job["state"] for job in jobs] == ["done"] * 3, jobs
@@ -132,7 +132,9 @@ def test_a_damaged_artifact_is_not_loaded(client: Client) -> None:
 
 def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:
     """An artifact that travels with its file holds all that a call needs; a function of a kernel file does not."""
-    done = daemon.ktuned("export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
+    done = daemon.run_ktuned(
+        "export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts")
+    )
     assert done.returncode == 0, done.stderr
     alone = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners")
     x, y = torch.rand(64), torch.empty(64)

@@ -160,7 +160,7 @@ def kernel(request: pytest.FixtureRequest, daemon: Daemon) -> str:
     backend: str = request.param
     if reason := why_not(backend):
         pytest.skip(reason)
-    path = daemon.kernel_file(COMMON + KERNEL_FILES[backend], f"tune_{backend}.py")
+    path = daemon.write_kernel(COMMON + KERNEL_FILES[backend], f"tune_{backend}.py")
     for source in ("scale.cu", "scale.cuh"):
         shutil.copy(HERE / source, path.parent)
     (path.parent / "twice.cu").write_text(TWICE)
@@ -219,7 +219,9 @@ def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, kernel: st
         pytest.skip("torch's winners are functions of the kernel file")
     from ktuned_client import Client, Hit
 
-    done = daemon.ktuned("export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
+    done = daemon.run_ktuned(
+        "export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts")
+    )
     assert done.returncode == 0, done.stderr
     exported = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners").lookup(kernel, {"n": SIZE})
     assert isinstance(exported, Hit)

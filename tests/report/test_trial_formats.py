@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from benchmarks.recorded_spaces import read_recorded_space
-from ktuned.model import ListedTrial, Outcome
+from ktuned.model import Outcome
+from ktuned.protocol import ListedTrial
 from ktuned.report import FORMATS, render_trials
 from tests.cli.samples import listed_trial, trial_map
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model.job import JobState
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context
+from ktuned.protocol.jobs import JobState
 from ktuned.scheduling.known_failures import KnownFailures
+from ktuned.store.contexts import Context
 
 CONTEXT = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel("CPU"), "digest", "toolchain", "driver")
 DECLARED = Plan(trials=10)

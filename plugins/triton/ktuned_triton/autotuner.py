@@ -215,7 +215,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
             return
         _announced_libraries.add(library)
         with contextlib.suppress(ImportError):
-            from ktuned_triton.library import Library
+            from ktuned_triton.build import Library
 
             wanted = Library(library, list_application_paths()).to_plain()
             daemon_link().prepare_library("triton", wanted, find_deciding_variables())

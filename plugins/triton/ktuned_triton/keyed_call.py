@@ -191,7 +191,7 @@ class TritonCall(KeyedCall):
 
 def compile_recorded_call(function: Any, call: Call, config: str) -> Any:
     """Compile a config for a recorded call, for torch's current device, while the application runs."""
-    from ktuned_triton.library import Library
+    from ktuned_triton.build import Library
     from ktuned_triton.signature import make_call_arguments
 
     build = call.make_build(config, "function", library=Library())

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model.near import measure_distance
 from ktuned.model.values import Problem
+from ktuned.store.near import measure_distance
 
 numbers = st.integers(1, 2**62) | st.floats(1e-300, 1e300)
 problems = st.fixed_dictionaries({"M": numbers, "N": numbers})

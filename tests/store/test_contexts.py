@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
-from ktuned.model.staleness import compare_contexts, describe_change
-from ktuned.model.trial import Context
+from ktuned.protocol.kernels import describe_change
+from ktuned.store.contexts import Context, compare_contexts
 
 THEN = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1", 1)
 NOTHING: tuple[Any, Any] = ({}, {})

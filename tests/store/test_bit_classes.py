@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import BitClasses, Trial, TrialDetail, UsageError, have_same_bits, is_exact
+from ktuned.model import TrialDetail, UsageError, have_same_bits, is_exact
 from ktuned.model.objective import Objective, is_latency, read_objective, strip_numerics, with_numerics
+from ktuned.protocol import Trial
+from ktuned.store import BitClasses
 from tests.trials import make_trial
 
 
