@@ -35,8 +35,8 @@ the interpreter                       its library and its programs
 the system's packages                 ``/usr``, except for what this process itself opens or tests
 an installed distribution             its files, except for those that this process itself opens; what a
                                       distribution reads while it is imported is its own reading
-compilers                             their caches, whose files were made of sources that count, and the
-                                      variables by which they search and word messages
+compilers                             their caches, whose files were made of sources that count; compilers and
+                                      installed libraries: variables by which they search and word messages
 ====================================  ==================================================================
 
 Each load of a kernel file begins an epoch, and so does each compile. ``files``, ``variables`` and ``unobserved`` return
@@ -51,9 +51,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 import mmap
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -66,9 +66,9 @@ from typing import Any
 from ktuned.dependencies.code_observer import OBSERVER
 from ktuned.dependencies.distributions import find_owners, find_record, is_unowned
 from ktuned.dependencies.origin import (
-    STDLIB,
     find_installed_place,
     is_foreign,
+    is_of_stdlib,
     is_our_file,
     is_ours,
     list_cache_directories,
@@ -89,11 +89,6 @@ from ktuned.ipc import (
 from ktuned.model import ALL_VARIABLES, describe_environment, is_own_variable
 from ktuned.observer import REASON_VARIABLE, Kind, Log, Note, prove_observed
 from ktuned.user_directories import NoHomeDirectory, find_user_directories
-
-_TOOL_VARIABLES = re.compile(
-    "PATH|HOME|PWD|OLDPWD|LC_.*|LANG|LANGUAGE|TERM|COLUMNS|LINES|COLORTERM|NO_COLOR|FORCE_COLOR|GCC_COLORS|TMP|TEMP"
-)
-"""Variables by which compilers search, and word and colour their messages. What they find is observed itself."""
 
 _TIME_NAMES = frozenset(
     {
@@ -129,9 +124,6 @@ _DRIVER_SOCKETS = ("/tmp/nvidia-mps/", "/run/nvidia", "/var/run/nvidia")
 
 _SYSTEM_DIRECTORIES = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/")
 
-_ENVIRON_SOURCES = ("<frozen os>", "<frozen _collections_abc>", __file__)
-"""Code in which reading a variable is implemented, besides the standard library's. Its frames are not the reader's."""
-
 _PROGRAM_KINDS = (Kind.EXECUTED, Kind.MAPPED, Kind.SEARCHED)
 
 NO_OBSERVER = "no observer runs below this worker: see `ktuned doctor`"
@@ -154,6 +146,7 @@ class Accesses:
         self._is_recording = False
         self._epoch = 0
         self._own_places: tuple[str, ...] = ()
+        self._start_path: tuple[str, ...] = ()
         self._start_stamps: dict[Path, str] = {}
         self._forget_all()
 
@@ -185,10 +178,12 @@ class Accesses:
             self.failure = os.environ.get(REASON_VARIABLE, NO_OBSERVER)
         else:
             self.log.set_owner(os.getpid())
-        self._start_stamps = _stamp_start_files()
+        self._start_path = tuple(sys.path)
+        self._start_stamps = _stamp_start_files(self._start_path)
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron
         FileFinder._fill_cache = _fill_finder_cache  # type: ignore[attr-defined]
+        linecache.updatecache = _wrap_line_reading(linecache.updatecache)
         for loader, step in _LOADING_STEPS:
             setattr(loader, step, _wrap_loading(getattr(loader, step)))
 
@@ -202,7 +197,7 @@ class Accesses:
         self._forget_all()
         if self._is_recording:
             with self.pause_recording():
-                self._files |= _stamp_start_files()
+                self._files |= _stamp_start_files(self._start_path)
                 self._record_bare_modules()
             for name in _START_VARIABLES:
                 self.record_variable(name)
@@ -223,7 +218,7 @@ class Accesses:
     def has_stale_start(self) -> bool:
         """True if a fresh process would start otherwise than this one has."""
         with self.pause_recording():
-            return self._is_recording and _stamp_start_files() != self._start_stamps
+            return self._is_recording and _stamp_start_files(self._start_path) != self._start_stamps
 
     @property
     def extent(self) -> int:
@@ -300,12 +295,10 @@ class Accesses:
     def _record_notes(self, notes: Iterable[Note]) -> None:
         for note in notes:
             match note.kind:
-                case Kind.VARIABLE | Kind.TOOL_VARIABLE if not _is_portable(note.name) and note.name not in os.environ:
+                case Kind.VARIABLE if not _is_portable(note.name) and note.name not in os.environ:
                     # Drivers ask for names that nobody can set.
                     pass
-                case Kind.TOOL_VARIABLE if _TOOL_VARIABLES.fullmatch(note.name):
-                    pass
-                case Kind.VARIABLE | Kind.TOOL_VARIABLE:
+                case Kind.VARIABLE:
                     self.record_variable(note.name)
                 case Kind.ENVIRONMENT:
                     self.record_all_variables()
@@ -411,7 +404,7 @@ class Accesses:
             return not is_unowned(path) and (not is_content_read or find_record(path) is not None)
         if is_below_root:
             return False
-        if f"{path}/".startswith(STDLIB) or path in _INTERPRETER:
+        if is_of_stdlib(f"{path}/") or path in _INTERPRETER:
             return True
         return _is_of_system(path) and not is_own_reading
 
@@ -487,9 +480,13 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
 def _find_reading_frame() -> FrameType | None:
     """Return the innermost frame outside of the standard library, which reads for its callers."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((*STDLIB, *_ENVIRON_SOURCES)):
+    while frame is not None and _implements_reading(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def _implements_reading(path: str) -> bool:
+    return path == __file__ or path.startswith("<frozen ") or is_of_stdlib(path)
 
 
 def _identify_reader() -> tuple[int, int]:
@@ -527,6 +524,18 @@ def _wrap_loading(load: Callable[..., Any]) -> Callable[..., Any]:
             return load(loader, module)
 
     return load_observed
+
+
+def _wrap_line_reading(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Record the lines that are shown of the project's files, but not those of installed ones, as in a traceback."""
+
+    @functools.wraps(update)
+    def update_observed(filename: str, module_globals: Any = None) -> Any:
+        is_installed = find_installed_place(filename) is not None
+        with ACCESSES.pause_recording() if is_installed else contextlib.nullcontext():
+            return update(filename, module_globals)
+
+    return update_observed
 
 
 class _EveryName:
@@ -571,16 +580,16 @@ def _is_site(path: str) -> bool:
     return path in sys.path and find_installed_place(f"{path}/x") is not None
 
 
-def _stamp_start_files() -> dict[Path, str]:
-    """Return the files by which an environment changes how the interpreter starts, with their stamps."""
+def _stamp_start_files(directories: Iterable[str]) -> dict[Path, str]:
+    """Return the files that change how an interpreter starts with a ``sys.path`` of these directories, with stamps."""
     found: dict[Path, str] = {}
-    for directory in filter(os.path.isdir, sys.path):
-        if not f"{directory}/".startswith(STDLIB):
+    for directory in filter(os.path.isdir, directories):
+        if not is_of_stdlib(f"{directory}/x"):
             paths = [Path(directory, name) for name in _START_FILES]
             if find_installed_place(f"{directory}/x") is not None:
                 names = sorted(name for name in os.listdir(directory) if name.endswith(".pth"))
                 paths += [path for path in (Path(directory, name) for name in names) if _runs_code(path)]
-            found |= {path: stamp(path) for path in paths if not is_our_file(str(path))}
+            found |= {path: stamp(path) for path in paths if path.suffix != ".pth" or is_unowned(str(path))}
     return found
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ktuned.dependencies.origin import InstalledPlace, find_installed_place
+from ktuned.ipc import stamps
 
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 """Files in a distribution's own directory that depend on the installer."""
@@ -36,7 +37,8 @@ class Distribution(msgspec.Struct, frozen=True):
         Bytecode, scripts and the installer's own files are left out. It is empty if the record cannot be read.
         """
         try:
-            content = self.record.read_bytes()
+            with stamps.pause_recording():
+                content = self.record.read_bytes()
         except OSError:
             return ""
         return _digest_contents(self.name, self.version, self.record.name == "RECORD", content)
@@ -140,7 +142,8 @@ def _normalize_name(name: str) -> str:
 
 @cache
 def _list_distributions(site: str, changed: int) -> tuple[Distribution, ...]:
-    return tuple(_scan_site(site))
+    with stamps.pause_recording():
+        return tuple(_scan_site(site))
 
 
 def _scan_site(site: str) -> Iterator[Distribution]:
@@ -155,9 +158,10 @@ def _scan_site(site: str) -> Iterator[Distribution]:
 def _list_packages(record: Path) -> frozenset[str]:
     """Return the packages and modules that a distribution installed."""
     try:
-        if record.name != "RECORD":
-            return frozenset((record.parent / "top_level.txt").read_text().split())
-        lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
+        with stamps.pause_recording():
+            if record.name != "RECORD":
+                return frozenset((record.parent / "top_level.txt").read_text().split())
+            lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
     firsts = {line.split(",", 1)[0].split("/", 1)[0].strip('"') for line in lines}

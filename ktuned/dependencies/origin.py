@@ -77,6 +77,11 @@ def find_installed_place(path: str) -> InstalledPlace | None:
     return None
 
 
+def is_of_stdlib(path: str) -> bool:
+    """Return whether a file belongs to the interpreter's library, in which packages may be installed, too."""
+    return path.startswith(STDLIB) and find_installed_place(path) is None
+
+
 def is_users_header(path: Path) -> bool:
     """Return whether a header is the user's own, not one of the system, a toolkit or an installed package."""
     return not str(path).startswith(("/usr/", "/opt/")) and find_installed_place(str(path)) is None

@@ -220,7 +220,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
             return entry.name
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
         name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
-        label = f"source:{name}"
+        label = f"source:{name}{' (attributes)' if entry.name.endswith(ATTRIBUTES) and not is_elsewhere else ''}"
         return f"{label} (its text)" if label in self._inspected_parts else label
 
     def convert_paths(self, convert: Callable[[str], str]) -> KernelInfo:

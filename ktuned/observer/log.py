@@ -44,7 +44,6 @@ class Kind(StrEnum):
     SEARCHED = "s"
     MAPPED = "m"
     VARIABLE = "v"
-    TOOL_VARIABLE = "V"
     ENVIRONMENT = "e"
     CONNECTED = "c"
     HIDDEN = "h"
@@ -162,7 +161,7 @@ def prove_observed(log: Log) -> str:
     with suppress(OSError), open(f"/{name}/opened"):
         pass
     ctypes.CDLL(None).getenv(name.encode())
-    child = os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {})
+    child = os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {LOG_VARIABLE: os.environ.get(LOG_VARIABLE, "")})
     os.waitpid(child, 0)
     notes = list(log.read_notes())
     seen = {(note.kind, note.name) for note in notes}

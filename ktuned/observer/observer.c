@@ -43,7 +43,7 @@ enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096 };
 /* What was done with a name (log.py: Kind). */
 enum {
     OPENED = 'o', WRITTEN = 'w', TESTED = 't', LISTED = 'l', FOLLOWED = 'k', EXECUTED = 'x', SEARCHED = 's', MAPPED = 'm',
-    VARIABLE = 'v', TOOL_VARIABLE = 'V', ENVIRONMENT = 'e', CONNECTED = 'c', HIDDEN = 'h', REFUSED = 'u', RENAMED = 'r'
+    VARIABLE = 'v', ENVIRONMENT = 'e', CONNECTED = 'c', HIDDEN = 'h', REFUSED = 'u', RENAMED = 'r'
 };
 
 struct entry { uint32_t hash, epoch, pid; uint8_t kind, found; uint16_t length; char name[]; };
@@ -182,6 +182,8 @@ static void enter_name(uint8_t kind, uint8_t found, const char *name, size_t len
     atomic_store(&log->full, 1);
 }
 
+static int is_worker(void) { return shared->owner == (uint32_t)getpid(); }
+
 /* Return whether a path is the system's own: made by Linux (/proc, /sys, devices), or, in any process but the worker,
  * installed by the package manager. The device and the toolchain stand for these. The worker runs the project's code,
  * whose reads of installed files count. Programs and libraries are noted all the same. */
@@ -190,7 +192,7 @@ static int is_of_system(const char *name) {
     for (const char *const *place = places; *place; ++place)
         if (!strncmp(name, *place, strlen(*place)))
             return strncmp(name, "/usr/local/", 11) && strncmp(name, "/dev/shm/", 9) && !strstr(name, "/../") &&
-                   !strstr(name, "-packages/") && (place < places + 3 || shared->owner != (uint32_t)getpid());
+                   !strstr(name, "-packages/") && (place < places + 3 || !is_worker());
     return 0;
 }
 
@@ -517,18 +519,35 @@ MAKES_TEMPORARY(int, -1, mkostemp, (char *a, int b), (a, b), char *, int)
 MAKES_TEMPORARY(int, -1, mkostemps, (char *a, int b, int c), (a, b, c), char *, int, int)
 MAKES_TEMPORARY(char *, NULL, mkdtemp, (char *a), (a), char *)
 
-/* Variables, and other programs. */
+/* Variables. Installed code has some that say where to search and how to word messages; what it finds is noted itself. */
+static int is_of_messages(const char *name) {
+    static const char *const names[] = {"PATH", "HOME", "PWD", "OLDPWD", "LANG", "LANGUAGE", "TERM", "COLUMNS", "LINES", "COLORTERM",
+                                        "NO_COLOR", "FORCE_COLOR", "GCC_COLORS", "TMP", "TEMP", 0};
+    for (const char *const *one = names; *one; ++one)
+        if (!strcmp(*one, name)) return 1;
+    return !strncmp(name, "LC_", 3);
+}
+
+static void note_variable(const char *name, int found, const void *caller) {
+    if (!shared || shared->silent || busy || !name) return;
+    if (is_of_messages(name)) {
+        Dl_info by;
+        if (is_tool) return;
+        if (dladdr(caller, &by) && by.dli_fname && (strstr(by.dli_fname, "-packages/") || !strncmp(by.dli_fname, "/usr/", 5) || !strncmp(by.dli_fname, "/lib", 4))) return;
+    }
+    note_text(VARIABLE, found, name);
+}
 REAL(char *, getenv, const char *)
 VISIBLE char *getenv(const char *name) {
     if (!shared && !real_getenv) return (char *)find_variable(environ, name);
     char *value = libc_getenv()(name);
-    note_text(is_tool ? TOOL_VARIABLE : VARIABLE, value != NULL, name);
+    note_variable(name, value != NULL, __builtin_return_address(0));
     return value;
 }
 REAL(char *, secure_getenv, const char *)
 VISIBLE char *secure_getenv(const char *name) {
     char *value = libc_secure_getenv()(name);
-    note_text(is_tool ? TOOL_VARIABLE : VARIABLE, value != NULL, name);
+    note_variable(name, value != NULL, __builtin_return_address(0));
     return value;
 }
 /* libc reads the time zone's variable itself. */
@@ -536,7 +555,7 @@ VISIBLE char *secure_getenv(const char *name) {
     REAL(result, name, __VA_ARGS__)                                                \
     VISIBLE result name parameters {                                               \
         const char *zone = find_variable(environ, "TZ");                           \
-        note_text(is_tool ? TOOL_VARIABLE : VARIABLE, zone != NULL, "TZ");                                   \
+        note_text(VARIABLE, zone != NULL, "TZ");                                   \
         return libc_##name() arguments;                                            \
     }
 READS_ZONE(struct tm *, localtime, (const time_t *a), (a), const time_t *)

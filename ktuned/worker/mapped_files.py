@@ -21,6 +21,8 @@ from contextlib import suppress
 from glob import glob
 from typing import NamedTuple
 
+from ktuned.dependencies import ACCESSES
+
 MAPS = "/proc/self/maps"
 
 _MAPPED = re.compile(rb"^\S+ \S(\S)(\S)(\S) \S+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)
@@ -72,6 +74,7 @@ class MappedFiles:
             if found.is_code and not name.startswith(self._expected_places)
         ]
 
+    @ACCESSES.pause_recording()
     def find_changed_file(self) -> str:
         """Return a file that has changed on the disk since it was mapped; empty if there is none."""
         for name, known in self._known.items():
@@ -79,6 +82,7 @@ class MappedFiles:
                 return os.fsdecode(name)
         return ""
 
+    @ACCESSES.pause_recording()
     def _read_mapped_files(self) -> dict[bytes, MappedFile]:
         """Return the mapped files with their stamps. A known file keeps the stamp that it was first seen with."""
         mapped: dict[bytes, MappedFile] = {}

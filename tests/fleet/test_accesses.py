@@ -78,7 +78,8 @@ class Project:
         return {
             entry.name: entry
             for entry in learned
-            if entry.name not in self._always and (entry.digest or not _MODULE_NAME.search(entry.name))
+            if entry.name not in self._always
+            and (entry.digest or entry.name.startswith("env:") or not _MODULE_NAME.search(entry.name))
         }
 
     def write(self, name: str, text: str) -> str:
