@@ -78,10 +78,12 @@ from ktuned.dependencies.unobservable import explain_unobservable
 from ktuned.ipc import (
     ABSENT,
     DIRECTORY,
+    Sight,
     Untrusted,
     is_directory_stamp,
     is_special_stamp,
     normalize_path,
+    read_sight,
     stamp,
     stamp_attributes,
     stamp_directory,
@@ -135,6 +137,7 @@ class Accesses:
     Attributes:
         own_directories: directories in which ktuned keeps its own files; nothing there is recorded.
         failure: why this process is not observed; empty if it is.
+        start_files: the files that change how this interpreter starts, with their stamps; most of them are absent.
         survives_load: set by a request that loads its kernel file on the way: the load begins no new epoch.
     """
 
@@ -146,8 +149,10 @@ class Accesses:
         self._is_recording = False
         self._epoch = 0
         self._own_places: tuple[str, ...] = ()
-        self._start_path: tuple[str, ...] = ()
-        self._start_stamps: dict[Path, str] = {}
+        self._start_directories: tuple[str, ...] = ()
+        self.start_files: dict[Path, str] = {}
+        self._start_sights: list[Sight | None] = []
+        self._stamps_at_start: dict[Path, str] = {}
         self._forget_all()
 
     def _forget_all(self) -> None:
@@ -178,8 +183,9 @@ class Accesses:
             self.failure = os.environ.get(REASON_VARIABLE, NO_OBSERVER)
         else:
             self.log.set_owner(os.getpid())
-        self._start_path = tuple(sys.path)
-        self._start_stamps = _stamp_start_files(self._start_path)
+        self._start_directories = tuple(one for one in sys.path if os.path.isdir(one) and not is_of_stdlib(f"{one}/x"))
+        self._stamp_start_files()
+        self._stamps_at_start = self.start_files
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron
         FileFinder._fill_cache = _fill_finder_cache  # type: ignore[attr-defined]
@@ -197,7 +203,7 @@ class Accesses:
         self._forget_all()
         if self._is_recording:
             with self.pause_recording():
-                self._files |= _stamp_start_files(self._start_path)
+                self._files |= {path: digest for path, digest in self.start_files.items() if digest}
                 self._record_bare_modules()
             for name in _START_VARIABLES:
                 self.record_variable(name)
@@ -217,8 +223,20 @@ class Accesses:
     @property
     def has_stale_start(self) -> bool:
         """True if a fresh process would start otherwise than this one has."""
+        self._stamp_start_files()
+        return self._is_recording and self.start_files != self._stamps_at_start
+
+    def _stamp_start_files(self) -> None:
+        """Stamp the files that change how this interpreter starts, if they or their directories look otherwise now."""
         with self.pause_recording():
-            return self._is_recording and _stamp_start_files(self._start_path) != self._start_stamps
+            sights = self._list_start_sights()
+            if sights != self._start_sights:
+                self.start_files = _stamp_start_files(self._start_directories)
+                self._start_sights = self._list_start_sights()
+
+    def _list_start_sights(self) -> list[Sight | None]:
+        present = [str(path) for path, digest in self.start_files.items() if digest]
+        return [read_sight(path) for path in (*self._start_directories, *present)]
 
     @property
     def extent(self) -> int:
@@ -352,7 +370,9 @@ class Accesses:
         known = self._files.get(path)
         if known is None or (is_directory_stamp(known) and note.kind is Kind.LISTED):
             self._record_content(note, path)
-        asks_times = note.kind in (Kind.OPENED, Kind.TESTED) and _mentions_times()
+        asks_times = note.kind in (Kind.OPENED, Kind.TESTED) and _mentions_times(
+            OBSERVER.executed_files, OBSERVER.generation
+        )
         if (note.kind is Kind.TESTED or asks_times) and path in self._files:
             self._attributes.setdefault(path, stamp_attributes(path, has_times=asks_times))
 
@@ -583,13 +603,12 @@ def _is_site(path: str) -> bool:
 def _stamp_start_files(directories: Iterable[str]) -> dict[Path, str]:
     """Return the files that change how an interpreter starts with a ``sys.path`` of these directories, with stamps."""
     found: dict[Path, str] = {}
-    for directory in filter(os.path.isdir, directories):
-        if not is_of_stdlib(f"{directory}/x"):
-            paths = [Path(directory, name) for name in _START_FILES]
-            if find_installed_place(f"{directory}/x") is not None:
-                names = sorted(name for name in os.listdir(directory) if name.endswith(".pth"))
-                paths += [path for path in (Path(directory, name) for name in names) if _runs_code(path)]
-            found |= {path: stamp(path) for path in paths if path.suffix != ".pth" or is_unowned(str(path))}
+    for directory in directories:
+        paths = [Path(directory, name) for name in _START_FILES]
+        if find_installed_place(f"{directory}/x") is not None:
+            names = sorted(name for name in os.listdir(directory) if name.endswith(".pth"))
+            paths += [path for path in (Path(directory, name) for name in names) if _runs_code(path)]
+        found |= {path: stamp(path) for path in paths if path.suffix != ".pth" or is_unowned(str(path))}
     return found
 
 
@@ -601,8 +620,8 @@ def _runs_code(path: Path) -> bool:
         return False
 
 
-def _mentions_times() -> bool:
-    executed = OBSERVER.executed_files
+@functools.lru_cache(maxsize=8)
+def _mentions_times(executed: frozenset[Path], generation: int) -> bool:
     return any(mentions_any(path, OBSERVER.read_content(path), _TIME_NAMES) for path in executed)
 
 

@@ -128,7 +128,10 @@ class Inspector:
                 replies.FileFault(error.code, error.message, error.hint, error.path, error.line, error.excerpt)
                 for error in errors
             ),
-            digests=self._stamp_files(files, {**loaded.files, **ACCESSES.files}, str(root)),
+            digests={
+                **{make_relative(str(path), str(root)): digest for path, digest in ACCESSES.start_files.items()},
+                **self._stamp_files(files, {**loaded.files, **ACCESSES.files}, str(root)),
+            },
         )
 
     def _stamp_files(self, files: set[Path], known_stamps: Mapping[Path, str], root: str) -> dict[str, str]:

@@ -223,11 +223,12 @@ async def test_data_that_inputs_read_is_reported_when_a_problem_is_opened(projec
     reading = "open(HERE / 'data/one.bin').close(); __import__('la' + 'te')"
     kernel = await project.inspect(inputs=reading)
     assert project.news(kernel.learned.values()) == {}
-    opened = project.news((await project.open(kernel)).observed)
+    observed = (await project.open(kernel)).observed
+    opened = project.news(observed)
     assert opened.keys() == {"data/one.bin", "late.py"}
     assert all(entry.is_data and not entry.is_source for entry in opened.values())
     assert opened["late.py"].digest == digest
-    assert (await project.open(kernel.with_observed(opened.values()))).observed == ()
+    assert project.news((await project.open(kernel.with_observed(observed))).observed) == {}
 
 
 async def test_data_that_a_space_reads_is_reported_by_its_exploration(project: Project) -> None:
