@@ -157,7 +157,7 @@ def client_server_forker(_private_directories: None) -> None:
     """Start the process that forks the client tests' servers; the leak check of each test ignores it."""
     from tests.client import daemon
 
-    daemon.start_forking()
+    daemon.start_forkserver()
 
 
 @pytest.fixture

@@ -266,19 +266,23 @@ class JobsParams(Params, frozen=True):
     directory: str | None = None
 
 
-class TuneAnswer(msgspec.Struct, frozen=True):
-    """The jobs that do the work of a request.
+class StreamPosition(msgspec.Struct, frozen=True):
+    """The number of the latest event, within the lifetime (``epoch``) of one daemon."""
+
+    epoch: int
+    seq: int
+
+
+class TuneAnswer(StreamPosition, frozen=True):
+    """The jobs that do the work of a request, whose events come after this position of the stream.
 
     Attributes:
         jobs: the jobs.
-        epoch, seq: the position in the stream of events; the jobs' events come after it.
         errors: the errors of kernel files that could not be read.
         notices: lines for the person who asked.
     """
 
     jobs: tuple[JobInfo, ...]
-    epoch: int
-    seq: int
     errors: tuple[FileError, ...] = ()
     notices: tuple[str, ...] = ()
 

@@ -47,7 +47,7 @@ from ktuned.catalog import (
     remake_root,
 )
 from ktuned.devices import Machine
-from ktuned.ipc import stamp_whole, stamps_agree
+from ktuned.ipc import read_regular_file, stamp_whole, stamps_agree
 from ktuned.model import KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
 from ktuned.protocol import FileError, Job, Root
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
@@ -369,7 +369,7 @@ def _file_differs(stamps: Mapping[str, str]) -> bool:
 def _find_undecorated_kernel(path: str) -> str:
     """Return the name of a function with two parameters, like a kernel function's (p, c), and without a decorator."""
     try:
-        tree = ast.parse(Path(path).read_bytes())
+        tree = ast.parse(read_regular_file(path))
     except (OSError, SyntaxError, ValueError):
         return ""
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))

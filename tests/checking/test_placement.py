@@ -122,14 +122,37 @@ def test_a_tensor_that_is_expanded_is_restored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (torch.eye(3).to_sparse(), "x: it is a sparse_coo tensor"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "x: it is a nested tensor"),
         (torch.eye(3).to_mkldnn(), "x: it is a _mkldnn tensor"),
         (np.arange(8.0)[::-1], "x: it has a negative stride"),
     ],
-    ids=["coo", "mkldnn", "negative"],
+    ids=["nested", "mkldnn", "negative"],
 )
 def test_tensors_that_no_kernel_can_be_launched_with_are_refused_by_name(value: Any, words: str) -> None:
     """The error comes before any measurement and has a hint."""
     with pytest.raises(KernelFileError, match=words) as caught:
         ProblemData(declare_kernel(lambda p: {"x": value}), {}, CPU, library=TORCH)
     assert caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"])
+def test_a_sparse_input_is_restored_compared_and_digested_by_its_parts(layout: str) -> None:
+    """A config that writes to its values is found, and the next one sees the values as they were."""
+    dense = torch.arange(16.0).reshape(4, 4) % 3
+    block = (2, 2) if layout.startswith("sparse_b") else None
+
+    def make(scale: float) -> ProblemData:
+        value = (dense * scale).to_sparse(layout=getattr(torch, layout), blocksize=block)
+        return ProblemData(declare_kernel(lambda p: {"x": value}), {}, CPU, library=TORCH)
+
+    data = make(1.0)
+    data.reset_tensors()
+    x = data.tensors["x"]
+    assert str(x.layout) == f"torch.{layout}"
+    assert data.find_overwritten_inputs() == ()
+    (x._values() if layout == "sparse_coo" else x.values()).add_(1)
+    assert data.find_overwritten_inputs() == ("x",)
+    data.reset_tensors()
+    assert torch.equal(x.to_dense(), dense)
+    assert data.digest_problem() == make(1.0).digest_problem() != make(2.0).digest_problem()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -102,7 +103,7 @@ def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, 
         assert status["socket"] == str(path)
         assert status["idle"]["exit_s"] == 1800
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert (tmp_path / "run" / "ktuned.lock").read_text() == f"{process.pid}\n"
+        assert json.loads((tmp_path / "home" / "lock").read_text())["pid"] == process.pid
 
         (tmp_path / "home" / "config.toml").write_text("idle_exit_s = 0\n")
         process.send_signal(signal.SIGHUP)

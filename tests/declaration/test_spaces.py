@@ -126,6 +126,7 @@ def test_an_index_outside_the_space_is_an_error() -> None:
         (lambda: untyped_space(A=[[1]]), "axis A: [1] is of type list"),
         (lambda: untyped_space(A=[float("nan")]), "axis A: nan is not a finite number"),
         (lambda: untyped_space(A=[2**64]), "does not fit into 64 bits"),
+        (lambda: untyped_space(A=["\ud800"]), r"axis A: '\ud800' is not Unicode: it holds a lone surrogate"),
         (lambda: untyped_space(items=[1]), "'items' cannot be a name"),
         (lambda: untyped_space([{"A": 1}, {"A": 1}]), "config 1 of the space's list repeats config 0"),
         (

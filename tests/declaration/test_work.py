@@ -48,3 +48,9 @@ def test_the_greatest_share_comes_first() -> None:
     shares = compute_shares({"gbps": 2130.0, "tflops_float16": 80.0, "tflops_int8": 5.0, "speed": 1.0}, PEAKS)
     assert [str(share) for share in shares] == ["71 % of memory bandwidth", "10 % of float16 tensor cores"]
     assert compute_shares({"gbps": 1.0}, Peaks(DeviceModel("H200"))) == []
+
+
+def test_a_figure_that_a_kernel_exceeds_is_no_limit() -> None:
+    """A limit that was measured under load would otherwise say that a kernel reaches 533 % of it."""
+    shares = compute_shares({"gbps": 5.0 * (PEAKS.gbps or 0), "tflops_float16": 80.0}, PEAKS)
+    assert [str(share) for share in shares] == ["10 % of float16 tensor cores"]

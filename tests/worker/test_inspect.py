@@ -1,5 +1,6 @@
 """A job's walk through a space, and the digests that show that files are still as inspected."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from ktuned.model.values import Config, Outcome
 from ktuned.worker.explore import Exploration, Explorer
 from ktuned.worker.inspect import COUNTED_SPACE, Inspector, check_digests, load_kernel
 from ktuned.worker.observations import SourceChanged
-from ktuned.worker.reply import Reply
 from tests.worker.declaring import Build, declare_kernel
+from tests.worker.reply_collector import ReplyCollector
 
 IN_ORDER = Plan(strategy="exhaustive")
 KERNEL_FILE = """\
@@ -32,20 +33,6 @@ from tests.worker.declaring import Build
 def it(p, c):
     return Build(c.n)
 """
-
-
-class ReplyCollector(Reply):
-    """A reply that keeps its phases and items."""
-
-    def __init__(self) -> None:
-        self.phases: list[Phase] = []
-        self.items: list[replies.InspectedFile] = []
-
-    def begin_phase(self, phase: Phase) -> None:
-        self.phases.append(phase)
-
-    def send_item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
-        self.items.append(value)
 
 
 def collect_proposals(exploration: Exploration, n: int = 2) -> list[replies.Proposal]:
@@ -105,6 +92,28 @@ def test_a_config_without_a_build_says_why() -> None:
     assert proposals[3].message.endswith("it: it(p, c): ZeroDivisionError: n=3 divides")
     assert proposals[4].message.endswith("TypeError: n is a value of the type object, not an int")
     assert all(proposal.build is None for proposal in proposals.values() if proposal.outcome)
+
+
+@dataclass(frozen=True)
+class TextBuild(Build):
+    """A Build with a text."""
+
+    word: str = ""
+
+
+def test_text_that_cannot_be_sent_ends_its_config_alone() -> None:
+    """A Build or a message with a lone surrogate would otherwise make the whole answer unsendable."""
+
+    def build(p: Any, c: Any) -> TextBuild:
+        if c.n == 2:
+            raise Unsupported("\ud800")
+        return TextBuild(n=c.n, word="\ud800" if c.n == 1 else "plain")
+
+    proposals = collect_proposals(Exploration(declare_kernel(build), {}, IN_ORDER, []))
+    found = {proposal.config["n"]: proposal for proposal in proposals}
+    assert [found[n].outcome for n in (1, 2, 3)] == ["compile_error", "unsupported", None]
+    assert found[1].message == r"the Build has text with a lone surrogate: \ud800"
+    assert found[2].message == r"\ud800"
 
 
 def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
