@@ -1,6 +1,6 @@
 """Exchange between the daemon and its workers: typed requests and replies in frames, artifact manifests, stamps."""
 
-from ktuned.ipc import decoding, frames, manifest, parent, replies, requests
+from ktuned.ipc import decoding, frames, manifest, parent, replies, requests, stamps
 from ktuned.ipc.decoding import InvalidMessage
 from ktuned.ipc.journal import FAULT_AT, JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
@@ -71,5 +71,6 @@ __all__ = [
     "stamp_directory",
     "stamp_files",
     "stamp_whole",
+    "stamps",
     "stamps_agree",
 ]
