@@ -1,4 +1,4 @@
-"""The demo: to its end with a small budget; one line and nothing left behind when a step fails."""
+"""The demo with a small budget; a failed step is one line and leaves nothing behind."""
 
 import os
 import signal
@@ -27,13 +27,13 @@ def start(directory: Path, *words: str, **environment: str) -> subprocess.Popen[
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an empty directory; named shortly, because a socket's path must fit below it."""
+    """Return an empty directory with a short name, because a socket's path below it must fit."""
     return tmp_path_factory.mktemp("d")
 
 
 @pytest.mark.timeout(300)
-def test_it_tunes_edits_tunes_again_looks_up_and_stops(short: Path) -> None:
-    """Exit code 0, with every step's result reported, and neither a file nor (the leak check) a process left."""
+def test_the_demo_runs_to_its_end(short: Path) -> None:
+    """It reports the result of every step, and leaves neither files nor processes."""
     process = start(short, *SMALL)
     said, complaint = process.communicate()
     assert process.returncode == 0, said + complaint
@@ -48,8 +48,8 @@ def test_it_tunes_edits_tunes_again_looks_up_and_stops(short: Path) -> None:
     assert list(short.iterdir()) == []
 
 
-def test_a_step_that_fails_is_one_line(short: Path) -> None:
-    """Without a compiler nothing is tuned: exit code 1, one line that says so, nothing left behind."""
+def test_a_failed_step_is_one_line(short: Path) -> None:
+    """Without a compiler the exit status is 1, and nothing is left behind."""
     process = start(short, *SMALL, CXX="/nowhere/c++")
     said, complaint = process.communicate()
     assert process.returncode == 1
@@ -60,8 +60,7 @@ def test_a_step_that_fails_is_one_line(short: Path) -> None:
     assert list(short.iterdir()) == []
 
 
-def test_ctrl_c_ends_the_daemon_too(short: Path) -> None:
-    """Interrupted at its first step the demo takes its daemon down, and says nothing."""
+def test_ctrl_c_stops_the_demo_s_daemon(short: Path) -> None:
     process = start(short, *SMALL)
     assert process.stdout is not None
     for line in process.stdout:
@@ -74,8 +73,8 @@ def test_ctrl_c_ends_the_daemon_too(short: Path) -> None:
     assert list(short.iterdir()) == []
 
 
-def test_the_edit_is_one_of_the_source() -> None:
-    """The line that the demo edits is in the example, once, and the edit keeps it."""
+def test_the_demo_s_edit_matches_one_line_of_the_example() -> None:
+    """The edited file still contains the line's replacement once."""
     source = (demo.EXAMPLES / "cpu_gemm" / "gemm.cc").read_text()
     assert source.count(demo.LINE) == 1
     assert demo.EDITED_LINE.startswith(demo.LINE)

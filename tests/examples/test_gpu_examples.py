@@ -1,4 +1,4 @@
-"""Every GPU example, from a daemon's start to an application: tuned, served again without work, launched elsewhere."""
+"""Every GPU example: tuned by a daemon, served again without work, launched by an application."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ print(hit.status, hit.config)
     "name", ["gpu_gemm", "cuda_softmax", "cutedsl_rmsnorm", "attention_choice", "triton_softmax", "triton_matmul"]
 )
 def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
-    """The winner beats the default; a second daemon compiles nothing, measures nothing and serves the same."""
+    """A second daemon compiles and measures nothing; the winner beats the default."""
     if name == "cutedsl_rmsnorm":
         pytest.importorskip("cutlass")
     # `fast` leaves a compile that takes much longer than the others, as torch.compile's do, to the next job.
@@ -90,7 +90,7 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
 
 
 def _story(daemon: Daemon, job: Mapping[str, Any]) -> str:
-    """Return what became of a job: its figures, what it tried that did not end well, and the daemon's last words."""
+    """Describe a job: its figures, its failures, and the last lines of the daemon's log."""
     trials = daemon.client.call("results", kernel=job["kernel"], limit=2000)["trials"]
     lines = [f"job {job['id']}: {job['state']} {job['message']} {job['outcomes']} {job['cost']}"]
     lines.append(f"best {job['best_us']} us, default {job['default_us']} us, reference {job['reference_us']} us")
@@ -103,7 +103,7 @@ def _story(daemon: Daemon, job: Mapping[str, Any]) -> str:
 
 
 def _launch_elsewhere(name: str, environment: dict[str, str]) -> None:
-    """Run the application of an example that has one."""
+    """Run the application of an example, if it has one."""
     command = {
         "gpu_gemm": [sys.executable, str(EXAMPLES / "gpu_app.py")],
         "cuda_softmax": [sys.executable, "-c", LIBRARY_APPLICATION],

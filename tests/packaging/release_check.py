@@ -1,9 +1,10 @@
-"""Program that ends a release's preparation: builds all distributions, installs each alone, and tries it.
+"""Builds all distributions, installs each alone, and tries it: the last step of preparing a release.
 
-``make release-check`` runs it. For each distribution a wheel and an sdist are built into ``dist/``, the wheel from the
-sdist. Each wheel is then installed with its dependencies into a new virtual environment, as ``pipx`` would, and its
-smoke test runs there: its packages are imported, its entry points are loaded, and ``ktuned`` starts, checks the
-installation and stops. Those whose dependencies take gigabytes are installed without them unless ``--all`` is given.
+``make release-check`` runs this program. It builds a wheel and an sdist of each distribution into ``dist/``, the wheel
+from the sdist. It installs each wheel with its dependencies into a new virtual environment, as ``pipx`` would, and runs
+a smoke test there: importing its packages, loading its entry points, and for ``ktuned`` a start, a check of the
+installation and a stop. Distributions whose dependencies take gigabytes are installed without them unless ``--all``
+is given.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ print(name, found.version, len(found.entry_points), "entry points", *(f"needs {o
 
 
 def build(names: Sequence[str], into: Path) -> dict[str, Path]:
-    """Build the sdist and, from it, the wheel of each distribution; return the wheels."""
+    """Build the sdist and the wheel of each distribution, and return the wheels."""
     wheels = {}
     for name in names:
         _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(PROJECTS[name][0])])
@@ -65,7 +66,7 @@ def build(names: Sequence[str], into: Path) -> dict[str, Path]:
 
 
 def try_one(name: str, wheels: dict[str, Path], directory: Path, *, with_dependencies: bool) -> None:
-    """Install a wheel into a new environment, and run its smoke test."""
+    """Install a wheel into a new environment and run its smoke test."""
     environment = directory / f"env-{name}"
     venv.create(environment, with_pip=False)
     python = environment / "bin/python"
@@ -94,7 +95,7 @@ def _run(command: Sequence[str], env: dict[str, str] | None = None) -> None:
 
 
 def main() -> None:
-    """Build and try the distributions that are named, or all."""
+    """Build and try the given distributions, or all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", default=[], help="default: all")
     parser.add_argument("--all", action="store_true", help="install the dependencies of heavy ones, too")

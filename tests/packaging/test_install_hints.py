@@ -1,4 +1,4 @@
-"""Everything that messages and documents say of installing: distributions and extras that exist."""
+"""Install commands in messages and documents name distributions and extras that exist."""
 
 import re
 import tomllib
@@ -43,13 +43,12 @@ def _sources() -> Iterator[Path]:
 
 
 def _named(command: str) -> list[str]:
-    """Return the requirements that a command names; what is only known when it is printed stands in braces."""
+    """Return the requirements of a command; placeholders stand in braces."""
     words = _OPTIONS.sub("", _PROSE.sub("", command))
     return [] if "{" in words else [quoted or plain for quoted, plain in _REQUIREMENT.findall(words)]
 
 
-def test_what_is_to_be_installed_exists() -> None:
-    """Each ``pip install`` names our distributions or their requirements, and each extra is declared."""
+def test_install_commands_name_existing_distributions_and_extras() -> None:
     wrong = [f"{path.relative_to(ROOT)}: {fault}" for path in _sources() for fault in _faults(path.read_text())]
     assert wrong == []
 
@@ -66,8 +65,7 @@ def _faults(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("text", ["pip install 'ktuned[gpu]'", "needs `ktuned[tvm_ffi]`", "pip install nvidia-nvml"])
-def test_what_does_not_exist_is_found(text: str) -> None:
-    """An extra that no distribution declares, and a distribution that nothing requires, are faults."""
+def test_unknown_distributions_and_extras_are_found(text: str) -> None:
     assert list(_faults(text))
 
 
@@ -81,14 +79,13 @@ def test_what_does_not_exist_is_found(text: str) -> None:
         ('{distribution} into {sys.executable}"', []),
     ],
 )
-def test_requirements_of_a_command(command: str, named: list[str]) -> None:
-    """Options, remarks and what is filled in later are no requirements."""
+def test_options_comments_and_placeholders_are_no_requirements(command: str, named: list[str]) -> None:
     assert _named(command) == named
 
 
 @pytest.mark.parametrize("name", [name for name in PROJECTS if name not in ("ktuned", "ktuned-client")])
 def test_each_plugin_has_an_extra_that_hints_name(name: str) -> None:
-    """A missing plugin is installed by an extra of ktuned, which brings it, and hints name that one."""
+    """Hints for a missing plugin name that extra."""
     extra = name.removeprefix("ktuned-")
     assert [Requirement(text).name for text in _OPTIONAL["ktuned"][extra]] == [name]
     assert suggest_distribution(name.replace("-", "_")) == f"'ktuned[{extra}]'"
@@ -96,7 +93,7 @@ def test_each_plugin_has_an_extra_that_hints_name(name: str) -> None:
         assert install_hint(backend) == f"pip install 'ktuned[{extra}]'"
 
 
-def test_packages_of_the_field_are_known_by_their_distributions() -> None:
-    """An import that is missing from a kernel file is named by what pip installs."""
+def test_packages_of_the_field_are_named_by_their_distribution() -> None:
+    """The hint for a missing import in a kernel file has the name that pip needs."""
     for package in ("cutlass", "numpy", "tilelang", "torch", "triton", "tvm_ffi"):
         assert suggest_distribution(package) in KNOWN

@@ -1,4 +1,4 @@
-"""The tutorial, by its words alone: in an environment that has the wheels, NumPy, and no torch."""
+"""The tutorial, executed in an environment with the wheels and NumPy, without torch."""
 
 import os
 import re
@@ -20,7 +20,7 @@ MARK = "@@ command "
 
 @pytest.fixture
 def home(wheel_of: Callable[[str], Path], tmp_path: Path) -> Path:
-    """Return a home directory with the wheels of a checkout, which is what the tutorial begins with."""
+    """Return a home directory with the wheels of a checkout, the tutorial's starting point."""
     links = tmp_path / "ktuned/dist"
     links.mkdir(parents=True)
     for wheel in map(wheel_of, ("ktuned", "ktuned-client", "ktuned-tvm-ffi")):
@@ -34,7 +34,7 @@ def home(wheel_of: Callable[[str], Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def environment(home: Path) -> Iterator[dict[str, str]]:
-    """Yield the environment of the tutorial's shell; its daemon ends with the test in any case."""
+    """Yield the environment of the tutorial's shell; its daemon is stopped afterwards."""
     dropped = ("PYTHON", "VIRTUAL_ENV", "PIP_FIND_LINKS", "KTUNED")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -55,7 +55,7 @@ def environment(home: Path) -> Iterator[dict[str, str]]:
 
 
 def script(page: str) -> tuple[str, list[tuple[str, list[str]]]]:
-    """Return a page as a script of bash, and its commands with the output that it shows for each.
+    """Return a page as a bash script, and its commands with the shown output of each.
 
     A block of code is the content of the file that the text before it names last.
     """
@@ -83,12 +83,12 @@ def outputs(text: str) -> dict[int, str]:
 
 
 def words(line: str) -> list[str]:
-    """Return what is the same on every machine: words in lower case, and names of knobs."""
+    """Return what is equal on every machine: words in lower case, and names of knobs."""
     return re.findall(r"\b(?:[a-z]{4,}|[A-Z]+(?==))\b", line)
 
 
-def test_the_tutorial_leads_to_a_served_winner(home: Path, environment: dict[str, str]) -> None:
-    """Each command of the page succeeds, in order, and prints what the page shows; torch is not installed."""
+def test_the_tutorial_s_commands_print_what_it_shows(home: Path, environment: dict[str, str]) -> None:
+    """The environment has no torch."""
     index = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "--timeout=10", "msgspec"]
     asked = subprocess.run([*index, "--dest", str(home / "asked")], capture_output=True, text=True)
     if asked.returncode:

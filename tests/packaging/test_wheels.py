@@ -1,4 +1,4 @@
-"""The three wheels: what they say of themselves, what they hold, and that ktuned works from them alone."""
+"""The wheels: their metadata, their contents, and that ktuned works from them alone."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def _entry_points(wheel: Path) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_metadata_is_complete(wheels: dict[str, Path], name: str) -> None:
-    """Name, licence, Python range, description and typing are stated, as PEP 639 wants them."""
+    """Name, licence (PEP 639), Python range, description and typing."""
     metadata = _metadata(wheels[name])
     classifiers = metadata.get_all("Classifier", [])
     assert metadata["Name"] == name
@@ -56,8 +56,8 @@ def test_metadata_is_complete(wheels: dict[str, Path], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_a_wheel_holds_its_package_alone(wheels: dict[str, Path], name: str) -> None:
-    """No tests, examples or other distributions stray into a wheel, and every module of the package is in it."""
+def test_a_wheel_contains_its_package_alone(wheels: dict[str, Path], name: str) -> None:
+    """Every module of it, and no tests, examples or other distributions."""
     project, package = PROJECTS[name]
     with zipfile.ZipFile(wheels[name]) as archive:
         held = {entry for entry in archive.namelist() if ".dist-info/" not in entry}
@@ -72,8 +72,8 @@ def test_a_wheel_holds_its_package_alone(wheels: dict[str, Path], name: str) -> 
     assert f"{package}/py.typed" in held
 
 
-def test_make_builds_every_distribution() -> None:
-    """``make wheels`` forgets no project of the repository, nor do these tests."""
+def test_make_wheels_builds_every_distribution() -> None:
+    """The tests of this directory know every distribution, too."""
     steps = subprocess.run(["make", "-n", "wheels"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     built = {(ROOT / place).resolve() for place in re.findall(r"\./\S+", steps.partition("--wheel-dir dist")[2])}
     found = {path.parent for pattern in ("*", "client/*", "plugins/*/*") for path in ROOT.glob(pattern)
@@ -81,8 +81,8 @@ def test_make_builds_every_distribution() -> None:
     assert built == found == {project for project, _ in PROJECTS.values()}
 
 
-def test_make_checks_a_release(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """``make release-check`` runs the program that builds and tries them; here it tries those that are light."""
+def test_make_release_check_tries_every_distribution(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """The test tries the light ones."""
     steps = subprocess.run(["make", "-n", "release-check"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "tests/packaging/release_check.py" in steps
     (tmp_path / "home").mkdir()
@@ -90,8 +90,7 @@ def test_make_checks_a_release(wheels: dict[str, Path], tmp_path: Path) -> None:
     assert set(PROJECTS) > HEAVY
 
 
-def test_licences_are_one(wheels: dict[str, Path]) -> None:
-    """Each wheel carries the same full text of the licence."""
+def test_each_wheel_has_the_licence(wheels: dict[str, Path]) -> None:
     texts = set()
     for wheel in wheels.values():
         with zipfile.ZipFile(wheel) as archive:
@@ -99,8 +98,7 @@ def test_licences_are_one(wheels: dict[str, Path]) -> None:
     assert texts == {(ROOT / "LICENSE").read_bytes()}
 
 
-def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[str, Path]) -> None:
-    """The command, the strategies and the backend are found by metadata."""
+def test_the_metadata_has_command_strategies_and_backend(wheels: dict[str, Path]) -> None:
     assert _entry_points(wheels["ktuned"]) == {
         "console_scripts": {"ktuned": "ktuned.cli:main"},
         "ktuned.loaders": {"winner": "ktuned.backends:load_winner"},
@@ -134,8 +132,8 @@ def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[st
     assert _entry_points(wheels["ktuned-client"]) == {}
 
 
-def test_dependencies_are_stated_and_open(wheels: dict[str, Path]) -> None:
-    """The client needs msgpack alone, the daemon no torch, and no range has an upper bound."""
+def test_dependencies_are_few_and_without_upper_bound(wheels: dict[str, Path]) -> None:
+    """The client needs msgpack alone, and the daemon no torch."""
     needed = {
         name: {
             text.partition(";")[0] for text in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in text
@@ -149,7 +147,7 @@ def test_dependencies_are_stated_and_open(wheels: dict[str, Path]) -> None:
 
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an environment that has ktuned from the wheels, and everything else from this one."""
+    """Make an environment with ktuned from the wheels, and everything else from this environment."""
     home = tmp_path_factory.mktemp("from-wheels")
     venv.create(home, symlinks=True)
     python = home / "bin/python"
@@ -174,7 +172,7 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def environment(installed: Path, tmp_path: Path) -> dict[str, str]:
-    """Return what a command of the wheels' environment runs with: a home and a socket of its own."""
+    """Return the variables of the wheels' environment: a home and a socket of its own."""
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "home/config.toml").write_text("spares = false\n")
     inherited = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
@@ -199,8 +197,8 @@ def _run(installed: Path, environment: dict[str, str], cwd: Path, *command: str)
     return done.stdout
 
 
-def test_the_wheels_are_what_runs(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """In the new environment every package comes from its wheel, not from the checkout."""
+def test_packages_are_imported_from_the_wheels(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """Not from the checkout."""
     packages = ", ".join(package for _, package in PROJECTS.values())
     script = f"import {packages}\nfor package in ({packages}): print(package.__file__)"
     for file in _run(installed, environment, tmp_path, "python", "-c", script).split():
@@ -208,7 +206,7 @@ def test_the_wheels_are_what_runs(installed: Path, environment: dict[str, str], 
 
 
 def test_the_command_runs(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """``ktuned`` is on the path, knows its version, and ``python -m ktuned`` is the same."""
+    """``python -m ktuned`` is the same command."""
     told = _run(installed, environment, tmp_path, "ktuned", "--version")
     assert _metadata_version(installed) in told
     assert _run(installed, environment, tmp_path, "python", "-m", "ktuned", "--version") == told
@@ -223,8 +221,10 @@ def _blocks(language: str) -> Iterator[str]:
     yield from re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_the_readme_works_from_the_wheels(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """The README's kernel is tuned and its lookup answered with the winner, by nothing but the wheels."""
+def test_the_readme_s_kernel_is_tuned_from_the_wheels(
+    installed: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The lookup gets the winner."""
     project = tmp_path / "project"
     project.mkdir()
     lookup, kernel_file = _blocks("python")

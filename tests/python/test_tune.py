@@ -1,4 +1,4 @@
-"""``ktuned.tune`` from real programs, beside a real daemon."""
+"""``ktuned.tune`` in real programs with a real daemon."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ HEAD = "import json, sys\nimport ktuned\nfrom ktuned import kernel, space, tenso
 
 
 def program(daemon: Daemon, name: str, body: str, *, problems: str = "[dict(n=64)]", file: str = "") -> Path:
-    """Write a program that declares the kernel ``name`` and goes on with ``body``."""
+    """Write a program that declares the kernel ``name`` and continues with ``body``."""
     text = HEAD + KERNEL.replace("NAME", name).replace("PROBLEMS", problems) + textwrap.dedent(body)
     return daemon.write_kernel(text, file or f"{name}.py")
 
 
 def run(daemon: Daemon, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python to its end."""
+    """Run a Python program to its end."""
     return subprocess.run(
         [sys.executable, *map(str, words)],
         env=daemon.env,
@@ -59,9 +59,9 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
 
 
 def test_a_program_tunes_the_kernel_that_it_declares(daemon: Daemon) -> None:
-    """Without a guard of ``__main__``: config, latency, trials and the callable winner are there; nothing is printed.
+    """No guard of ``__main__`` is needed: the program gets config, latency, trials and the callable winner.
 
-    The workers' import ends at the call, so that what follows runs in the program alone.
+    The workers' import ends at the call, so that the code behind it runs in the program alone.
     """
     script = program(
         daemon,
@@ -101,8 +101,8 @@ def test_a_program_tunes_the_kernel_that_it_declares(daemon: Daemon) -> None:
     assert (done.stdout.splitlines()[:-1], done.stderr) == (["loaded quick"], "")
 
 
-def test_code_after_the_call_of_tune_runs_in_the_program_only(daemon: Daemon) -> None:
-    """An edit of the call's budget or of the code behind it re-tunes nothing; the same call measures nothing."""
+def test_edits_behind_the_call_of_tune_retune_nothing(daemon: Daemon) -> None:
+    """The same call measures nothing, and other arguments of the call change no digest."""
     body = "result = ktuned.tune(steady, trials={n})\nprint(json.dumps(dict(job=result.job['id'], {more})))\n"
     script = program(daemon, "steady", body.format(n=10, more=""))
     said(run(daemon, script))
@@ -115,8 +115,8 @@ def test_code_after_the_call_of_tune_runs_in_the_program_only(daemon: Daemon) ->
     assert daemon.compile_log.read_text() == compiles
 
 
-def test_a_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
-    """Pytest imports the module its own way, and the workers theirs; a fixture and an assertion are no obstacle."""
+def test_a_pytest_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
+    """Pytest and the workers import the module in different ways."""
     body = """
         import pytest
 
@@ -134,8 +134,8 @@ def test_a_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
     assert "1 passed" in done.stdout
 
 
-def test_progress_is_shown_in_terminals_only(daemon: Daemon) -> None:
-    """In a terminal bars are drawn; ``progress=True`` prints lines elsewhere."""
+def test_progress_is_drawn_in_terminals_only(daemon: Daemon) -> None:
+    """``progress=True`` prints lines elsewhere."""
     script = program(daemon, "shown", "ktuned.tune(shown, progress=True if sys.argv[1:] else None)\n")
     assert "job " in run(daemon, script, "lines").stdout
     program(daemon, "drawn", "ktuned.tune(drawn)\n", file="shown.py")
@@ -159,7 +159,7 @@ def test_progress_is_shown_in_terminals_only(daemon: Daemon) -> None:
 
 
 def test_ctrl_c_detaches_from_the_job(daemon: Daemon) -> None:
-    """The program ends with KeyboardInterrupt, and says so in a line; the job goes on to its winner."""
+    """The program ends with KeyboardInterrupt and one line; the job goes on."""
     gated = HEAD + KERNEL.replace("NAME", "long").replace("PROBLEMS", "[dict(n=64)]").replace(
         'dict(us=60.0, tag="quick")', 'dict(us=60.0, tag="quick", gate="long")'
     ).replace('dict(us=300.0, tag="slow")', 'dict(us=300.0, tag="slow", gate="")')
@@ -185,8 +185,8 @@ def test_ctrl_c_detaches_from_the_job(daemon: Daemon) -> None:
         ("ktuned.tune(3)", "not a value of type int"),
     ],
 )
-def test_misuse_is_a_clear_error(daemon: Daemon, body: str, words: str, request: pytest.FixtureRequest) -> None:
-    """A problem that is to be chosen, an unknown name, a config outside of the space, a value that is no kernel."""
+def test_wrong_arguments_are_one_line(daemon: Daemon, body: str, words: str, request: pytest.FixtureRequest) -> None:
+    """Cases: an open problem, an unknown name, a config outside the space, a value that is no kernel."""
     name = f"misused{request.node.callspec.indices['body']}"
     script = program(daemon, name, body.replace("NAME", name), problems="[dict(n=64), dict(n=128)]")
     done = run(daemon, script)
@@ -195,7 +195,7 @@ def test_misuse_is_a_clear_error(daemon: Daemon, body: str, words: str, request:
 
 
 def test_a_kernel_that_the_import_does_not_declare_is_refused(daemon: Daemon) -> None:
-    """Workers find no such kernel in the file: the error says where to declare it."""
+    """The error says where to declare it."""
     inner = textwrap.indent(KERNEL.replace("NAME", "inner").replace("PROBLEMS", "[dict(n=64)]"), "    ")
     body = f"if __name__ == '__main__':{inner}\n    ktuned.tune(inner)\n"
     done = run(daemon, program(daemon, "outer", body))
@@ -203,8 +203,8 @@ def test_a_kernel_that_the_import_does_not_declare_is_refused(daemon: Daemon) ->
     assert done.returncode == 1
 
 
-def test_a_module_that_tunes_when_it_is_imported_is_named(daemon: Daemon) -> None:
-    """A kernel file that imports a program would end in the middle: it is an error of the program's line."""
+def test_a_kernel_file_must_not_import_a_program_that_tunes(daemon: Daemon) -> None:
+    """The error names the program's line."""
     program(daemon, "imported", "ktuned.tune(imported)")
     importing = program(daemon, "importing", "")
     importing.write_text("import imported\n" + importing.read_text())
@@ -213,8 +213,7 @@ def test_a_module_that_tunes_when_it_is_imported_is_named(daemon: Daemon) -> Non
     assert error["path"] == str(importing.with_name("imported.py"))
 
 
-def test_only_the_given_configs_are_tried_and_again_repeats_them(daemon: Daemon) -> None:
-    """``configs=`` tries these and no others; ``again=True`` measures them once more, and forgets nothing."""
+def test_configs_limits_the_tuning_and_again_repeats_it(daemon: Daemon) -> None:
     body = """
         first = ktuned.tune(some, configs=[dict(us=300.0, tag="slow")])
         tried = [trial.config["tag"] for trial in first.trials]
@@ -244,8 +243,8 @@ for cell in json.load(sys.stdin):
 """
 
 
-def test_a_notebooks_kernel_is_written_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
-    """In a real IPython: the kernel's cell and what it uses of others make a kernel file in the working directory."""
+def test_a_kernel_of_a_notebook_is_written_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
+    """Real IPython: the file has the kernel's cell and everything it uses."""
     pytest.importorskip("IPython", reason="pip install ipython")
     cells = [
         HEAD,
@@ -274,8 +273,7 @@ def test_a_notebooks_kernel_is_written_to_a_file(daemon: Daemon, tmp_path: Path)
     assert kernel["file"] == str(place / "tune_noted_notebook.py")
 
 
-def test_the_example_tunes_calls_and_looks_up(daemon: Daemon) -> None:
-    """A program with shape buckets: each line that its page shows is printed."""
+def test_the_example_prints_what_its_page_shows(daemon: Daemon) -> None:
     copy = daemon.directory / "from_python"
     shutil.copytree(ROOT / "examples/from_python", copy, ignore=shutil.ignore_patterns("__pycache__"))
     program = copy / "tune_dot.py"

@@ -1,4 +1,4 @@
-"""Writes trials without an end and prints each one after it was reported; the crash test kills it."""
+"""Writes trials for ever and prints each one after it was committed; the crash test kills it."""
 
 import random
 import sys
@@ -15,7 +15,7 @@ TASKS = 4
 
 
 async def write_trials(store: Store, job: Job, task: int) -> None:
-    """Begin and finish one trial after the other, of which every fourth fails."""
+    """Begin and finish one trial after the other; every fourth fails."""
     dice = random.Random(task)
     config = task
     while True:
@@ -30,7 +30,6 @@ async def write_trials(store: Store, job: Job, task: int) -> None:
 
 
 async def main() -> None:
-    """Write until killed."""
     async with Store.open(Path(sys.argv[1])) as store, anyio.create_task_group() as tasks:
         job = await new_job(store)
         for task in range(TASKS):

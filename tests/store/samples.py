@@ -1,4 +1,4 @@
-"""Values that the store's tests put in."""
+"""Samples of values that the store keeps."""
 
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
@@ -22,17 +22,16 @@ OTHER_KERNEL = Context(
 
 
 def measured(latency_us: float) -> TrialResult:
-    """Return a result with a figure."""
+    """Return a measured result."""
     return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail=TrialDetail(count=10))
 
 
 def failed(outcome: Outcome) -> TrialResult:
-    """Return a result without a figure."""
+    """Return a result without a latency."""
     return TrialResult(outcome, message=f"it was {outcome}", detail=TrialDetail(phase="run"))
 
 
 async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
-    """Enter a job."""
     return await store.create_job(
         CONTEXT.key._replace(kernel=KernelName(kernel)),
         PROBLEM,
@@ -44,14 +43,13 @@ async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
 
 
 async def tried(store: Store, job: Job, config: int, result: TrialResult, context: Context = CONTEXT) -> int:
-    """Take one trial from its beginning to its end and return its id."""
+    """Begin and finish a trial, and return its id."""
     number = await store.begin_trial(context, PROBLEM, job.id, {"BM": config})
     await store.finish_trial(number, result)
     return number
 
 
 def kernel_info(kernel: str = "gemm") -> KernelInfo:
-    """Return what an inspection says of a kernel."""
     return KernelInfo(
         project=ProjectName("proj"),
         kernel=kernel,

@@ -1,4 +1,4 @@
-"""Artifacts: sealed whole or not at all, unchanged afterwards, least recently served out first."""
+"""Artifacts are sealed as a whole or not at all, stay unchanged, and leave least recently served first."""
 
 import itertools
 import stat
@@ -21,7 +21,7 @@ CAP_BYTES = 10_000
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -32,20 +32,20 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Clock:
-    """Return the clock that :func:`artifacts` goes by."""
+    """Return the clock of :func:`artifacts`."""
     return Clock()
 
 
 @pytest.fixture
 def artifacts(tmp_path: Path, clock: Clock) -> Artifacts:
-    """Return the artifacts of a directory that is not there yet."""
+    """Return the artifacts of a directory that does not exist yet."""
     made = Artifacts(tmp_path / "cache" / "artifacts", CAP_BYTES, clock=clock)
     made.clean_staging()
     return made
 
 
 def staged(artifacts: Artifacts, worker: str, key: str, content: bytes = b"binary") -> Path:
-    """Return what a compile left: a binary, and a source in a directory of its own."""
+    """Write the files of a compile: a binary, and a source in a directory of its own."""
     path = artifacts.make_staging_directory(worker) / key
     (path / "sources").mkdir(parents=True)
     (path / "kernel.so").write_bytes(content)
@@ -54,7 +54,7 @@ def staged(artifacts: Artifacts, worker: str, key: str, content: bytes = b"binar
 
 
 async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", worker: str = "compile-1") -> Manifest:
-    """Seal one artifact, as a compile worker does: beside the daemon."""
+    """Seal an artifact in a thread, as a compile worker does beside the daemon."""
     path = staged(artifacts, worker, key, content)
 
     def work() -> tuple[Manifest, int]:
@@ -67,12 +67,12 @@ async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", wor
 
 
 def left_in_staging(artifacts: Artifacts) -> list[str]:
-    """Return the files that were left half done."""
+    """Return the unfinished files."""
     return [path.name for path in (artifacts.directory / ".staging").rglob("*") if path.is_file()]
 
 
-async def test_a_sealed_artifact_is_found_whole(artifacts: Artifacts) -> None:
-    """It lies under its key's first two characters, verifies, is read-only, and nothing is left in staging."""
+async def test_a_sealed_artifact_is_complete(artifacts: Artifacts) -> None:
+    """It is below the first two characters of its key, verifies and is read-only; staging is empty."""
     assert artifacts.find_artifact("abcd") is None
     made = await sealed(artifacts, "abcd")
     path = artifacts.find_artifact("abcd")
@@ -86,8 +86,8 @@ async def test_a_sealed_artifact_is_found_whole(artifacts: Artifacts) -> None:
     assert left_in_staging(artifacts) == []
 
 
-async def test_staging_is_fresh_and_private(artifacts: Artifacts) -> None:
-    """A worker's directory holds nothing of its last compile and is closed to others; a start removes them all."""
+async def test_a_staging_directory_is_empty_and_private(artifacts: Artifacts) -> None:
+    """A start removes all staging directories."""
     first = artifacts.make_staging_directory("compile-1")
     (first / "left").write_text("half")
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
@@ -99,8 +99,8 @@ async def test_staging_is_fresh_and_private(artifacts: Artifacts) -> None:
     assert not first.exists()
 
 
-async def test_of_two_equal_keys_one_stands(artifacts: Artifacts) -> None:
-    """Ten workers that seal one key at once: one artifact stands, which is whole, and is counted once."""
+async def test_of_two_equal_keys_one_is_sealed(artifacts: Artifacts) -> None:
+    """Ten workers seal one key at once: one complete artifact stays, and is counted once."""
     assert artifacts.size == 0
     told: list[Manifest] = []
 
@@ -117,8 +117,8 @@ async def test_of_two_equal_keys_one_stands(artifacts: Artifacts) -> None:
     assert left_in_staging(artifacts) == []
 
 
-async def test_a_ruin_under_the_key_is_replaced(artifacts: Artifacts) -> None:
-    """A directory without a readable manifest does not stand in the way of a rebuilt artifact."""
+async def test_an_incomplete_artifact_is_replaced(artifacts: Artifacts) -> None:
+    """A directory without a readable manifest does not keep its key."""
     ruin = artifacts.directory / "ab" / "abcd"
     ruin.mkdir(parents=True)
     (ruin / "kernel.so").write_text("half")
@@ -128,7 +128,7 @@ async def test_a_ruin_under_the_key_is_replaced(artifacts: Artifacts) -> None:
 
 
 async def test_a_damaged_artifact_is_discarded_and_rebuilt(artifacts: Artifacts) -> None:
-    """What fails its verification is removed, is a miss from then on, and can be sealed again."""
+    """It is removed, is missing from then on, and can be sealed again."""
     await sealed(artifacts, "abcd")
     path = artifacts.find_artifact("abcd")
     assert path is not None
@@ -145,8 +145,10 @@ async def test_a_damaged_artifact_is_discarded_and_rebuilt(artifacts: Artifacts)
 
 
 @pytest.mark.parametrize("served", list(itertools.permutations(["aa1", "bb2", "cc3"])))
-async def test_least_recently_served_goes_first(artifacts: Artifacts, clock: Clock, served: tuple[str, ...]) -> None:
-    """Of three that do not fit, the two that were served last stay; another process finds the same order."""
+async def test_the_least_recently_served_artifact_is_removed_first(
+    artifacts: Artifacts, clock: Clock, served: tuple[str, ...]
+) -> None:
+    """Another process finds the same order."""
     for key in ("aa1", "bb2", "cc3"):
         await sealed(artifacts, key, b"x" * 4000)
     for key in served:
@@ -161,8 +163,8 @@ async def test_least_recently_served_goes_first(artifacts: Artifacts, clock: Clo
     assert await later.collect_garbage(keep=[]) == {}
 
 
-async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
-    """An old winner outlives newer artifacts, and only a cap that winners alone exceed removes it."""
+async def test_winners_are_removed_last(artifacts: Artifacts, clock: Clock) -> None:
+    """An old winner outlives newer artifacts, unless winners alone exceed the cap."""
     for key in ("aa1", "bb2", "cc3"):
         await sealed(artifacts, key, b"x" * 4000)
         clock.now += 2 * TOUCH_EVERY_S
@@ -176,8 +178,8 @@ async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
     assert tiny.size == 0
 
 
-async def test_serving_often_costs_the_disk_nothing(artifacts: Artifacts, clock: Clock) -> None:
-    """Within a minute only the first serving is noted, unless the clock stepped back; one that is gone is no error."""
+async def test_serving_writes_to_the_disk_once_a_minute(artifacts: Artifacts, clock: Clock) -> None:
+    """Unless the clock stepped back; a removed artifact is no error."""
     await sealed(artifacts, "abcd")
     file = artifacts.directory / "ab" / "abcd" / MANIFEST_NAME
     artifacts.mark_served("abcd")
@@ -194,8 +196,7 @@ async def test_serving_often_costs_the_disk_nothing(artifacts: Artifacts, clock:
     artifacts.mark_served("gone")
 
 
-async def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
-    """A file in the way is one line of the store's."""
+async def test_a_file_in_place_of_the_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     broken = Artifacts(tmp_path / "file" / "artifacts", CAP_BYTES)
     for call in (broken.clean_staging, lambda: broken.make_staging_directory("compile-1")):
@@ -229,19 +230,18 @@ main()
 """
 
 
-async def test_a_disk_that_fills_up_while_sealing(tmp_path: Path) -> None:
-    """The artifact is not there, and the error is one that says it of the disk."""
+async def test_a_full_disk_while_sealing_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    """The artifact does not exist."""
     lines = on_a_mount('mount -t tmpfs -o size=256k none "$2"', ON_A_SMALL_DISK, tmp_path / "disk")
     assert lines[:4] == ["kept aa11", "True", "refused bb22 True", "False"]
 
 
 def keys() -> Iterator[str]:
-    """Return endless keys."""
+    """Yield keys without an end."""
     return (f"{number:02x}ff" for number in itertools.count())
 
 
-async def test_collecting_beside_sealing_leaves_whole_artifacts(artifacts: Artifacts) -> None:
-    """Whatever is found after both ran at once verifies."""
+async def test_collecting_while_sealing_leaves_valid_artifacts(artifacts: Artifacts) -> None:
     names = list(itertools.islice(keys(), 12))
     async with anyio.create_task_group() as tasks:
         for key in names:

@@ -1,4 +1,4 @@
-"""Classes of equal bits: which trials belong together, what the anchor's costs, and which knobs split them."""
+"""Classes of equal bits: their members, the cost of the anchor's class, and the knobs that split them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _trial(number: int, latency_us: float, config: dict[str, Any], **detail: Any
         ((), ("a",), None),
     ],
 )
-def test_bits_are_the_anchors_on_all_of_its_inputs(
+def test_a_config_has_the_anchor_s_bits_if_all_its_inputs_agree(
     bits: tuple[str, ...], anchor: tuple[str, ...], expected: bool | None
 ) -> None:
-    """Fewer inputs leave it open; one difference decides."""
+    """With fewer inputs the answer is open; one difference decides."""
     assert have_same_bits(bits, anchor) is expected
 
 
 def test_classes_have_letters_and_a_price() -> None:
-    """The anchor's comes first, whatever its speed."""
+    """The anchor's class comes first, whatever its speed."""
     found = BitClasses.from_trials(
         [
             _trial(1, 189.0, {"K": 32, "STAGES": 2}, bits=["a", "b"], same_bits=True),
@@ -87,8 +87,8 @@ def test_classes_have_letters_and_a_price() -> None:
     assert found.name_class(TrialDetail()) == ""
 
 
-def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known() -> None:
-    """They were launched on no other one."""
+def test_configs_that_differ_on_the_first_input_are_one_class() -> None:
+    """They were launched on no other input."""
     found = BitClasses.from_trials(
         [
             _trial(1, 9.0, {"K": 1, "W": 1}, bits=["a", "b"], same_bits=True),
@@ -102,14 +102,14 @@ def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known()
     assert (found.splitting, found.keeping) == (("K",), ("W",))
 
 
-def test_no_compared_bits_give_no_lines() -> None:
+def test_without_compared_bits_there_are_no_classes() -> None:
     """As after a tuning by tolerance."""
     assert BitClasses.from_trials([_trial(1, 1.0, {"K": 1})]).describe_classes() == []
 
 
 @pytest.mark.parametrize("plain", ["latency", "max:tflops", "min:bytes"])
 def test_numerics_are_a_part_of_every_objective(plain: str) -> None:
-    """And change nothing of its figure."""
+    """Numerics do not change the objective's figure."""
     exact = with_numerics(plain, "exact")
     assert (read_objective(exact), is_exact(exact), is_exact(plain)) == (f"exact:{plain}", True, False)
     assert strip_numerics(exact) == plain == with_numerics(exact, "tolerance")
@@ -118,13 +118,12 @@ def test_numerics_are_a_part_of_every_objective(plain: str) -> None:
 
 
 def test_unknown_numerics_are_refused() -> None:
-    """In one line."""
     with pytest.raises(UsageError, match="there are no numerics 'same'"):
         with_numerics("latency", "same")
 
 
-def test_only_a_trial_with_the_anchors_bits_has_a_figure_by_exact_numerics() -> None:
-    """Its latency stays, by which it may win elsewhere."""
+def test_only_trials_with_the_anchor_s_bits_have_a_figure_by_exact_numerics() -> None:
+    """Another trial keeps its latency, by which it may win elsewhere."""
     exact = Objective("exact:latency")
     figures = [_trial(1, 5.0, {}, **detail).figure(exact) for detail in ({}, {"same_bits": False}, {"same_bits": True})]
     assert figures == [None, None, 5.0]

@@ -1,4 +1,4 @@
-"""What has changed since: every kind of difference is named, and nothing else is."""
+"""Every kind of difference between two contexts is named, and nothing else."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def describe_changes(now: Context, **pairs: Any) -> list[str]:
     ],
 )
 def test_changed_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:
-    """A part that differs is named by its file and by what it is there; equal parts are not."""
+    """A changed part is named by its file and by its name there."""
     both = {"source:same.h": "1", "argument:function": "2"}
     assert describe_changes(replace(THEN, digest="d2"), parts=({**before, **both}, {**after, **both})) == [words]
 
 
 def test_changed_versions_are_named() -> None:
-    """A toolchain and a driver say which of their versions changed, from what to what."""
+    """A toolchain and a driver are named with both versions."""
     now = replace(THEN, toolchain="gcc2", device_fingerprint="linux2", measuring_version=2)
     assert describe_changes(
         now,
@@ -56,8 +56,7 @@ def test_changed_versions_are_named() -> None:
     ]
 
 
-def test_a_change_is_reported_even_if_its_parts_were_not_kept() -> None:
-    """A change whose parts no one remembers is still a change."""
+def test_a_change_without_stored_parts_is_still_a_change() -> None:
     now = replace(THEN, digest="d2", toolchain="gcc2")
     assert describe_changes(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
         "tune_k.py changed; its parts were not recorded",

@@ -1,4 +1,4 @@
-"""A process that dies in the middle of writing loses nothing that it reported."""
+"""A process that is killed while it writes loses nothing that it has reported."""
 
 import random
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def told_before_kill(database: Path, lines: int) -> list[list[str]]:
-    """Let a child write until it reported so many lines, kill it, and return all that it reported, as words."""
+    """Let a child write until it has reported ``lines`` lines, kill it, and return all its reports as words."""
     command = [sys.executable, "-m", "tests.store.endless_writer", str(database)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -30,8 +30,8 @@ def told_before_kill(database: Path, lines: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_kill_9_loses_nothing_told(seed: int, database: Path) -> None:
-    """Killed at a random line: the store opens without complaint, reported trials are there, the winner is right."""
+async def test_kill_9_loses_no_reported_trial(seed: int, database: Path) -> None:
+    """The store opens without a complaint, and the winner is right."""
     told = told_before_kill(database, random.Random(seed).randrange(1, 400))
     begun = {int(words[1]) for words in told if words[0] == "begun"}
     finished = {int(words[1]): words[2:] for words in told if words[0] == "finished"}

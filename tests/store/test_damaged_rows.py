@@ -1,4 +1,4 @@
-"""A flipped bit that SQLite cannot notice costs the row that it is in, and is reported."""
+"""A flipped bit that SQLite cannot notice costs one row, and is reported."""
 
 import random
 import shutil
@@ -51,7 +51,7 @@ READS: dict[str, Callable[[Store], object]] = {
 
 
 async def filled(database: Path) -> None:
-    """Make a closed store with a row in every table."""
+    """Write a closed store with a row in every table."""
     async with Store.open(database) as store:
         await store.add_root(Root("/p", "proj", "/usr/bin/python3", {"A": "1"}))
         await store.save_kernels([kernel_info()])
@@ -64,7 +64,7 @@ async def filled(database: Path) -> None:
 
 
 def sql(database: Path, statement: str, *values: object) -> None:
-    """Change the closed store behind ktuned's back."""
+    """Change the closed store with SQL."""
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute(statement, values)
 
@@ -83,10 +83,10 @@ def sql(database: Path, statement: str, *values: object) -> None:
         ("trials", "detail", {"trials", "fastest", "trial", "known", "best"}),
     ],
 )
-async def test_what_cannot_be_read_is_left_out(
+async def test_an_unreadable_row_is_left_out(
     database: Path, table: str, column: str, lost: set[str], broken: bytes
 ) -> None:
-    """Every other question is answered as before; the row counts as not there, and one line says so."""
+    """All other queries are answered as before, and a notice reports the row."""
     await filled(database)
     async with Store.open(database) as store:
         before = {name: ask(store) for name, ask in READS.items()}
@@ -102,7 +102,7 @@ async def test_what_cannot_be_read_is_left_out(
 
 
 async def test_a_damaged_winner_is_not_served(database: Path) -> None:
-    """Nor is a config elected that cannot be read; what is measured next takes the key."""
+    """A config that cannot be read does not win either; the next measured trial does."""
     await filled(database)
     sql(database, """UPDATE trials SET config = '{"BM"' || id WHERE id IN (2, 3)""")
     async with Store.open(database) as store:
@@ -121,7 +121,7 @@ async def test_a_damaged_winner_is_not_served(database: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_store_with_a_flipped_bit_opens_or_is_replaced(database: Path, tmp_path: Path, seed: int) -> None:
-    """Wherever a bit flips: it opens, or a fresh one does; every question is answered, or one line says why not."""
+    """For a flip anywhere, the store or a fresh one opens; queries are answered or raise one line."""
     await filled(database)
     sound = database.read_bytes()
     used = [offset for offset, byte in enumerate(sound) if byte]

@@ -1,4 +1,4 @@
-"""The store's contract: what is written is read back, across openings, and winners follow the rule."""
+"""The store: writing and reading, reopening, and winners by the rule."""
 
 import itertools
 import math
@@ -37,18 +37,17 @@ NOT_MEASURED = sorted(set(Outcome) - {Outcome.MEASURED})
 
 
 def seat(store: Store) -> Winner | None:
-    """Return the winner that all these tests compete for."""
+    """Return the winner of the sample key."""
     return store.get_winner(CONTEXT.key)
 
 
 def seated_id(store: Store) -> int | None:
-    """Return the winner's trial."""
+    """Return the trial of the sample key's winner."""
     winner = seat(store)
     return winner.trial if winner else None
 
 
 async def test_a_fresh_store_is_empty(store: Store) -> None:
-    """Nothing is there before anything was reported, and reading says so without errors."""
     assert store.notice == ""
     assert not any(
         [
@@ -69,12 +68,11 @@ async def test_a_fresh_store_is_empty(store: Store) -> None:
 
 
 async def test_the_directory_is_private(store: Store) -> None:
-    """The directory that opening makes is for its user alone."""
     assert store.path.parent.stat().st_mode & 0o777 == 0o700
 
 
 async def test_everything_outlives_the_process(database: Path) -> None:
-    """Roots, kernels, probes, jobs, trials and winners are the same values after closing and opening."""
+    """Values are equal after closing and opening: roots, kernels, probes, jobs, trials, winners."""
     roots = [Root("/a", "a", "/a/.venv/bin/python", {"X": "1"}), Root("/b", "b", "python3")]
     infos = [kernel_info("add"), kernel_info("gemm")]
     probe = {"tvm_ffi": {"devices": [{"name": "cpu:0"}], "fingerprint": {"cxx": "12"}}}
@@ -116,8 +114,8 @@ async def test_everything_outlives_the_process(database: Path) -> None:
     assert trial.detail == TrialDetail(count=10)
 
 
-async def test_roots_and_kernels_change_and_go(store: Store) -> None:
-    """Saving again replaces, removing removes, and two roots cannot share a name."""
+async def test_roots_and_kernels_are_replaced_and_removed(store: Store) -> None:
+    """Two roots cannot have one name."""
     await store.add_root(Root("/a", "a", "python3"))
     await store.add_root(Root("/a", "a2", "python3.12"))
     assert store.load_roots() == [Root("/a", "a2", "python3.12")]
@@ -132,7 +130,7 @@ async def test_roots_and_kernels_change_and_go(store: Store) -> None:
 
 
 async def test_jobs_are_listed_newest_first(store: Store) -> None:
-    """The filters and the limit hold, and an id is never given twice."""
+    """Filters and the limit apply, and ids are never reused."""
     first, second, third = [await new_job(store) for _ in range(3)]
     other = await new_job(store, OTHER_KERNEL.kernel)
     await store.update_job(replace(second, state=JobState.RUNNING))
@@ -152,14 +150,13 @@ async def test_jobs_are_listed_newest_first(store: Store) -> None:
 
 
 async def test_a_context_of_another_problem_is_refused(store: Store) -> None:
-    """A trial cannot be filed under a problem that its context does not name."""
     job = await new_job(store)
     with pytest.raises(UsageError, match="is not the context's problem"):
         await store.begin_trial(CONTEXT, {"M": 65}, job.id, {"BM": 1})
 
 
-async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -> None:
-    """One config on one context is one row; any other context is another context."""
+async def test_a_config_is_found_whatever_the_order_of_its_knobs(store: Store) -> None:
+    """In another context it is another trial."""
     job = await new_job(store)
     number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1, "BN": 2})
     known = store.find_trial(CONTEXT, {"BN": 2, "BM": 1})
@@ -176,8 +173,7 @@ async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -
         assert store.find_trial(ground, {"BM": 1, "BN": 2}) is None
 
 
-async def test_many_trials_begin_at_once(store: Store) -> None:
-    """Ids come in the order of the configs."""
+async def test_trials_that_begin_together_have_ids_in_order(store: Store) -> None:
     job = await new_job(store)
     numbers = await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": value} for value in range(5)])
     trials = [store.get_trial(number) for number in numbers]
@@ -185,8 +181,8 @@ async def test_many_trials_begin_at_once(store: Store) -> None:
 
 
 @pytest.mark.parametrize("outcome", NOT_MEASURED)
-async def test_a_retried_trial_uses_its_row_again(store: Store, outcome: Outcome) -> None:
-    """A second try starts from a clean row, under the job that tries it."""
+async def test_a_retried_trial_reuses_its_row(store: Store, outcome: Outcome) -> None:
+    """The row is cleared and belongs to the new job."""
     first, second = await new_job(store), await new_job(store)
     number = await tried(store, first, 1, failed(outcome))
     assert await store.begin_trial(CONTEXT, PROBLEM, second.id, {"BM": 1}) == number
@@ -195,8 +191,8 @@ async def test_a_retried_trial_uses_its_row_again(store: Store, outcome: Outcome
     assert (trial.job, trial.outcome, trial.message, trial.detail) == (second.id, None, "", TrialDetail())
 
 
-async def test_a_measured_trial_keeps_its_figure_until_it_has_a_new_one(store: Store) -> None:
-    """Beginning what is measured already neither loses the figure nor the winner."""
+async def test_a_measured_trial_keeps_its_latency_until_it_is_measured_again(store: Store) -> None:
+    """The winner stays, too."""
     job = await new_job(store)
     number = await tried(store, job, 1, measured(5.0))
     before = store.get_trial(number)
@@ -205,8 +201,8 @@ async def test_a_measured_trial_keeps_its_figure_until_it_has_a_new_one(store: S
     assert seated_id(store) == number
 
 
-async def test_what_was_under_way_is_interrupted_and_queued_again(database: Path) -> None:
-    """The next opening finds unfinished trials ``interrupted`` and running jobs ``queued``, and counts them."""
+async def test_unfinished_trials_are_interrupted_and_running_jobs_queued(database: Path) -> None:
+    """At the next opening, which counts them."""
     async with Store.open(database) as store:
         running, _, done = [await new_job(store) for _ in range(3)]
         await store.update_job(replace(running, state=JobState.RUNNING))
@@ -225,7 +221,7 @@ async def test_what_was_under_way_is_interrupted_and_queued_again(database: Path
 
 @pytest.mark.parametrize("figures", list(itertools.permutations([3.0, 1.0, 2.0])))
 async def test_the_fastest_wins_in_any_order(store: Store, figures: tuple[float, ...]) -> None:
-    """Each result returns a winner exactly when it beats what was there."""
+    """A result returns a winner only if it beats the winner so far."""
     job = await new_job(store)
     best = math.inf
     for config, figure in enumerate(figures):
@@ -238,8 +234,8 @@ async def test_the_fastest_wins_in_any_order(store: Store, figures: tuple[float,
 
 
 @pytest.mark.parametrize("outcome", NOT_MEASURED)
-async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -> None:
-    """Even with a better figure (``slower`` has an estimate), no other outcome takes a key, empty or not."""
+async def test_only_measured_trials_win(store: Store, outcome: Outcome) -> None:
+    """Other outcomes never win, even with a better figure (``slower`` has an estimate)."""
     job = await new_job(store)
     estimate = replace(failed(outcome), latency_us=0.5)
     await tried(store, job, 1, estimate)
@@ -253,8 +249,8 @@ async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -
 
 
 @pytest.mark.parametrize("outcome", sorted(RETRIED_BY_NEXT_JOB))
-async def test_a_measurement_outlives_one_that_was_stopped(store: Store, outcome: Outcome) -> None:
-    """Measured again and only stopped or disturbed, a config keeps its figure, and the winner its place."""
+async def test_a_stopped_or_disturbed_repetition_keeps_the_latency(store: Store, outcome: Outcome) -> None:
+    """The winner stays, too."""
     job = await new_job(store)
     winner, other = [await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 2.0))]
     await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": 0}])
@@ -269,7 +265,7 @@ async def test_a_measurement_outlives_one_that_was_stopped(store: Store, outcome
 
 @pytest.mark.parametrize("outcome", [one for one in NOT_MEASURED if one not in RETRIED_BY_NEXT_JOB])
 async def test_a_winner_that_fails_is_followed_by_the_next_best(store: Store, outcome: Outcome) -> None:
-    """A finalist that fails when measured again hands its key on, until no one is left."""
+    """When the last measured trial has failed, there is no winner."""
     job = await new_job(store)
     third, first, second = [await tried(store, job, config, measured(us)) for config, us in enumerate((3.0, 1.0, 2.0))]
     for failing, heir in ((first, second), (second, third)):
@@ -280,8 +276,8 @@ async def test_a_winner_that_fails_is_followed_by_the_next_best(store: Store, ou
     assert seat(store) is None
 
 
-async def test_a_new_ground_replaces_the_winner(store: Store) -> None:
-    """After the source changed, the first measured trial wins, however slow, and old figures never win again."""
+async def test_a_new_context_replaces_the_winner(store: Store) -> None:
+    """The first measured trial wins, however slow; old latencies never win again."""
     job = await new_job(store)
     await tried(store, job, 1, measured(1.0))
     first = await tried(store, job, 1, measured(50.0), NEW_GROUND)
@@ -294,8 +290,8 @@ async def test_a_new_ground_replaces_the_winner(store: Store) -> None:
     assert heir.trial == first
 
 
-async def test_results_that_came_together_are_stored_as_one(store: Store) -> None:
-    """The winner is that of the last state; where one cannot be stored, none is."""
+async def test_a_batch_of_results_is_stored_as_one(store: Store) -> None:
+    """If one result is invalid, none is stored."""
     job = await new_job(store)
     numbers = await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": number} for number in range(5)])
     results = [measured(3.0), failed(Outcome.CRASHED), measured(2.0), measured(4.0)]
@@ -313,7 +309,7 @@ async def test_results_that_came_together_are_stored_as_one(store: Store) -> Non
 
 
 async def test_a_winner_measured_again_keeps_its_key_until_finalists_decide(store: Store) -> None:
-    """The winner measured again keeps its key with the new figure; deciding overrules every figure."""
+    """A final round decides whatever the latencies are."""
     job = await new_job(store)
     noisy_best, other, also = [
         await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 1.5, 9.0))
@@ -327,8 +323,7 @@ async def test_a_winner_measured_again_keeps_its_key_until_finalists_decide(stor
     assert challenger.trial == noisy_best
 
 
-async def test_seats_are_apart(store: Store) -> None:
-    """Each (kernel, problem, device) has its own winner."""
+async def test_each_kernel_problem_and_device_has_its_winner(store: Store) -> None:
     job = await new_job(store)
     contexts = [
         CONTEXT,
@@ -345,8 +340,8 @@ async def test_seats_are_apart(store: Store) -> None:
     assert [winner.context for winner in store.list_winners(OTHER_KERNEL.kernel)] == [OTHER_KERNEL]
 
 
-async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> None:
-    """After each of 300 random results, the key is held by a measured trial that no rival on its context has beaten."""
+async def test_the_winner_follows_the_rule_through_any_history(store: Store) -> None:
+    """After each of 300 random results, no trial of the same context beats the winner."""
     dice = random.Random(7)
     job = await new_job(store)
     grounds: dict[int, Context] = {}
@@ -373,8 +368,8 @@ async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> No
 
 
 @pytest.mark.parametrize("latency_us", [None, math.nan, math.inf])
-async def test_measured_needs_a_figure(store: Store, latency_us: float | None) -> None:
-    """A result that claims to be measured without a finite latency is refused, and the trial stays under way."""
+async def test_a_measured_result_needs_a_finite_latency(store: Store, latency_us: float | None) -> None:
+    """The trial stays unfinished."""
     job = await new_job(store)
     number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1})
     with pytest.raises(UsageError, match="cannot be measured"):
@@ -384,7 +379,6 @@ async def test_measured_needs_a_figure(store: Store, latency_us: float | None) -
 
 
 async def test_an_unknown_trial_is_not_found(store: Store) -> None:
-    """Neither finishing nor deciding invents a trial."""
     with pytest.raises(NotFound, match="no trial 5"):
         await store.finish_trial(5, measured(1.0))
     with pytest.raises(NotFound, match="no trial 5"):
@@ -392,7 +386,7 @@ async def test_an_unknown_trial_is_not_found(store: Store) -> None:
 
 
 async def test_trials_are_listed_by_every_filter(store: Store) -> None:
-    """Filters combine; ``newest`` and ``fastest`` order as they say; the limit cuts."""
+    """Filters combine; ``newest`` and ``fastest`` are orders; the limit applies."""
     one, two = await new_job(store), await new_job(store)
     slow = await tried(store, one, 1, measured(9.0))
     fast = await tried(store, two, 2, measured(1.0))
@@ -415,8 +409,8 @@ async def test_trials_are_listed_by_every_filter(store: Store) -> None:
     assert ids(problem="{}") == ids(device="gpu-y") == []
 
 
-async def test_forgetting_one_outcome_elects_the_next(store: Store) -> None:
-    """Only that outcome's trials go; forgetting the measured ones empties the key."""
+async def test_forgetting_an_outcome_elects_the_next_best(store: Store) -> None:
+    """Forgetting ``measured`` leaves no winner."""
     job = await new_job(store)
     await tried(store, job, 1, measured(9.0))
     hung = await tried(store, job, 2, failed(Outcome.HUNG))
@@ -427,8 +421,8 @@ async def test_forgetting_one_outcome_elects_the_next(store: Store) -> None:
     assert len(store.list_winners()) == 1
 
 
-async def test_forgetting_all_leaves_what_is_under_way(store: Store) -> None:
-    """A running job goes on and its new results count; everything that had ended is gone, and its ids with it."""
+async def test_forgetting_a_kernel_keeps_running_jobs(store: Store) -> None:
+    """Their new results count; ended jobs and trials are gone with their ids."""
     done, running = await new_job(store), await new_job(store)
     old = await tried(store, done, 1, measured(1.0))
     await store.update_job(replace(done, state=JobState.DONE))
@@ -443,8 +437,7 @@ async def test_forgetting_all_leaves_what_is_under_way(store: Store) -> None:
     assert await store.forget_trials("proj:nobody") == 0
 
 
-async def test_writes_that_wait_together_share_commits(store: Store) -> None:
-    """Two hundred concurrent trials cost far fewer commits than writes, and each gets its own."""
+async def test_concurrent_writes_share_commits(store: Store) -> None:
     job = await new_job(store)
     ids: dict[int, int] = {}
 
@@ -462,8 +455,8 @@ async def test_writes_that_wait_together_share_commits(store: Store) -> None:
     assert all((trial := store.get_trial(number)) and trial.config == {"BM": config} for config, number in ids.items())
 
 
-async def test_a_closed_store_says_so(database: Path) -> None:
-    """After closing, writes and reads are errors of the store; closing again is harmless."""
+async def test_a_closed_store_raises_its_error(database: Path) -> None:
+    """Closing again is harmless."""
     store = Store.open(database)
     store.close()
     store.close()
@@ -473,8 +466,8 @@ async def test_a_closed_store_says_so(database: Path) -> None:
         store.load_roots()
 
 
-async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
-    """Nothing counts as stored that is in a file without a name; what was read before is read on."""
+async def test_a_store_whose_file_was_deleted_raises_its_error(database: Path) -> None:
+    """Nothing is reported as stored; values that were read before stay readable."""
     async with Store.open(database) as store:
         assert store.lost == ""
         await store.add_root(Root("/a", "a", "python3"))
@@ -495,7 +488,7 @@ async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
 
 
 async def test_reads_use_indexes(store: Store) -> None:
-    """What the daemon asks on its way never walks over all trials."""
+    """The daemon's frequent queries scan no table of trials."""
     seen: list[tuple[str, tuple[object, ...]]] = []
     real = store._reader.fetch_rows
 
@@ -523,7 +516,7 @@ async def test_reads_use_indexes(store: Store) -> None:
 
 @pytest.mark.parametrize("rows", [200_000])
 async def test_a_large_store_opens_and_answers(database: Path, rows: int) -> None:
-    """Many rows change no answer; opening walks over none of them (its queries run on indexes of what is open)."""
+    """Opening does not scan the trials."""
     async with Store.open(database) as store:
         job = await new_job(store)
         await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": -1})

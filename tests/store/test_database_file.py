@@ -1,4 +1,4 @@
-"""What opening meets: damage, locks, files in the way, disks that are full or read-only."""
+"""Opening a store with damage, locks, files in the way, and disks that are full or read-only."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def filled(database: Path, trials: int = 200) -> None:
-    """Make a closed store that spans many pages."""
+    """Write a closed store with many pages."""
     async with Store.open(database) as store:
         job = await new_job(store)
         for number in await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": value} for value in range(trials)]):
@@ -31,14 +31,14 @@ async def filled(database: Path, trials: int = 200) -> None:
 
 
 def set_aside(database: Path) -> Path:
-    """Return the one damaged database that was moved aside."""
+    """Return the only damaged database that was moved aside."""
     (aside,) = database.parent.glob("ktuned.db.damaged-*Z")
     return aside
 
 
 @pytest.mark.parametrize("damage", ["not a database", "header", "schema page", "cut short"])
 async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) -> None:
-    """Its bytes are kept under a dated name, a fresh store works, and the notice names both."""
+    """The damaged file keeps its bytes under a dated name; a fresh store works, and the notice names both."""
     await filled(database)
     content = bytearray(database.read_bytes())
     match damage:
@@ -65,7 +65,7 @@ async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) ->
 
 
 async def test_a_database_from_before_the_first_release_is_moved_aside(database: Path) -> None:
-    """One line says so; nothing of it is read, whatever its tables are."""
+    """Nothing of it is read, whatever its tables are."""
     database.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(f"PRAGMA application_id = {UNRELEASED_ID}")
@@ -79,8 +79,8 @@ async def test_a_database_from_before_the_first_release_is_moved_aside(database:
     assert aside.read_bytes() == before
 
 
-async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(database: Path) -> None:
-    """Pages that opening does not read: the error says to restart, and the restart finds the damage."""
+async def test_damage_that_is_found_later_is_moved_aside_by_the_next_opening(database: Path) -> None:
+    """The error says to restart."""
     await filled(database)
     with closing(sqlite3.connect(database)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()
@@ -101,8 +101,7 @@ async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(datab
         assert store.notice == ""
 
 
-async def test_a_suspicion_that_proves_wrong_is_dropped(database: Path) -> None:
-    """A sound database that was marked for a check keeps everything and is not checked again."""
+async def test_a_sound_database_that_was_marked_for_a_check_is_kept(database: Path) -> None:
     await filled(database, 3)
     opening.mark_database_suspect(database)
     async with Store.open(database) as store:
@@ -111,8 +110,8 @@ async def test_a_suspicion_that_proves_wrong_is_dropped(database: Path) -> None:
     assert sorted(path.name for path in database.parent.iterdir()) == ["ktuned.db"]
 
 
-async def test_a_file_layer_without_shared_memory_is_refused(database: Path) -> None:
-    """Where SQLite cannot have its WAL (as on network file systems), the message says where to go."""
+async def test_a_file_system_without_shared_memory_is_refused(database: Path) -> None:
+    """SQLite's WAL needs it; network file systems lack it. The message names a remedy."""
     with pytest.raises(StoreError, match="shared memory and locks") as caught:
         # This layer locks by files, the way SQLite works where there are no real locks; it has no shared memory.
         Store.open(database, vfs="unix-dotfile")
@@ -120,7 +119,7 @@ async def test_a_file_layer_without_shared_memory_is_refused(database: Path) -> 
 
 
 async def test_a_database_that_another_process_holds_is_refused(database: Path) -> None:
-    """Another process's lock is waited for, for a while, and then named as what it is."""
+    """The lock is waited for, and then named."""
     await filled(database, 1)
     with closing(sqlite3.connect(database, isolation_level=None)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
@@ -128,8 +127,7 @@ async def test_a_database_that_another_process_holds_is_refused(database: Path) 
             Store.open(database, patience_s=0.05)
 
 
-async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
-    """A path that cannot be is one clear line."""
+async def test_a_file_in_place_of_the_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(StoreError, match=r"state cannot be made: a file is where a directory must be"):
         Store.open(tmp_path / "state" / "ktuned.db")
@@ -137,8 +135,8 @@ async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
         Store.open(tmp_path / "state" / "deeper" / "ktuned.db")
 
 
-async def test_a_directory_where_the_database_should_be(database: Path) -> None:
-    """It is not moved aside: no one said that it is ours."""
+async def test_a_directory_in_place_of_the_database_is_refused(database: Path) -> None:
+    """It is not moved aside, because it is not ktuned's."""
     database.mkdir(parents=True)
     with pytest.raises(StoreError, match="cannot be opened"):
         Store.open(database)
@@ -146,7 +144,7 @@ async def test_a_directory_where_the_database_should_be(database: Path) -> None:
 
 
 async def test_the_store_survives_a_full_disk(store: Store) -> None:
-    """Writes fail with the store's error while there is no room, reads go on, and room is all that is needed."""
+    """Writes raise the store's error until there is space; reads work."""
     job = await new_job(store)
     kept = await tried(store, job, 1, measured(5.0))
     (pages,) = store._writer.connection.execute("PRAGMA page_count").fetchone()
@@ -228,7 +226,7 @@ for name in ("ktuned.db", "missing.db", "deeper/ktuned.db"):
 
 
 def on_a_mount(mount: str, script: str, directory: Path) -> list[str]:
-    """Run a script beside a mount of its own, which goes with its process; return the lines that it prints."""
+    """Run a script beside a mount of its own, and return the lines that it prints; the mount ends with its process."""
     unshare = shutil.which("unshare")
     if not unshare or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this system does not let a test mount file systems (unshare -rm fails)")
@@ -245,8 +243,8 @@ def on_a_mount(mount: str, script: str, directory: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a 2 MiB disk: the write that finds no room fails, nothing is lost, and room lets the next one through."""
+async def test_writes_to_a_really_full_disk_fail_and_lose_nothing(tmp_path: Path) -> None:
+    """On a disk of 2 MiB; freed space lets the next write through."""
     lines = on_a_mount('mount -t tmpfs -o size=2m none "$2"', ON_A_SMALL_DISK, tmp_path / "disk")
     full, goes_on, kept, start = lines
     assert full.startswith("full: ")
@@ -255,8 +253,8 @@ async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert start == "opens on a full disk" or "free some space" in start
 
 
-async def test_a_disk_that_is_really_read_only(tmp_path: Path) -> None:
-    """Neither an existing nor a new database opens there; each time one line says what to do."""
+async def test_a_really_read_only_disk_is_one_line(tmp_path: Path) -> None:
+    """Both for an existing and for a new database."""
     await filled(tmp_path / "disk" / "ktuned.db", 3)
     mount = 'mount --bind "$2" "$2" && mount -o remount,bind,ro "$2"'
     existing, missing, deeper = on_a_mount(mount, ON_A_READ_ONLY_DISK, tmp_path / "disk")
@@ -267,8 +265,7 @@ async def test_a_disk_that_is_really_read_only(tmp_path: Path) -> None:
     assert "its file system is read-only" in deeper
 
 
-async def test_failures_do_not_pass_for_results(store: Store) -> None:
-    """An error of the database that no one foresaw is still the store's error, in one line."""
+async def test_an_unexpected_database_error_is_the_store_s_error(store: Store) -> None:
     with pytest.raises(StoreError, match="FOREIGN KEY") as caught:
         await store.begin_trial(CONTEXT, PROBLEM, 99, {"BM": 1})
     assert "\n" not in str(caught.value)

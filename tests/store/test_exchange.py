@@ -1,4 +1,4 @@
-"""Which of two winners stays: the rule by itself, and what it does to the store."""
+"""Which of two winners stays: the rule, and its effect on the store."""
 
 from pathlib import Path
 
@@ -18,12 +18,12 @@ OURS, THEIRS = {"BM": 1}, {"BM": 2}
 
 
 def winner(context: object = CONTEXT, latency_us: float = 5.0, decided: float = 10.0) -> Winner:
-    """Return the winner of the key."""
+    """Return this machine's winner."""
     return Winner(context, 1, PROBLEM, OURS, latency_us, 0.1, None, decided)  # type: ignore[arg-type]
 
 
 def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 10.0, config: object = None) -> Winner:
-    """Return one from elsewhere."""
+    """Return a winner from elsewhere."""
     return Winner(context, 0, PROBLEM, config or THEIRS, latency_us, 0.1, None, decided)  # type: ignore[arg-type]
 
 
@@ -51,15 +51,15 @@ def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 1
 def test_an_imported_winner_takes_the_key_as_the_documented_table_says(
     theirs: Winner, ours: Winner | None, today: object, takes: bool
 ) -> None:
-    """Each row of the table in docs/sharing.md, with its borders."""
+    """All rows of the table in docs/sharing.md, and their borders."""
     verdict = judge_offer(theirs, ours, today)  # type: ignore[arg-type]
     assert verdict.takes is takes
     assert verdict.reason
 
 
 @pytest.mark.anyio
-async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
-    """An offer's figures become the winner, as the trial of a job that is done, and are exported as they came."""
+async def test_an_adopted_offer_is_the_winner(tmp_path: Path) -> None:
+    """It is the trial of a done job, and is exported unchanged."""
     async with Store.open(tmp_path / "k.sqlite") as store:
         slow = await store.adopt_winners(CONTEXT.kernel, CONTEXT.device, [offer(YESTERDAY, 4.0)])
         await store.adopt_winners(CONTEXT.kernel, CONTEXT.device, [offer(CONTEXT, 9.0, decided=12.0)])

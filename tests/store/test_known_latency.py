@@ -1,4 +1,4 @@
-"""The known latency of what is served, in one context: random sequences of trials and final rounds."""
+"""The known latency of the served winner in one context, through random trials and final rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FINALISTS = 2
 
 @dataclass(frozen=True)
 class Tried:
-    """A config's first figure here; ``None`` if it fails."""
+    """The first result of a config; a latency of ``None`` is a failure."""
 
     knob: int
     latency_us: float | None
@@ -34,7 +34,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Round:
-    """A final round: the figure of each config in it, ``None`` where it was disturbed, 0 where it fails."""
+    """A final round: the latency of each config, ``None`` if it was disturbed, 0 if it failed."""
 
     latencies_us: tuple[float | None, ...]
 
@@ -50,7 +50,7 @@ EVENTS = st.lists(
 
 
 class Served:
-    """A store's rows of one context, and what lookups get of them."""
+    """The rows of one context, and what lookups get."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -60,14 +60,14 @@ class Served:
         self._job = writes.create_job(connection, job)
 
     def winner(self) -> tuple[int, float] | None:
-        """Return the trial that is served, and its known latency."""
+        """Return the winner's trial and its latency."""
         row = self._connection.execute(
             "SELECT trials.id, latency_us FROM winners JOIN trials ON trials.id = trial_id"
         ).fetchone()
         return None if row is None else (row[0], row[1])
 
     def known(self) -> dict[int, float]:
-        """Return the figures of all measured trials, the fastest first."""
+        """Return the latencies of all measured trials, fastest first."""
         rows = self._connection.execute(
             "SELECT id, latency_us FROM trials WHERE outcome = 'measured' ORDER BY latency_us, id"
         )
@@ -79,14 +79,14 @@ class Served:
         return dict(rows.fetchall())
 
     def try_out(self, event: Tried) -> None:
-        """Enter a config's result; one that was measured here is not measured again."""
+        """Store the first result of a config; later ones are ignored."""
         if event.knob in self.knobs().values():
             return
         (trial,) = writes.begin_trials(self._connection, CONTEXT, self._job, [{"B": event.knob}], time())
         writes.finish_trial(self._connection, trial, _result(event.latency_us), time())
 
     def decide(self, event: Round) -> dict[int, TrialResult]:
-        """Hold a final round, as :class:`~ktuned.tuning.final_round.FinalRound` does; return what it has timed."""
+        """Hold a final round as :class:`~ktuned.tuning.final_round.FinalRound` does, and return its results."""
         known, seated, knobs = self.known(), self.winner(), self.knobs()
         incumbent = None if seated is None else seated[0]
         finalists = list(dict.fromkeys([*list(known)[:FINALISTS], *([] if incumbent is None else [incumbent])]))
@@ -109,7 +109,6 @@ def _result(latency_us: float | None) -> TrialResult:
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[sqlite3.Connection]:
-    """Open a database in memory."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as opened:
         schema.migrate_schema(opened)
         yield opened
@@ -117,8 +116,10 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 @settings(max_examples=600)
 @given(events=EVENTS)
-def test_it_rises_only_by_a_failure_or_within_one_round(connection: sqlite3.Connection, events: list[object]) -> None:
-    """A final round may correct figures; what it elects is no slower in that round than what was served before."""
+def test_the_winner_s_latency_rises_only_by_a_failure_or_in_a_final_round(
+    connection: sqlite3.Connection, events: list[object]
+) -> None:
+    """In that round the new winner is no slower than the old one."""
     connection.execute("BEGIN")
     try:
         served = Served(connection)

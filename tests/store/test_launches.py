@@ -12,14 +12,13 @@ pytestmark = pytest.mark.anyio
 
 
 def key(number: int) -> WinnerKey:
-    """Return one of several keys."""
     return make_winner_key({"n": number})
 
 
-async def test_launches_add_up_and_the_oldest_keys_are_forgotten(
+async def test_launch_counts_add_up_and_the_oldest_keys_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that is launched again is not old; counts are kept for the next daemon."""
+    """A key that is launched again is new; counts survive a restart."""
     monkeypatch.setattr("ktuned.store.database.MAX_LAUNCHED_KEYS", 2)
     async with Store.open(tmp_path / "k.sqlite") as store:
         await store.add_launches({key(1): 5, key(2): 7}, now=1.0)

@@ -1,4 +1,4 @@
-"""Learned names in the store: contexts are renamed with their trials, and merge where both names are there."""
+"""Learned names: contexts are renamed with their trials, and merge if both names exist."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def _context(kernel: KernelInfo) -> Context:
     return replace(CONTEXT, kernel=kernel.name, digest=kernel.digest)
 
 
-async def test_results_have_the_new_name(store: Store) -> None:
-    """The winner, its trials and the parts of its digest are found by the digest with the name, and by no other."""
+async def test_results_are_found_under_the_new_name_only(store: Store) -> None:
     kernel = kernel_info()
     await store.save_kernels([kernel])
     job = await new_job(store, kernel.name)
@@ -44,7 +43,7 @@ async def test_results_have_the_new_name(store: Store) -> None:
 
 
 async def test_a_module_that_is_also_read_as_text_renames_the_results(store: Store) -> None:
-    """Its syntax tree is a part of the digest since the inspection; its text, which a launch has read, is another."""
+    """The digest has its syntax tree from the inspection, and its text from a launch."""
     kernel = replace(kernel_info(), file="/p/tune_k.py", python_parts={"tune_k.py": "cc"})
     await store.save_kernels([kernel])
     await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(kernel))
@@ -55,8 +54,7 @@ async def test_a_module_that_is_also_read_as_text_renames_the_results(store: Sto
     assert winner.context == _context(learned)
 
 
-async def test_states_that_have_the_name_stay(store: Store) -> None:
-    """An earlier state of the kernel gets the name; one that has it, from another inspection, is left alone."""
+async def test_an_earlier_state_gets_the_name_and_one_that_has_it_stays(store: Store) -> None:
     kernel = kernel_info()
     earlier = replace(kernel, digest="e" * 64)
     knowing = replace(kernel, digest="f" * 64).with_observed([HEADER])
@@ -68,8 +66,8 @@ async def test_states_that_have_the_name_stay(store: Store) -> None:
         assert len(store.list_best_trials(replace(_context(kernel), digest=digest), 9)) == 1
 
 
-async def test_trials_of_a_renamed_context_are_merged_and_the_new_stay(store: Store) -> None:
-    """Trials that were entered by the new name already take in the others; where both tried a config, the new stays."""
+async def test_trials_of_a_renamed_context_are_merged_and_newer_ones_stay(store: Store) -> None:
+    """If both contexts tried a config, the trial under the new name stays."""
     kernel = kernel_info()
     await store.save_kernels([kernel])
     job = await new_job(store, kernel.name)

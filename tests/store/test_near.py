@@ -15,7 +15,7 @@ problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
 
 @given(problems, problems)
 def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: Problem) -> None:
-    """It is a distance, over all of what a number can be."""
+    """All numbers are tried."""
     far = measure_distance(left, right)
     assert far is not None
     assert far == measure_distance(right, left)
@@ -43,5 +43,5 @@ def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: P
     ],
 )
 def test_distance_between_problems(left: Problem, right: Problem, expected: float | None) -> None:
-    """Numbers are compared by ratio; what has no ratio must be equal."""
+    """Numbers are compared by ratio; other values must be equal."""
     assert measure_distance(left, right) == (None if expected is None else pytest.approx(expected))

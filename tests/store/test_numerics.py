@@ -1,4 +1,4 @@
-"""Winners by exact numerics: only trials with the anchor's bits, and another anchor is one transaction."""
+"""Winners by exact numerics: trials with the anchor's bits only; another anchor is one transaction."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RESULTS = (
 )
 
 
-async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
-    """Neither one of which too little is known, nor one that differs from launch to launch."""
+async def test_the_fastest_trial_with_the_anchor_s_bits_wins(tmp_path: Path) -> None:
+    """Trials with too few compared inputs, or nondeterministic ones, do not win."""
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, EXACT, *RESULTS)
         assert store.get_winner(CONTEXT.key_for(EXACT)) is None
@@ -46,8 +46,8 @@ async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
         assert (winner.figure, store.get_winner(CONTEXT.key)) == (4.0, None)
 
 
-async def test_another_anchor_makes_the_winner_give_way(tmp_path: Path) -> None:
-    """To the best of the new class, or to nobody; winners by tolerance, and other contexts, are not touched."""
+async def test_another_anchor_replaces_the_winner(tmp_path: Path) -> None:
+    """By the best of its class, or by none; winners by tolerance and of other contexts stay."""
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, LATENCY, *RESULTS[:3])
         await store.mark_same_bits(CONTEXT, ("a", "b"))
@@ -61,7 +61,7 @@ async def test_another_anchor_makes_the_winner_give_way(tmp_path: Path) -> None:
 
 
 async def test_an_anchor_is_kept_until_another_is_chosen(tmp_path: Path) -> None:
-    """For its kernel, problem and device, by whatever objective."""
+    """It is kept for its kernel, problem and device, whatever the objective."""
     async with Store.open(tmp_path / "k.db") as store:
         await new_job(store)
         key = CONTEXT.key_for(EXACT)

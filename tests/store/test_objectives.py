@@ -1,4 +1,4 @@
-"""Winners by several objectives: each has a row of its own, and one trial may win by all of them."""
+"""Winners by several objectives: each has a row of its own, and one trial may win by all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result(latency_us: float, **metrics: float) -> TrialResult:
 
 
 async def finish(store: Store, objective: Objective, *results: TrialResult) -> list[int]:
-    """Enter trials of one job, each with its result."""
+    """Store the trials of one job."""
     job = await new_job(store)
     configs = [{"BM": number} for number in range(len(results))]
     ids = await store.begin_trials(CONTEXT, PROBLEM, job.id, configs)
@@ -45,7 +45,7 @@ async def finish(store: Store, objective: Objective, *results: TrialResult) -> l
     ],
 )
 async def test_the_best_by_the_objective_wins(tmp_path: Path, objective: Objective, won: int) -> None:
-    """As results come and where the winner must be chosen again; the winner by latency is not touched."""
+    """Both as results arrive and when a winner is elected again; the winner by latency is not affected."""
     results = (
         result(1.0, energy=9.0, bytes=9.0, speed=9.0),
         result(9.0, energy=1.0, bytes=9.0, speed=1.0),
@@ -64,8 +64,7 @@ async def test_the_best_by_the_objective_wins(tmp_path: Path, objective: Objecti
         assert follower.trial != ids[won]
 
 
-async def test_a_trial_that_fails_leaves_by_every_objective(tmp_path: Path) -> None:
-    """Each is followed by the best that is left by that objective."""
+async def test_a_failed_trial_is_replaced_for_every_objective(tmp_path: Path) -> None:
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, BY_ENERGY, result(1.0, energy=1.0), result(2.0, energy=3.0), result(3.0, energy=2.0))
         await store.decide_winner(ids[0])
@@ -80,8 +79,8 @@ async def test_a_trial_that_fails_leaves_by_every_objective(tmp_path: Path) -> N
         }
 
 
-async def test_a_trial_without_the_figure_wins_by_others_alone(tmp_path: Path) -> None:
-    """What has not been measured is not compared; what is forgotten goes for all."""
+async def test_a_trial_without_the_figure_wins_by_other_objectives_only(tmp_path: Path) -> None:
+    """Forgetting it removes it for all."""
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, BY_ENERGY, result(1.0), result(2.0, energy=3.0))
         assert [winner.trial for winner in store.list_winners()] == [ids[1]]
@@ -90,8 +89,8 @@ async def test_a_trial_without_the_figure_wins_by_others_alone(tmp_path: Path) -
         assert store.list_winners() == []
 
 
-async def test_the_note_is_of_the_objectives_figure(tmp_path: Path) -> None:
-    """A winner of a new context that takes more energy says so, though it is faster."""
+async def test_the_note_is_about_the_objective_s_figure(tmp_path: Path) -> None:
+    """A new winner that takes more energy has a note, though it is faster."""
     async with Store.open(tmp_path / "k.db") as store:
         await finish(store, BY_ENERGY, result(5.0, energy=1.0))
         job = await new_job(store)
@@ -101,8 +100,8 @@ async def test_the_note_is_of_the_objectives_figure(tmp_path: Path) -> None:
         assert winner.note == "2 energy, after 1 energy before its sources, toolchain or device changed"
 
 
-async def test_a_note_never_speaks_of_a_slower_winner_than_it_stands_beside(tmp_path: Path) -> None:
-    """Each winner of a new context is compared itself: one that is as fast as before has no note."""
+async def test_a_winner_as_fast_as_before_has_no_note(tmp_path: Path) -> None:
+    """Each winner of a new context is compared with its own predecessor."""
     async with Store.open(tmp_path / "k.db") as store:
         await finish(store, LATENCY, result(100.0))
         job = await new_job(store)
@@ -120,15 +119,13 @@ async def test_a_note_never_speaks_of_a_slower_winner_than_it_stands_beside(tmp_
 
 
 @pytest.mark.parametrize("latency_us", [0.0, -5.0, float("nan"), float("inf")])
-async def test_what_is_no_time_is_not_measured(tmp_path: Path, latency_us: float) -> None:
-    """The store refuses it."""
+async def test_a_latency_must_be_positive_and_finite(tmp_path: Path, latency_us: float) -> None:
     async with Store.open(tmp_path / "k.db") as store:
         with pytest.raises(UsageError, match="cannot be measured with a latency"):
             await finish(store, LATENCY, result(latency_us))
 
 
-async def test_a_job_keeps_its_objective_and_its_figures(tmp_path: Path) -> None:
-    """In its plan, and so in its key."""
+async def test_a_job_keeps_its_objective_and_figures(tmp_path: Path) -> None:
     async with Store.open(tmp_path / "k.db") as store:
         plain = await new_job(store)
         job = await store.create_job(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 def insert(value: int) -> Callable[[sqlite3.Connection], int]:
-    """Return a write that enters one value and returns how many there are."""
+    """Return a write that inserts a value and returns the number of values."""
 
     def operation(connection: sqlite3.Connection) -> int:
         connection.execute("INSERT INTO things VALUES (?)", (value,))
@@ -30,7 +30,7 @@ def insert(value: int) -> Callable[[sqlite3.Connection], int]:
 
 @pytest.fixture
 def connection() -> Generator[sqlite3.Connection]:
-    """Open a database with one table, whose values are unique."""
+    """Open a database with one table of unique values."""
     opened = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     opened.execute("CREATE TABLE things (value INTEGER UNIQUE)")
     yield opened
@@ -39,7 +39,6 @@ def connection() -> Generator[sqlite3.Connection]:
 
 @pytest.fixture
 def writer(connection: sqlite3.Connection) -> Generator[Writer]:
-    """Start a writer, and stop it after the test."""
     started = Writer(connection, lambda: connection)
     started.start_thread()
     yield started
@@ -47,7 +46,7 @@ def writer(connection: sqlite3.Connection) -> Generator[Writer]:
 
 
 class Held:
-    """Keeps the writer's thread busy until it is let go."""
+    """A write that keeps the thread busy until a test sets ``go``."""
 
     def __init__(self, writer: Writer) -> None:
         self.go = threading.Event()
@@ -61,12 +60,12 @@ class Held:
 
 
 def values(connection: sqlite3.Connection) -> list[int]:
-    """Return what is stored, in the order of storing."""
+    """Return the stored values in the order of storing."""
     return [value for (value,) in connection.execute("SELECT value FROM things ORDER BY rowid")]
 
 
-async def test_what_waits_is_committed_as_one_group(writer: Writer, connection: sqlite3.Connection) -> None:
-    """A hundred writes that wait together cost one commit, in the order of their submission."""
+async def test_waiting_writes_are_committed_as_one_group(writer: Writer, connection: sqlite3.Connection) -> None:
+    """In the order of their submission."""
     held = Held(writer)
     futures = [writer.submit_write(insert(value)) for value in range(100)]
     assert writer.describe_queue().used == 100
@@ -76,8 +75,8 @@ async def test_what_waits_is_committed_as_one_group(writer: Writer, connection: 
     assert values(connection) == list(range(100))
 
 
-async def test_one_that_fails_fails_alone(writer: Writer, connection: sqlite3.Connection) -> None:
-    """A write that raises takes back what it did, and nothing of its group."""
+async def test_a_failed_write_is_undone_alone(writer: Writer, connection: sqlite3.Connection) -> None:
+    """The others of its group are committed."""
 
     def fail(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO things VALUES (77)")
@@ -94,8 +93,8 @@ async def test_one_that_fails_fails_alone(writer: Writer, connection: sqlite3.Co
     assert values(connection) == [1, 2]
 
 
-async def test_a_group_that_sqlite_undoes_is_tried_one_by_one(writer: Writer, connection: sqlite3.Connection) -> None:
-    """When one write costs the whole transaction, the others of its group are committed nevertheless."""
+async def test_a_group_that_sqlite_undoes_is_retried_one_by_one(writer: Writer, connection: sqlite3.Connection) -> None:
+    """One write costs the whole transaction; the others are committed nevertheless."""
 
     def undo_all(connection: sqlite3.Connection) -> None:
         # What SQLite itself does when it meets a full disk.
@@ -112,7 +111,6 @@ async def test_a_group_that_sqlite_undoes_is_tried_one_by_one(writer: Writer, co
 
 
 async def test_a_write_cancelled_while_it_waits_is_dropped(writer: Writer, connection: sqlite3.Connection) -> None:
-    """Cancelling an awaiter before its write began leaves no trace of it."""
     held = Held(writer)
     with anyio.CancelScope() as scope:
         scope.cancel()
@@ -122,8 +120,8 @@ async def test_a_write_cancelled_while_it_waits_is_dropped(writer: Writer, conne
     assert values(connection) == [2]
 
 
-async def test_stopping_commits_what_waits(writer: Writer, connection: sqlite3.Connection) -> None:
-    """Everything submitted before the stop is settled; nothing is taken after it."""
+async def test_stopping_commits_waiting_writes(writer: Writer, connection: sqlite3.Connection) -> None:
+    """Later writes are refused."""
     held = Held(writer)
     futures = [writer.submit_write(insert(value)) for value in range(5)]
     held.go.set()
@@ -135,8 +133,8 @@ async def test_stopping_commits_what_waits(writer: Writer, connection: sqlite3.C
     assert values(connection) == list(range(5))
 
 
-async def test_producers_wait_when_the_disk_does_not_keep_up(writer: Writer, connection: sqlite3.Connection) -> None:
-    """No more than the limit is ever queued; the rest waits its turn and is written."""
+async def test_producers_wait_while_the_queue_is_full(writer: Writer, connection: sqlite3.Connection) -> None:
+    """All writes are executed in the end."""
     held = Held(writer)
     async with anyio.create_task_group() as tasks:
         for value in range(MAX_PENDING_WRITES + 50):
@@ -148,7 +146,7 @@ async def test_producers_wait_when_the_disk_does_not_keep_up(writer: Writer, con
 
 
 class Unyielding(sqlite3.Connection):
-    """A connection whose transactions can be neither committed nor rolled back, as on a disk that fails."""
+    """A connection that can neither commit nor roll back, as on a failing disk."""
 
     def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
         """Refuse the ends of transactions."""
@@ -157,8 +155,8 @@ class Unyielding(sqlite3.Connection):
         return super().execute(statement, values)
 
 
-async def test_a_rollback_that_fails_costs_a_connection_and_no_later_write(tmp_path: Path) -> None:
-    """What could not be undone fails, each later write that finds no connection fails too, and then all goes on."""
+async def test_after_a_failed_rollback_the_connection_is_replaced(tmp_path: Path) -> None:
+    """Writes fail until a new connection can be opened."""
     path = tmp_path / "things.sqlite"
 
     def connect(kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
