@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -45,8 +44,7 @@ class Peaks(msgspec.Struct, frozen=True):
     measured: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The share of a device's limit that a kernel reaches, by a metric; ``of`` names the limit."""
 
     of: str

@@ -1,4 +1,4 @@
-"""Classes of equal bits: their members, the cost of the anchor's class, and the knobs that split them."""
+"""Classes of equal bits: which trials belong together, what exactness costs, and which knobs split the classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ktuned.store import BitClasses
 from tests.trials import make_trial
 
 
-def _trial(number: int, latency_us: float, config: dict[str, Any], **detail: Any) -> Trial:
+def make_trial_with(number: int, latency_us: float, config: dict[str, Any], **detail: Any) -> Trial:
     if "bits" in detail:
         detail["bits"] = tuple(detail["bits"])
     return make_trial(number, config, latency_us=latency_us, detail=TrialDetail(**detail))
@@ -31,38 +31,40 @@ def _trial(number: int, latency_us: float, config: dict[str, Any], **detail: Any
         ((), ("a",), None),
     ],
 )
-def test_a_config_has_the_anchor_s_bits_if_all_its_inputs_agree(
+def test_bits_are_the_anchors_on_all_of_its_inputs(
     bits: tuple[str, ...], anchor: tuple[str, ...], expected: bool | None
 ) -> None:
-    """With fewer inputs the answer is open; one difference decides."""
+    """Fewer inputs leave the question open; one difference decides it."""
     assert have_same_bits(bits, anchor) is expected
 
 
 def test_classes_have_letters_and_a_price() -> None:
     """The anchor's class comes first, whatever its speed."""
-    found = BitClasses.from_trials(
+    classes = BitClasses.from_trials(
         [
-            _trial(1, 189.0, {"K": 32, "STAGES": 2}, bits=["a", "b"], same_bits=True),
-            _trial(2, 195.0, {"K": 32, "STAGES": 3}, bits=["a", "b"], same_bits=True),
-            _trial(3, 178.0, {"K": 64, "STAGES": 2}, bits=["a", "c"], same_bits=False),
-            _trial(4, 400.0, {"K": 64, "STAGES": 3}, bits=["a"]),
-            _trial(5, 150.0, {"K": 16, "STAGES": 3}, bits=["x", "y"], nondeterministic=True),
+            make_trial_with(1, 189.0, {"K": 32, "STAGES": 2}, bits=["a", "b"], same_bits=True),
+            make_trial_with(2, 195.0, {"K": 32, "STAGES": 3}, bits=["a", "b"], same_bits=True),
+            make_trial_with(3, 178.0, {"K": 64, "STAGES": 2}, bits=["a", "c"], same_bits=False),
+            make_trial_with(4, 400.0, {"K": 64, "STAGES": 3}, bits=["a"]),
+            make_trial_with(5, 150.0, {"K": 16, "STAGES": 3}, bits=["x", "y"], nondeterministic=True),
         ]
     )
-    assert [(one.letter, one.configs, one.best_us, one.is_anchor) for one in found.classes] == [
+    assert [
+        (bit_class.letter, bit_class.configs, bit_class.best_us, bit_class.is_anchor) for bit_class in classes.classes
+    ] == [
         ("A", 2, 189.0, True),
         ("B", 1, 178.0, False),
     ]
-    assert (found.inputs, found.nondeterministic) == (2, 1)
-    assert (found.splitting, found.keeping) == (("K",), ("STAGES",))
-    assert found.price == "exact costs 26 %: 189 against 150 µs"
+    assert (classes.inputs, classes.nondeterministic) == (2, 1)
+    assert (classes.splitting, classes.keeping) == (("K",), ("STAGES",))
+    assert classes.price == "exact costs 26 %: 189 against 150 µs"
     assert (
-        found.describe_classes()[0]
+        classes.describe_classes()[0]
         == "2 classes of equal bits on 2 inputs: A (the anchor) 2, best 189 µs; B 1, best 178 µs"
     )
-    assert found.name_class(TrialDetail(bits=("a",))) == "A/B?"
+    assert classes.name_class(TrialDetail(bits=("a",))) == "A/B?"
     assert (
-        found.name_class(
+        classes.name_class(
             TrialDetail(
                 bits=(
                     "a",
@@ -73,7 +75,7 @@ def test_classes_have_letters_and_a_price() -> None:
         == "B"
     )
     assert (
-        found.name_class(
+        classes.name_class(
             TrialDetail(
                 bits=(
                     "a",
@@ -84,32 +86,32 @@ def test_classes_have_letters_and_a_price() -> None:
         )
         == "nondeterministic"
     )
-    assert found.name_class(TrialDetail()) == ""
+    assert classes.name_class(TrialDetail()) == ""
 
 
-def test_configs_that_differ_on_the_first_input_are_one_class() -> None:
+def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known() -> None:
     """They were launched on no other input."""
-    found = BitClasses.from_trials(
+    classes = BitClasses.from_trials(
         [
-            _trial(1, 9.0, {"K": 1, "W": 1}, bits=["a", "b"], same_bits=True),
-            _trial(2, 8.0, {"K": 2, "W": 1}, bits=["x"], same_bits=False),
-            _trial(3, 7.0, {"K": 2, "W": 2}, bits=["x"], same_bits=False),
-            _trial(4, 6.0, {"K": 1, "W": 2}, bits=["a"]),
+            make_trial_with(1, 9.0, {"K": 1, "W": 1}, bits=["a", "b"], same_bits=True),
+            make_trial_with(2, 8.0, {"K": 2, "W": 1}, bits=["x"], same_bits=False),
+            make_trial_with(3, 7.0, {"K": 2, "W": 2}, bits=["x"], same_bits=False),
+            make_trial_with(4, 6.0, {"K": 1, "W": 2}, bits=["a"]),
         ]
     )
-    assert [(one.letter, one.configs) for one in found.classes] == [("A", 1), ("B", 2)]
-    assert (found.name_class(TrialDetail(bits=("x",))), found.name_class(TrialDetail(bits=("a",)))) == ("B", "A?")
-    assert (found.splitting, found.keeping) == (("K",), ("W",))
+    assert [(bit_class.letter, bit_class.configs) for bit_class in classes.classes] == [("A", 1), ("B", 2)]
+    assert (classes.name_class(TrialDetail(bits=("x",))), classes.name_class(TrialDetail(bits=("a",)))) == ("B", "A?")
+    assert (classes.splitting, classes.keeping) == (("K",), ("W",))
 
 
-def test_without_compared_bits_there_are_no_classes() -> None:
-    """As after a tuning by tolerance."""
-    assert BitClasses.from_trials([_trial(1, 1.0, {"K": 1})]).describe_classes() == []
+def test_no_compared_bits_give_no_lines() -> None:
+    """A tuning by tolerance compares no bits."""
+    assert BitClasses.from_trials([make_trial_with(1, 1.0, {"K": 1})]).describe_classes() == []
 
 
 @pytest.mark.parametrize("plain", ["latency", "max:tflops", "min:bytes"])
 def test_numerics_are_a_part_of_every_objective(plain: str) -> None:
-    """Numerics do not change the objective's figure."""
+    """They do not change the objective's figure."""
     exact = with_numerics(plain, "exact")
     assert (read_objective(exact), is_exact(exact), is_exact(plain)) == (f"exact:{plain}", True, False)
     assert strip_numerics(exact) == plain == with_numerics(exact, "tolerance")
@@ -122,8 +124,11 @@ def test_unknown_numerics_are_refused() -> None:
         with_numerics("latency", "same")
 
 
-def test_only_trials_with_the_anchor_s_bits_have_a_figure_by_exact_numerics() -> None:
-    """Another trial keeps its latency, by which it may win elsewhere."""
+def test_only_a_trial_with_the_anchors_bits_has_a_figure_by_exact_numerics() -> None:
+    """The trial keeps its latency, by which it may win elsewhere."""
     exact = Objective("exact:latency")
-    figures = [_trial(1, 5.0, {}, **detail).figure(exact) for detail in ({}, {"same_bits": False}, {"same_bits": True})]
+    figures = [
+        make_trial_with(1, 5.0, {}, **detail).figure(exact)
+        for detail in ({}, {"same_bits": False}, {"same_bits": True})
+    ]
     assert figures == [None, None, 5.0]

@@ -15,11 +15,10 @@ problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
 
 @given(problems, problems)
 def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: Problem) -> None:
-    """All numbers are tried."""
-    far = measure_distance(left, right)
-    assert far is not None
-    assert far == measure_distance(right, left)
-    assert math.isfinite(far)
+    distance = measure_distance(left, right)
+    assert distance is not None
+    assert distance == measure_distance(right, left)
+    assert math.isfinite(distance)
     assert measure_distance(left, left) == 0
 
 
@@ -43,5 +42,5 @@ def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: P
     ],
 )
 def test_distance_between_problems(left: Problem, right: Problem, expected: float | None) -> None:
-    """Numbers are compared by ratio; other values must be equal."""
+    """Numbers are compared by their ratio; values without a ratio must be equal."""
     assert measure_distance(left, right) == (None if expected is None else pytest.approx(expected))
