@@ -74,7 +74,7 @@ def test_untried_configs_are_no_failures(tmp_path: Path) -> None:
         connection.execute("UPDATE trials SET outcome = 'hung', message = 'no progress' WHERE id <= 4")
         connection.execute("UPDATE trials SET outcome = 'cancelled', message = '' WHERE id BETWEEN 5 AND 10")
         connection.execute("UPDATE trials SET outcome = 'interrupted', message = '' WHERE id > 10")
-    (gemm,) = make_document(store_path).sections
+    (gemm,) = make_document(path).sections
     assert [(failure.outcome, failure.count) for failure in gemm.failures] == [("hung", 4)]
 
 
