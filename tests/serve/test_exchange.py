@@ -56,7 +56,6 @@ def make_methods(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        portfolios=parts.daemon.portfolios,
         publish=parts.daemon.router.publish_event,
     )
 
@@ -225,7 +224,7 @@ async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
         ImportParams(document={**make_document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
         None,  # type: ignore[arg-type]
     )
-    portfolio = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    portfolio = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
     assert portfolio is not None
     assert portfolio.tree == tree
     with pytest.raises(UsageError, match="not a tree of configs"):

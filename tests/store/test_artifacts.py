@@ -11,7 +11,7 @@ import pytest
 from ktuned.ipc import manifest
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
 from ktuned.model.errors import StoreError
-from ktuned.store.artifacts import TOUCH_EVERY_S, Artifacts
+from ktuned.store.artifacts import Artifacts
 from ktuned.worker.seal import seal_artifact
 from tests.store.test_database_file import on_a_mount
 
@@ -152,8 +152,8 @@ async def test_the_least_recently_served_artifact_is_removed_first(
     for key in ("aa1", "bb2", "cc3"):
         await sealed(artifacts, key, b"x" * 4000)
     for key in served:
-        clock.now += 2 * TOUCH_EVERY_S
-        artifacts.mark_served(key)
+        clock.now += 60.0
+        artifacts.mark_served([key])
     before = artifacts.size
     later = Artifacts(artifacts.directory, CAP_BYTES)
     removed = await later.collect_garbage(keep=[])
@@ -167,8 +167,8 @@ async def test_winners_are_removed_last(artifacts: Artifacts, clock: Clock) -> N
     """An old winner outlives newer artifacts, unless winners alone exceed the cap."""
     for key in ("aa1", "bb2", "cc3"):
         await sealed(artifacts, key, b"x" * 4000)
-        clock.now += 2 * TOUCH_EVERY_S
-        artifacts.mark_served(key)
+        clock.now += 60.0
+        artifacts.mark_served([key])
     await artifacts.collect_garbage(keep={"aa1"})
     assert artifacts.find_artifact("aa1")
     assert not artifacts.find_artifact("bb2")
@@ -178,22 +178,12 @@ async def test_winners_are_removed_last(artifacts: Artifacts, clock: Clock) -> N
     assert tiny.size == 0
 
 
-async def test_serving_writes_to_the_disk_once_a_minute(artifacts: Artifacts, clock: Clock) -> None:
-    """Unless the clock stepped back; a removed artifact is no error."""
+async def test_a_removed_artifact_is_not_marked(artifacts: Artifacts, clock: Clock) -> None:
+    """The others are."""
     await sealed(artifacts, "abcd")
-    file = artifacts.directory / "ab" / "abcd" / MANIFEST_NAME
-    artifacts.mark_served("abcd")
-    noted = clock.now
-    clock.now += TOUCH_EVERY_S / 2
-    artifacts.mark_served("abcd")
-    assert file.stat().st_mtime == noted
-    clock.now += TOUCH_EVERY_S
-    artifacts.mark_served("abcd")
-    assert file.stat().st_mtime == clock.now
-    clock.now -= 1000 * TOUCH_EVERY_S
-    artifacts.mark_served("abcd")
-    assert file.stat().st_mtime == clock.now
-    artifacts.mark_served("gone")
+    clock.now += 60.0
+    artifacts.mark_served(["gone", "abcd"])
+    assert (artifacts.directory / "ab" / "abcd" / MANIFEST_NAME).stat().st_mtime == clock.now
 
 
 async def test_a_file_in_place_of_the_directory_is_one_line(tmp_path: Path) -> None:

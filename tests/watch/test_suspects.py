@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from ktuned.answers import Lookup
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.roots import remake_root
 from ktuned.ipc.stamps import stamp
-from ktuned.lookup import Lookup
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import KernelInfo
 from ktuned.protocol.kernels import Root
@@ -148,7 +148,15 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     kernel = await parts.inspect_file(make_kernel_text())
     following = Following(parts, kernel)
     path = str(parts.write_file("env = { ROWS = '2' }\n", "ktuned.toml"))
-    await Reinspection(parts.catalog, following, take, following.note).inspect_files({path})
+    reinspection = Reinspection(parts.catalog, following, take)
+    mark_suspects = reinspection._mark_suspects
+
+    async def mark_and_note() -> None:
+        await mark_suspects()
+        following.note()
+
+    reinspection._mark_suspects = mark_and_note  # type: ignore[method-assign]
+    await reinspection.inspect_files({path})
     assert following.suspicion == path
     assert parts.catalog.find_suspicion(kernel) == ""
 
@@ -172,14 +180,14 @@ async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> 
 
     kernel = await parts.inspect_file(make_kernel_text())
     path = str(parts.write_file(make_kernel_text(rtol="0.5")))
-    await Reinspection(parts.catalog, Refusing(), take, lambda: None).inspect_files({path})
+    await Reinspection(parts.catalog, Refusing(), take).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == path
-    refused = Reinspection(parts.catalog, Refusing(), take, lambda: None)
+    refused = Reinspection(parts.catalog, Refusing(), take)
     await refused.inspect_files({path})
     parts.write_file(make_kernel_text())
     assert await refused.find_affected_kernel_files([path]) == set()
     assert parts.catalog.find_suspicion(kernel) == "", "it was taken back"
     path = str(parts.write_file(make_kernel_text(rtol="0.5")))
     await refused.inspect_files({path})
-    await Reinspection(parts.catalog, parts.inspector, take, lambda: None).inspect_files({path})
+    await Reinspection(parts.catalog, parts.inspector, take).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == ""
