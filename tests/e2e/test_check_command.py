@@ -50,21 +50,26 @@ def check_winner(daemon: Daemon, *words: str) -> tuple[int, dict[str, object], s
 
 
 def test_check_names_what_is_wrong_with_a_winner(daemon: Daemon) -> None:
-    """A winner can become wrong when a library changes."""
-    path = daemon.write_kernel(
-        make_kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])", reference=REFERENCE)
+    """A winner can become wrong when a library changes; the next best config is served then."""
+    configs = (
+        "[dict(us=50.0, does='changes', gate='spoilt', tag='it'), dict(us=900.0, does='work', gate='', tag='next')]"
     )
+    path = daemon.write_kernel(make_kernel_text(f"space({configs})", early_stop="100.0", reference=REFERENCE))
     assert daemon.run_ktuned("check", "it").returncode == 1
     daemon.tune(path=str(path))
     code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"], winner["checks"]) == (
         0, "right", ["guards", "again after timing", "seed 1", "seed 2"]
     )  # fmt: skip
+    assert "no sanitizer for the backend 'fake'" in str(check_winner(daemon, "--sanitize")[1]["message"])
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "it"
     (daemon.gates / "spoilt").touch()
     code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"]) == (1, "wrong")
     assert "64 of 64 elements" in str(winner["message"])
-    assert "no sanitizer for the backend 'fake'" in str(check_winner(daemon, "--sanitize")[1]["message"])
+    assert daemon.fetch_trials()["it"]["outcome"] == "mismatch"
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "next"
+    assert check_winner(daemon)[1]["verdict"] == "right"
 
 
 def test_check_compares_with_the_first_loadable_config(daemon: Daemon) -> None:

@@ -34,7 +34,7 @@ def load_kernel() -> Kernel:
     return kernel
 
 
-def inputs(device: str) -> Mapping[str, Any]:
+def make_tensors(device: str) -> Mapping[str, Any]:
     """Return a small matrix with one constant row, and an array for the result."""
     import torch
 
@@ -43,7 +43,7 @@ def inputs(device: str) -> Mapping[str, Any]:
     return {"x": x, "y": torch.full_like(x, float("nan"))}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
+def check_tensors(tensors: Mapping[str, Any]) -> None:
     """Compare the result with float64."""
     import torch
 
@@ -58,8 +58,8 @@ EXAMPLE = BackendExample(
     sources=(SOURCE,),
     kernel_file=SOURCE,
     kernel="softmax",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_tensors,
+    verify=check_tensors,
     target="sm_90a",
 )
 
@@ -114,6 +114,6 @@ def test_every_method_agrees_with_torch(tmp_path: Path) -> None:
     assert not isinstance(devices, Absent)
     for name, (unit, result) in compile_configs(tmp_path, devices[0].target).items():
         assert result.outcome is None, result.message
-        tensors = inputs("cuda:0")
+        tensors = make_tensors("cuda:0")
         TvmFfiCuda().load(tmp_path / name, unit, devices[0]).bind(tensors)()
-        verify(tensors)
+        check_tensors(tensors)

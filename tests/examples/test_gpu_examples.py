@@ -70,26 +70,26 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
         _, jobs = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         assert jobs, daemon.log.read_text()
         for job in jobs:
-            assert job["state"] == "done", _story(daemon, job)
-            assert job["best_us"] is not None, _story(daemon, job)
-            assert job["default_us"] is not None, _story(daemon, job)
-            assert job["best_us"] < job["default_us"], _story(daemon, job)
-            assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, _story(daemon, job)
+            assert job["state"] == "done", describe_job(daemon, job)
+            assert job["best_us"] is not None, describe_job(daemon, job)
+            assert job["default_us"] is not None, describe_job(daemon, job)
+            assert job["best_us"] < job["default_us"], describe_job(daemon, job)
+            assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, describe_job(daemon, job)
         hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
-        first = [_story(daemon, job) for job in jobs]
+        first = [describe_job(daemon, job) for job in jobs]
     with Daemon(tmp_path, tensors="torch") as daemon:
         _, again = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         for job in again:
-            assert job["state"] == "done", _story(daemon, job)
+            assert job["state"] == "done", describe_job(daemon, job)
             spent = {what: job["cost"].get(what, 0.0) for what in ("compile_s", "lane_s", "open_s", "finalists_s")}
-            assert not any(spent.values()), "\n".join([*first, _story(daemon, job)])
+            assert not any(spent.values()), "\n".join([*first, describe_job(daemon, job)])
         served = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
         assert hit.status == "fresh", hit
         assert (served.status, served.config) == ("fresh", hit.config), served
-        _launch_elsewhere(name, daemon.env)
+        run_application(name, daemon.env)
 
 
-def _story(daemon: Daemon, job: Mapping[str, Any]) -> str:
+def describe_job(daemon: Daemon, job: Mapping[str, Any]) -> str:
     """Describe a job: its figures, its failures, and the last lines of the daemon's log."""
     trials = daemon.client.call("results", kernel=job["kernel"], limit=2000)["trials"]
     lines = [f"job {job['id']}: {job['state']} {job['message']} {job['outcomes']} {job['cost']}"]
@@ -102,7 +102,7 @@ def _story(daemon: Daemon, job: Mapping[str, Any]) -> str:
     return "\n".join([*lines, daemon.log.read_text()[-4000:]])
 
 
-def _launch_elsewhere(name: str, environment: dict[str, str]) -> None:
+def run_application(name: str, environment: dict[str, str]) -> None:
     """Run the application of an example, if it has one."""
     command = {
         "gpu_gemm": [sys.executable, str(EXAMPLES / "gpu_app.py")],

@@ -36,26 +36,26 @@ _OPTIONS = re.compile(r"(?:^| )--?[a-z-]+(?: (?:dist|https?:\S+))?")
 _PROSE = re.compile(r"(?: {2,}#| &&| \(| into |, | to | for |\"\)? | until| brings).*")
 
 
-def _sources() -> Iterator[Path]:
+def list_sources() -> Iterator[Path]:
     yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
     for name in ("ktuned", "client", "plugins", "docs", "examples"):
         yield from (path for path in sorted((ROOT / name).rglob("*.*")) if path.suffix in (".py", ".md"))
 
 
-def _named(command: str) -> list[str]:
+def list_requirements(command: str) -> list[str]:
     """Return the requirements of a command; placeholders stand in braces."""
     words = _OPTIONS.sub("", _PROSE.sub("", command))
     return [] if "{" in words else [quoted or plain for quoted, plain in _REQUIREMENT.findall(words)]
 
 
 def test_install_commands_name_existing_distributions_and_extras() -> None:
-    wrong = [f"{path.relative_to(ROOT)}: {fault}" for path in _sources() for fault in _faults(path.read_text())]
+    wrong = [f"{path.relative_to(ROOT)}: {fault}" for path in list_sources() for fault in find_faults(path.read_text())]
     assert wrong == []
 
 
-def _faults(text: str) -> Iterator[str]:
+def find_faults(text: str) -> Iterator[str]:
     for command in _COMMAND.findall(text):
-        for requirement in map(Requirement, _named(command)):
+        for requirement in map(Requirement, list_requirements(command)):
             name = canonicalize_name(requirement.name)
             if name not in KNOWN or not requirement.extras <= {*_OPTIONAL.get(name, ())}:
                 yield f"pip install {command}"
@@ -66,7 +66,7 @@ def _faults(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("text", ["pip install 'ktuned[gpu]'", "needs `ktuned[tvm_ffi]`", "pip install nvidia-nvml"])
 def test_unknown_distributions_and_extras_are_found(text: str) -> None:
-    assert list(_faults(text))
+    assert list(find_faults(text))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_unknown_distributions_and_extras_are_found(text: str) -> None:
     ],
 )
 def test_options_comments_and_placeholders_are_no_requirements(command: str, named: list[str]) -> None:
-    assert _named(command) == named
+    assert list_requirements(command) == named
 
 
 @pytest.mark.parametrize("name", [name for name in PROJECTS if name not in ("ktuned", "ktuned-client")])

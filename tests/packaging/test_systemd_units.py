@@ -37,8 +37,8 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    ours = [line for line in (done.stdout + done.stderr).splitlines() if "ktuned" in line]
-    assert ours == []
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if "ktuned" in line]
+    assert complaints == []
 
 
 def test_the_units_do_not_restrict_compilers_and_gpus() -> None:

@@ -41,7 +41,7 @@ def spool(tmp_path: Path) -> Path:
     return tmp_path / "home" / "spool"
 
 
-def in_child(work: Callable[[], None]) -> int:
+def start_child(work: Callable[[], None]) -> int:
     """Run a function in a child that ends without exit handlers; return its pid."""
     child = os.fork()
     if child == 0:
@@ -55,7 +55,7 @@ def in_child(work: Callable[[], None]) -> int:
     return child
 
 
-def status_of(child: int) -> int:
+def wait_for_child(child: int) -> int:
     """Wait for a child and return its exit status."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -71,9 +71,9 @@ class TestRecords:
     def test_an_equal_record_is_written_once(self, spool: Path) -> None:
         """A different record is written beside it."""
         before = spool / leave_record(spool, RECORD)
-        known = before.stat()
+        status = before.stat()
         assert spool / leave_record(spool, RECORD) == before
-        assert before.stat() == known
+        assert before.stat() == status
         leave_record(spool, replace(RECORD, device=""))
         assert len(list(spool.iterdir())) == 2
 
@@ -86,10 +86,10 @@ class TestRecords:
             os.read(gate_read, 1)
             leave_record(spool, RECORD)
 
-        children = [in_child(work) for _ in range(PROCESSES)]
+        children = [start_child(work) for _ in range(PROCESSES)]
         os.close(gate_read)
         os.close(gate_write)
-        assert [status_of(child) for child in children] == [0] * PROCESSES
+        assert [wait_for_child(child) for child in children] == [0] * PROCESSES
         (path,) = spool.iterdir()
         assert CallRecord.from_bytes(read_file(path)) == RECORD
 
@@ -101,10 +101,10 @@ class TestRecords:
                 leave_record(spool, record)
 
         for milliseconds in range(1, 20, 2):
-            child = in_child(work)
+            child = start_child(work)
             signal.sigtimedwait([], milliseconds / 1000)
             os.kill(child, signal.SIGKILL)
-            status_of(child)
+            wait_for_child(child)
             for path in spool.glob(f"*{RECORD_SUFFIX}"):
                 CallRecord.from_bytes(read_file(path))
 
@@ -146,7 +146,7 @@ class TestRecords:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             leave_record(spool, replace(RECORD, files={"tensors": bytes(100_000)}))
 
-        assert status_of(in_child(work)) == errno.EFBIG
+        assert wait_for_child(start_child(work)) == errno.EFBIG
         assert list(spool.iterdir()) == [first]
         assert CallRecord.from_bytes(read_file(first)) == RECORD
 
@@ -194,8 +194,8 @@ class TestCounts:
         counts = LaunchCounts((KeyLaunches(CallKey("0123456789abcdef", {"size": 1}), 3),))
         for _ in range(2):
             leave_counts(spool, counts)
-        found = list(spool.glob(f"*{COUNTS_SUFFIX}"))
-        assert [LaunchCounts.from_bytes(read_file(path)) for path in found] == [counts, counts]
+        files = list(spool.glob(f"*{COUNTS_SUFFIX}"))
+        assert [LaunchCounts.from_bytes(read_file(path)) for path in files] == [counts, counts]
 
     def test_a_full_spool_refuses_counts(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A machine without a daemon does not fill its disk."""

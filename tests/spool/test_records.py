@@ -42,7 +42,7 @@ anything = st.recursive(
 )
 
 
-def changed(**fields: Any) -> bytes:
+def encode_changed_record(**fields: Any) -> bytes:
     """Return the bytes of a record with changed fields."""
     return bytes(msgpack.packb({"version": 1, **asdict(RECORD), **fields}))
 
@@ -110,7 +110,7 @@ def test_a_record_without_a_field_is_refused(name: str) -> None:
 def test_an_invalid_field_is_refused(name: str, value: Any) -> None:
     """Values that an application cannot write, and names of other directories."""
     try:
-        record = CallRecord.from_bytes(changed(**{name: value}))
+        record = CallRecord.from_bytes(encode_changed_record(**{name: value}))
     except InvalidRecord:
         return
     assert CallRecord.from_bytes(record.to_bytes()) == record
@@ -165,7 +165,7 @@ def test_an_invalid_field_is_refused(name: str, value: Any) -> None:
 def test_dangerous_values_are_refused_by_name(name: str, value: Any) -> None:
     """The error has the field and its value."""
     with pytest.raises(InvalidRecord, match=f"its {name} is "):
-        CallRecord.from_bytes(changed(**{name: value}))
+        CallRecord.from_bytes(encode_changed_record(**{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_dangerous_values_are_refused_by_name(name: str, value: Any) -> None:
         (lambda: msgpack.packb(asdict(RECORD)), "it is of version None"),
         (lambda: msgpack.packb([1, 2]), "it is not a map"),
         (lambda: b"\x91" * 100_000 + b"\x01", "it is damaged"),
-        (lambda: changed(declaration=_nested(1000)), "its declaration is "),
+        (lambda: encode_changed_record(declaration=nest_maps(1000)), "its declaration is "),
         (lambda: msgpack.packb({1: 2}), "it is damaged"),
         (lambda: b"\xdf\xff\xff\xff\xff", "it is damaged"),
         (lambda: b"", "it is damaged"),
@@ -190,7 +190,7 @@ def test_maps_of_another_version_or_kind_are_refused(content: Callable[[], bytes
 
 def test_unknown_fields_are_ignored() -> None:
     """A newer application of the same version may add fields."""
-    assert CallRecord.from_bytes(changed(later=1)) == RECORD
+    assert CallRecord.from_bytes(encode_changed_record(later=1)) == RECORD
 
 
 def test_counts_survive_their_bytes() -> None:
@@ -226,8 +226,8 @@ def test_a_digest_depends_on_the_content() -> None:
     assert len(digest_content("a")) == 16
 
 
-def _nested(depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def nest_maps(depth: int) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
     for _ in range(depth):
-        found = {"inner": found}
-    return found
+        nested = {"inner": nested}
+    return nested

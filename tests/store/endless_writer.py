@@ -9,7 +9,7 @@ import anyio
 from ktuned.model.values import Outcome
 from ktuned.protocol.jobs import Job
 from ktuned.store.database import Store
-from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job
+from tests.store.samples import CONTEXT, PROBLEM, create_job, make_failed_result, make_measured_result
 
 TASKS = 4
 
@@ -21,7 +21,9 @@ async def write_trials(store: Store, job: Job, task: int) -> None:
     while True:
         number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config})
         print(f"begun {number}", flush=True)
-        result = measured(dice.uniform(1, 100)) if dice.random() < 0.75 else failed(Outcome.HUNG)
+        result = (
+            make_measured_result(dice.uniform(1, 100)) if dice.random() < 0.75 else make_failed_result(Outcome.HUNG)
+        )
         winner = await store.finish_trial(number, result)
         print(f"finished {number} {result.outcome} {result.latency_us}", flush=True)
         if winner:
@@ -31,7 +33,7 @@ async def write_trials(store: Store, job: Job, task: int) -> None:
 
 async def main() -> None:
     async with Store.open(Path(sys.argv[1])) as store, anyio.create_task_group() as tasks:
-        job = await new_job(store)
+        job = await create_job(store)
         for task in range(TASKS):
             tasks.start_soon(write_trials, store, job, task)
 

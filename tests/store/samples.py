@@ -13,7 +13,7 @@ PROBLEM: Problem = {"M": 64, "dtype": "float32"}
 CONTEXT = Context(
     KernelName("proj:gemm"), KeyProblem(canonical(PROBLEM)), DeviceModel("cpu-x"), "d1", "gcc-12", "linux-6"
 )
-NEW_GROUND = Context(
+NEW_CONTEXT = Context(
     KernelName("proj:gemm"), KeyProblem(canonical(PROBLEM)), DeviceModel("cpu-x"), "d2", "gcc-12", "linux-6"
 )
 OTHER_KERNEL = Context(
@@ -21,17 +21,17 @@ OTHER_KERNEL = Context(
 )
 
 
-def measured(latency_us: float) -> TrialResult:
+def make_measured_result(latency_us: float) -> TrialResult:
     """Return a measured result."""
     return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail=TrialDetail(count=10))
 
 
-def failed(outcome: Outcome) -> TrialResult:
+def make_failed_result(outcome: Outcome) -> TrialResult:
     """Return a result without a latency."""
     return TrialResult(outcome, message=f"it was {outcome}", detail=TrialDetail(phase="run"))
 
 
-async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
+async def create_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
     return await store.create_job(
         CONTEXT.key._replace(kernel=KernelName(kernel)),
         PROBLEM,
@@ -42,14 +42,14 @@ async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
     )
 
 
-async def tried(store: Store, job: Job, config: int, result: TrialResult, context: Context = CONTEXT) -> int:
+async def run_trial(store: Store, job: Job, config: int, result: TrialResult, context: Context = CONTEXT) -> int:
     """Begin and finish a trial, and return its id."""
     number = await store.begin_trial(context, PROBLEM, job.id, {"BM": config})
     await store.finish_trial(number, result)
     return number
 
 
-def kernel_info(kernel: str = "gemm") -> KernelInfo:
+def make_kernel_info(kernel: str = "gemm") -> KernelInfo:
     return KernelInfo(
         project=ProjectName("proj"),
         kernel=kernel,

@@ -14,7 +14,7 @@ from ktuned.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 pytestmark = pytest.mark.anyio
 
 
-def schema_of(path: Path) -> tuple[int, set[str]]:
+def read_schema(path: Path) -> tuple[int, set[str]]:
     """Return the version, and all statements of the schema."""
     with closing(sqlite3.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -24,13 +24,13 @@ def schema_of(path: Path) -> tuple[int, set[str]]:
 async def test_a_failed_migration_changes_nothing(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Store.open(database):
         pass
-    before = schema_of(database)
+    before = read_schema(database)
     step = ("CREATE TABLE extra (thing TEXT)", "CREATE INDEX jobs_by_state ON jobs (kernel)")
     monkeypatch.setattr("ktuned.store.schema.MIGRATIONS", (*MIGRATIONS, step))
     monkeypatch.setattr("ktuned.store.schema.SCHEMA_VERSION", SCHEMA_VERSION + 1)
     with pytest.raises(StoreError, match="jobs_by_state already exists"):
         Store.open(database)
-    assert schema_of(database) == before
+    assert read_schema(database) == before
 
 
 async def test_a_newer_schema_is_refused(database: Path) -> None:

@@ -9,7 +9,7 @@ from ktuned.store.winner_rule import Effect, Standing, judge_result
 FIGURES = (None, 1.0, 2.0, 3.0)
 
 
-def rule(told: Standing, seated: Standing | None) -> Effect:
+def apply_rule_by_table(trial: Standing, seated: Standing | None) -> Effect:
     """Repeat the rule as a table of cases."""
     cases = {
         # (is reported measured, is reported current): effect, where nothing else matters
@@ -17,11 +17,11 @@ def rule(told: Standing, seated: Standing | None) -> Effect:
         (False, True): Effect.VACATE,
         (True, True): Effect.TAKE,
     }
-    is_seated = seated is not None and seated.trial == told.trial
-    if effect := cases.get((told.cost is not None, is_seated)):
+    is_seated = seated is not None and seated.trial == trial.trial
+    if effect := cases.get((trial.cost is not None, is_seated)):
         return effect
-    assert told.cost is not None
-    is_beaten = seated is None or seated.context != told.context or seated.cost is None or told.cost < seated.cost
+    assert trial.cost is not None
+    is_beaten = seated is None or seated.context != trial.context or seated.cost is None or trial.cost < seated.cost
     return Effect.TAKE if is_beaten else Effect.KEEP
 
 
@@ -32,7 +32,7 @@ def test_only_a_faster_measured_trial_wins(told_us: float | None, seated_us: flo
     for trial, ground in itertools.product((1, 2), (1, 2)):
         told = Standing(1, 1, told_us)
         seated = None if isinstance(seated_us, str) else Standing(trial, ground, seated_us)
-        assert judge_result(told, seated) is rule(told, seated)
+        assert judge_result(told, seated) is apply_rule_by_table(told, seated)
 
 
 def test_an_equal_latency_does_not_win() -> None:
