@@ -50,7 +50,7 @@ def main(control: socket.socket, role: str) -> None:
 def _prepare_daemon() -> Callable[[], NoReturn]:
     repository = str(Path(sys.argv[1]).parents[2])
     sys.path.insert(0, repository)
-    from tests.forked_processes.daemon import serve
+    from tests.forked_processes.daemon import run_command
 
     sys.path.remove(repository)
 
@@ -59,7 +59,7 @@ def _prepare_daemon() -> Callable[[], NoReturn]:
         sys.argv = ["ktuned", *sys.orig_argv[3:]]
         code = 1
         try:
-            code = serve(sys.argv[1:])
+            code = run_command(sys.argv[1:])
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -15,13 +15,13 @@ import pytest
 from ktuned.fleet import Worker
 from ktuned.ipc import requests
 from ktuned.model.errors import WorkerError
-from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 from tests.fleet.playing import until
+from tests.tuning.jobs import make_attempts, prepare_brief
 
 pytestmark = pytest.mark.anyio
 
@@ -29,19 +29,14 @@ pytestmark = pytest.mark.anyio
 async def begun(parts: Parts, **options: str) -> JobBrief:
     """Return what there is to do in a job on a kernel."""
     await parts.inspect_file(make_kernel_text(**options))
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(
-        make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0
-    )
-    return parts.preparation.prepare_brief(job)
+    return await prepare_brief(parts)
 
 
 async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[Outcome | None, str]]:
     """Compile configs as one group; return each one's outcome and message, in their order."""
     brief = await begun(parts, deadlines=f"dict(compile={PATIENCE_S})")
     brief.group_size = group_size
-    builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    attempts = [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
+    attempts = make_attempts(brief, *does)
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     ends = await compiling.compile_attempts(attempts)
     await compiling.close()

@@ -13,6 +13,7 @@ from ktuned.model.plan import Plan
 from ktuned.protocol.jobs import Priority
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
+from tests.tuning.jobs import submit_job
 
 pytestmark = [
     pytest.mark.anyio,
@@ -36,10 +37,7 @@ async def submit(parts: Parts, *configs: str, **options: str) -> None:
     await parts.inspect_file(
         make_kernel_text(configs=f"[{', '.join(f'dict({config})' for config in configs)}]", **options)
     )
-    plan = Plan(preset="fast", strategy="exhaustive")
-    await parts.jobs.submit_job(
-        make_winner_key({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=plan
-    )
+    await submit_job(parts, priority=Priority.REQUESTED)
 
 
 async def waits_for_cores(parts: Parts) -> None:

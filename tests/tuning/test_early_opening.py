@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ktuned.fleet.lanes import Lane
-from ktuned.model.plan import Plan
 from ktuned.protocol import WorkerInfo
 from ktuned.protocol.jobs import Priority
-from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import Parts, make_kernel_text
 from tests.fleet.playing import until
+from tests.tuning.jobs import submit_job
 
 pytestmark = pytest.mark.anyio
 
@@ -20,14 +20,7 @@ REFERENCE = "lambda x: (ktuned_fake.wait_at('reference'), 2 * x)[1]"
 async def submitted(parts: Parts, configs: str, reference: str = REFERENCE) -> int:
     """Ask for a job on configs whose reference waits; return its id."""
     await parts.inspect_file("import ktuned_fake\n" + make_kernel_text(configs=configs, reference=reference))
-    arrival = await parts.jobs.submit_job(
-        make_winner_key({"n": 64}),
-        {"n": 64},
-        priority=Priority.REQUESTED,
-        reason="test",
-        plan=Plan(preset="fast", strategy="exhaustive"),
-    )
-    return arrival.job.id
+    return await submit_job(parts, priority=Priority.REQUESTED)
 
 
 def lane_of(parts: Parts) -> Lane:
@@ -64,9 +57,7 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
     where = "where=lambda p, c: p.n == 64 or not __import__('ktuned_fake').wait_at('door')"
     parts.fleet.machine.keeps_spares = True
     await parts.inspect_file(make_kernel_text(configs=f"us=[10.0], {where}"))
-    plan = Plan(preset="fast", strategy="exhaustive")
-    key = make_winner_key({"n": 128})
-    await parts.jobs.submit_job(key, {"n": 128}, priority=Priority.REQUESTED, reason="test", plan=plan)
+    await submit_job(parts, {"n": 128}, priority=Priority.REQUESTED)
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
         await until(lambda: "compile" in {worker.role for worker in parts.fleet.describe_workers()})

@@ -18,7 +18,7 @@ from ktuned.scheduling import TuningRequest
 from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.findings import COMPARED, Findings, find_knobs_without_effect
 from tests.daemon_parts import Parts, make_kernel_text
-from tests.tuning.test_pipeline import tune
+from tests.tuning.jobs import run_job
 
 
 def contents(configs: list[Config], *decisive: str) -> dict[tuple[tuple[str, Scalar], ...], str]:
@@ -177,7 +177,7 @@ class TestAJob:
     async def test_a_single_config_that_differs_from_the_default_is_wrong(self, parts: Parts) -> None:
         """The others compete; the default needs no reference."""
         await parts.inspect_file(default_text("work wrong work"))
-        ended = await tune(parts)
+        ended = await run_job(parts)
         outcomes = {one.config["us"]: (one.outcome, one.message) for one in parts.store.list_trials()}
         assert outcomes[51.0][0] == "mismatch"
         assert outcomes[51.0][1].startswith("differs from the default's outputs: y: 64 of 64 elements")
@@ -188,20 +188,20 @@ class TestAJob:
     async def test_if_most_differ_all_compete_and_the_message_says_so(self, parts: Parts) -> None:
         """The next job finds them measured, and repeats nothing."""
         await parts.inspect_file(default_text("work wrong wrong"))
-        ended = await tune(parts)
+        ended = await run_job(parts)
         assert ended["outcomes"] == {"measured": 3, "mismatch": 0}, ended
         assert "2 of 3 configs differ from the default's outputs" in str(ended["message"])
         (winner,) = parts.store.list_winners()
         assert winner.config["us"] in (51.0, 52.0)
         before = len(parts.recorder.list_events("refining"))
-        ended = await tune(parts)
+        ended = await run_job(parts)
         assert ended["best_us"] is not None
         assert len(parts.recorder.list_events("refining")) == before
 
     async def test_a_default_that_does_not_run_is_one_error(self, parts: Parts) -> None:
         """It names the place and the remedy."""
         await parts.inspect_file(default_text("compile_error work"))
-        ended = await tune(parts)
+        ended = await run_job(parts)
         assert ended["state"] == "failed"
         assert "reference='default', but the default config is compile_error: " in str(ended["message"])
 
@@ -210,7 +210,7 @@ class TestAJob:
         does = ("compile_error", "unsupported", "work", "wrong", "work")
         configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(does))
         await parts.inspect_file(make_kernel_text(configs=f"[{configs}]", reference="'default'"))
-        ended = await tune(parts)
+        ended = await run_job(parts)
         wanted = {"compile_error": 1, "unsupported": 1, "measured": 2, "mismatch": 1}
         assert (ended["state"], ended["outcomes"]) == ("done", wanted), ended
 
@@ -218,7 +218,7 @@ class TestAJob:
         """It says why the first one does not, and how many were tried."""
         configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(["unsupported"] * 3))
         await parts.inspect_file(make_kernel_text(configs=f"[{configs}]", reference="'default'"))
-        ended = await tune(parts)
+        ended = await run_job(parts)
         wanted = "the default config is unsupported: wants more shared memory than there is (and 2 more cannot run)"
         assert (ended["state"], wanted in str(ended["message"])) == ("failed", True), ended
 
@@ -239,11 +239,11 @@ class TestAJob:
     async def test_a_damaged_artifact_of_the_default_is_compiled_again(self, parts: Parts) -> None:
         """The job goes on."""
         await parts.inspect_file(default_text("work work"))
-        await tune(parts)
+        await run_job(parts)
         trial = next(one for one in parts.store.list_trials() if one.config["us"] == 2000.0)
         file = parts.artifacts.locate_artifact(trial.artifact or "") / "kernel.json"
         file.chmod(0o600)
         file.write_text("{}")
-        ended = await tune(parts, again=True)
+        ended = await run_job(parts, again=True)
         assert (ended["state"], ended["message"]) == ("done", ""), ended
         assert file.read_text() != "{}"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 from ktuned.fleet import RequestFailed
-from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
+from tests.tuning.jobs import make_attempts, prepare_brief
 
 pytestmark = pytest.mark.anyio
 
@@ -24,26 +23,16 @@ HANG_S = 1.0
 async def prepared(parts: Parts, deadline_s: float = PATIENCE_S) -> JobBrief:
     """Return the work of a job whose backend lowers."""
     await parts.inspect_file(make_kernel_text(deadlines=f"dict(compile={deadline_s})"))
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(
-        make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0
-    )
-    brief = parts.preparation.prepare_brief(job)
+    brief = await prepare_brief(parts)
     brief.lowers = True
     return brief
-
-
-def attempts(brief: JobBrief, *does: str) -> list[Attempt]:
-    """Return one attempt for each thing that a Build does."""
-    builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    return [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
 
 
 async def test_one_front_end_serves_several_compile_workers(parts: Parts) -> None:
     """Also when they ask at once; the next job's functions are translated by the same one, which is still there."""
     brief = await prepared(parts)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
-    compiled = attempts(brief, "work", "work", "work", "work")
+    compiled = make_attempts(brief, "work", "work", "work", "work")
 
     async def compile_alone(attempt: Attempt) -> None:
         await stage.compile_attempts([attempt])
@@ -70,7 +59,7 @@ async def test_a_front_end_imports_before_there_is_a_config(parts: Parts) -> Non
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
     await stage.start_workers()
     opened = {worker.pid for worker in parts.fleet.describe_workers() if worker.state == "busy"}
-    (attempt,) = attempts(brief, "work")
+    (attempt,) = make_attempts(brief, "work")
     assert await stage.compile_attempts([attempt]) == []
     await stage.close()
     parts.kill_workers()
@@ -84,7 +73,7 @@ async def test_an_early_import_error_is_raised_with_the_first_config(parts: Part
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
     await stage.start_workers()
     with pytest.raises(RequestFailed) as raised:
-        await stage.compile_attempts(attempts(brief, "work"))
+        await stage.compile_attempts(make_attempts(brief, "work"))
     await stage.close()
     parts.kill_workers()
     assert raised.value.code == "source_changed"
@@ -94,7 +83,7 @@ async def test_a_config_that_cannot_be_lowered_is_compiled_whole(parts: Parts) -
     """By the compile worker."""
     brief = await prepared(parts)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
-    (attempt,) = attempts(brief, "lower_not")
+    (attempt,) = make_attempts(brief, "lower_not")
     assert await stage.compile_attempts([attempt]) == []
     await stage.close()
     parts.kill_workers()
@@ -113,7 +102,7 @@ async def test_a_function_that_fails_in_the_front_end_fails_alone(parts: Parts, 
     """The config is to blame, and the next one is translated by another worker."""
     brief = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
-    group = attempts(brief, "work", bad, "work")
+    group = make_attempts(brief, "work", bad, "work")
     ends = await stage.compile_attempts(group)
     await stage.close()
     parts.kill_workers()

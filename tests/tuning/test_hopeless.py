@@ -7,10 +7,10 @@ from time import monotonic
 
 import pytest
 
-from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
 from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
-from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import Parts, make_kernel_text
+from tests.tuning.jobs import run_job
 
 MISSING = "it.cu:12:9: error: identifier 'UNROL' is undefined"
 
@@ -104,21 +104,12 @@ def test_mismatches_are_equal_apart_from_their_numbers() -> None:
 class TestJobs:
     """Whole jobs: what ends them, and when."""
 
-    @staticmethod
-    async def tune(parts: Parts, **plan: object) -> dict[str, object]:
-        """Run one job to its end."""
-        full = Plan(**{"preset": "fast", "strategy": "exhaustive", **plan})  # type: ignore[arg-type]
-        await parts.jobs.submit_job(make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
-        async with parts.run_jobs():
-            (ended,) = await parts.recorder.wait_for_ended_jobs()
-        return ended
-
     async def test_a_job_ends_after_a_few_of_a_thousand_failing_compiles(self, parts: Parts) -> None:
         """The job fails with the one message; what is queued has no outcome."""
         await parts.inspect_file(
             make_kernel_text(configs="[dict(us=float(us), does='compile_error') for us in range(1, 1001)]")
         )
-        ended = await self.tune(parts)
+        ended = await run_job(parts)
         assert ended["state"] == "failed"
         assert "fake.c:1: error: no" in str(ended["message"])
         assert "failed alike" in str(ended["message"])
@@ -134,7 +125,7 @@ class TestJobs:
         """Neighbours that all fail share a value; a draw from the whole space finds the configs that work."""
         configs = "[dict(us=50.0 + n, does=does, tag='x') for does in ('compile_error', 'work') for n in range(300)]"
         await parts.inspect_file(make_kernel_text(configs=configs))
-        ended = await self.tune(parts, trials=400)
+        ended = await run_job(parts, trials=400)
         assert ended["state"] == "done"
 
     async def test_a_job_ends_at_its_time_limit(self, parts: Parts) -> None:
@@ -143,7 +134,7 @@ class TestJobs:
             make_kernel_text(configs="[dict(us=200_000.0 + us, does='work') for us in range(100)]")
         )
         began = monotonic()
-        ended = await self.tune(parts, time_limit_s=2.0)
+        ended = await run_job(parts, time_limit_s=2.0)
         assert ended["state"] == "done"
         assert int(str(ended["done"])) < 10
         # Two seconds, what a lane's batch and the final round take, and a busy machine.
@@ -156,6 +147,6 @@ class TestJobs:
         )
         await parts.inspect_file(text)
         began = monotonic()
-        ended = await self.tune(parts, time_limit_s=1.0)
+        ended = await run_job(parts, time_limit_s=1.0)
         assert (ended["state"], ended["message"]) == ("failed", "no config was measured within 1 s")
         assert monotonic() - began < 20

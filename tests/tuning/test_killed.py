@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.failures import KILLS_EXCUSED
-from ktuned.model.plan import Plan
 from ktuned.protocol.jobs import Job
 from ktuned.scheduling.preparation import Preparation
 from ktuned.tuning.job_brief import JobBrief
-from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text, make_winner_key
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
+from tests.tuning.jobs import submit_job
 
 pytestmark = pytest.mark.anyio
 
@@ -22,13 +22,7 @@ pytestmark = pytest.mark.anyio
 async def tune(parts: Parts, configs: str) -> None:
     """Ask for the tuning of a space."""
     await parts.inspect_file(make_kernel_text(configs=configs))
-    await parts.jobs.submit_job(
-        make_winner_key({"n": 64}),
-        {"n": 64},
-        priority=100,
-        reason="test",
-        plan=Plan(preset="fast", strategy="exhaustive"),
-    )
+    await submit_job(parts)
 
 
 @pytest.mark.parametrize("does", ["work", "gate_compile"])

@@ -15,12 +15,12 @@ from ktuned.fleet import FrontEndKey
 from ktuned.fleet.front_ends import MAX_FRONT_ENDS
 from ktuned.ipc import requests
 from ktuned.model import WorkerError
-from ktuned.model.plan import Plan
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 from tests.fleet.playing import until
+from tests.tuning.jobs import make_attempts, prepare_brief
 
 pytestmark = pytest.mark.anyio
 
@@ -51,11 +51,7 @@ class Libraries:
         parts = self._parts
         if not parts.catalog.kernels:
             await parts.inspect_file(make_kernel_text(is_data="True"))
-        plan = Plan(preset="fast", strategy="exhaustive")
-        job = await parts.store.create_job(
-            make_winner_key({"n": 64}), {"n": 64}, priority=1, reason="test", plan=plan, now=0.0
-        )
-        brief = parts.preparation.prepare_brief(job)
+        brief = await prepare_brief(parts)
         brief.lowers = True
         brief.deadlines = {**brief.deadlines, **deadlines}
         return brief
@@ -65,10 +61,8 @@ class Libraries:
     ) -> list[Attempt]:
         """Compile one config for each thing that a Build does."""
         stage = CompileStage(brief, self._parts.fleet, self._parts.artifacts)
-        common = {"library": library, "submodule": submodule}
-        builds = [{"does": what, "tag": f"{brief.job.id} {number}", **common} for number, what in enumerate(does)]
         try:
-            attempts = [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
+            attempts = make_attempts(brief, *does, tag=f"{brief.job.id} ", library=library, submodule=submodule)
             await stage.compile_attempts(attempts)
             return attempts
         finally:

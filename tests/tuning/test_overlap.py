@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.model.plan import Plan
-from ktuned.model.values import Problem
 from ktuned.protocol import ChannelInfo
-from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import Parts, make_kernel_text
 from tests.fleet.playing import until
+from tests.tuning.jobs import submit_job
 
 pytestmark = pytest.mark.anyio
 
 FIRST, SECOND = {"n": 64}, {"n": 65}
 SLOW, FAST = {"us": 2000.0}, {"us": 60.0}
 CONFIGS = f"[dict(us={SLOW['us']}), dict(us={FAST['us']})]"
-
-
-async def submit(
-    parts: Parts, problem: Problem, strategy: str = "exhaustive", time_limit_s: float | None = None
-) -> int:
-    """Ask for a job; return its id."""
-    plan = Plan(preset="fast", strategy=strategy, early_stop=100.0, time_limit_s=time_limit_s)
-    arrival = await parts.jobs.submit_job(make_winner_key(problem), problem, priority=100, reason="test", plan=plan)
-    return arrival.job.id
 
 
 async def inspect(parts: Parts, configs: str = CONFIGS, does: str = "work") -> None:
@@ -41,7 +31,7 @@ def in_channel(parts: Parts, name: str) -> int:
 async def test_the_second_job_begins_with_the_firsts_winner(parts: Parts) -> None:
     """Its problem is answered with the first one's winner meanwhile, so that no slower config becomes its winner."""
     await inspect(parts)
-    first, second = await submit(parts, FIRST), await submit(parts, SECOND)
+    first, second = await submit_job(parts, FIRST, early_stop=100.0), await submit_job(parts, SECOND, early_stop=100.0)
     async with parts.run_jobs():
         await parts.wait_until_reached("launch")
         await until(lambda: in_channel(parts, f"bench (job {second})") == 1)
@@ -56,8 +46,8 @@ async def test_the_second_job_begins_with_the_firsts_winner(parts: Parts) -> Non
 async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: Parts) -> None:
     """It proposes nothing while another job of the same kernel has the lanes."""
     await inspect(parts, configs="us=[60.0 + n for n in range(40)] + [2000.0]")
-    first = await submit(parts, FIRST)
-    second = await submit(parts, SECOND, strategy="guided")
+    first = await submit_job(parts, FIRST, early_stop=100.0)
+    second = await submit_job(parts, SECOND, early_stop=100.0, strategy="guided")
     async with parts.run_jobs():
         await parts.wait_until_reached("launch")
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
@@ -71,8 +61,8 @@ async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: P
 async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) -> None:
     """A job that waits for the lanes longer than its limit tries all that it would have tried."""
     await inspect(parts)
-    await submit(parts, FIRST)
-    second = await submit(parts, SECOND, time_limit_s=30.0)
+    await submit_job(parts, FIRST, early_stop=100.0)
+    second = await submit_job(parts, SECOND, early_stop=100.0, time_limit_s=30.0)
     async with parts.run_jobs():
         await parts.wait_until_reached("launch")
         await until(lambda: in_channel(parts, f"bench (job {second})") == 1)
@@ -87,8 +77,8 @@ async def test_an_artifact_that_two_jobs_need_is_compiled_once(parts: Parts) -> 
     """The second job waits for the first one's compiler, and takes what it made."""
     text = make_kernel_text(configs="[dict(us=60.0, does='gate_compile', gate='door')]")
     await parts.inspect_file(text)
-    await submit(parts, FIRST)
-    await submit(parts, SECOND)
+    await submit_job(parts, FIRST, early_stop=100.0)
+    await submit_job(parts, SECOND, early_stop=100.0)
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.model.plan import Plan
 from ktuned.protocol import ChannelInfo
 from ktuned.protocol.jobs import find_notices
 from ktuned.protocol.noise import is_ratio_implausible
 from ktuned.serve.explain import Explainer
 from ktuned.store.contexts import Context
 from ktuned.tuning import compile_stage
-from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.fake_tensors import REFERENCE
 from tests.fleet.playing import until
+from tests.tuning.jobs import run_job, submit_job
 
 pytestmark = pytest.mark.anyio
 
@@ -20,26 +20,11 @@ WITH_A_WRONG_ONE = "[dict(us=us, does=does) for us, does in ((60.0, 'work'), (20
 FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
 
 
-async def tune(parts: Parts, preset: str = "fast", *, again: bool = False) -> dict[str, object]:
-    """Run one job to its end; ``again`` measures what is known already."""
-    before = len(parts.recorder.list_events("job_done"))
-    await parts.jobs.submit_job(
-        make_winner_key({"n": 64}),
-        {"n": 64},
-        priority=100,
-        reason="test",
-        plan=Plan(preset=preset, strategy="exhaustive", again=again),
-    )
-    async with parts.run_jobs():
-        *_, ended = await parts.recorder.wait_for_ended_jobs(before + 1)
-    return ended
-
-
 async def test_known_configs_are_counted_once(parts: Parts) -> None:
     """A default that is among the finalists, both of which go first, is one config."""
     kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS, default="dict(us=1.0)"))
     await parts.record_measurements(kernel, FIGURES, rounds=ALL_ROUNDS)
-    ended = await tune(parts)
+    ended = await run_job(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     assert (ended["best_us"], ended["default_us"]) == (10.0, 10.0)
     assert {worker.role for worker in parts.fleet.describe_workers()} <= {"inspect", "explore"}
@@ -57,7 +42,7 @@ async def test_an_undone_edit_restores_the_old_winner(parts: Parts) -> None:
     ground_of_edit = seated.context
 
     await parts.inspect_file(text)
-    ended = await tune(parts)
+    ended = await run_job(parts)
     assert ended["state"] == "done", ended["message"]
     (seated,) = parts.store.list_winners()
     assert seated.context == ground(parts) != ground_of_edit
@@ -70,7 +55,7 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     """A job measures what it does not know, checks it, and lets its finalists run again before it is done."""
     default = "dict(us=2000.0, does='work')"
     await parts.inspect_file(make_kernel_text(configs=WITH_A_WRONG_ONE, reference=REFERENCE, default=default))
-    ended = await tune(parts)
+    ended = await run_job(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.list_trials()}
     assert (outcomes[60.0], outcomes[50.0]) == ("measured", "mismatch")
@@ -97,7 +82,7 @@ async def test_a_reference_far_above_the_winner_is_timed_in_twice_as_many_rounds
     """The preset has three rounds; still as slow, its figure is doubtful."""
     slow = "lambda x: (__import__('time').sleep(0.02), dict(y=2 * x))[1]"
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0, does='work')]", reference=slow))
-    await tune(parts)
+    await run_job(parts)
     (winner,) = parts.store.list_winners()
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
@@ -119,7 +104,7 @@ async def test_decided_finalists_are_not_measured_again(parts: Parts) -> None:
     await parts.record_measurements(kernel, {1.0: 11.0}, rounds=ALL_ROUNDS)
     (decided,) = [trial for trial in parts.store.list_best_trials(ground(parts), 3) if trial.detail.rounds]
     await parts.store.decide_winner(decided.id)
-    ended = await tune(parts)
+    ended = await run_job(parts)
     assert (ended["state"], ended["done"], parts.recorder.list_events("refining", "winner")) == ("done", 3, [])
     (seated,) = parts.store.list_winners()
     assert (seated.config, seated.latency_us) == ({"us": 1.0}, 11.0)
@@ -130,8 +115,7 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
     configs = "[dict(us=float(us), does='gate_compile', gate='door') for us in range(1, 61)]"
     await parts.inspect_file(make_kernel_text(configs=configs))
     # With a limit of time, after which they would be measured; without one there are more while the lane is opened.
-    plan = Plan(preset="fast", strategy="exhaustive", time_limit_s=600.0)
-    await parts.jobs.submit_job(make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
+    await submit_job(parts, time_limit_s=600.0)
 
     def channel(name: str) -> ChannelInfo:
         return parts.jobs.describe_channels().get(f"{name} (job 1)", ChannelInfo(0, 1))
@@ -152,7 +136,7 @@ async def test_a_knob_that_the_kernel_ignores_is_reported(parts: Parts) -> None:
     text = make_kernel_text(configs=configs).replace("Build(**c)", "Build(us=c.us)")
     assert "c.us" in text
     kernel = await parts.inspect_file(text)
-    ended = await tune(parts)
+    ended = await run_job(parts)
     (notice,) = find_notices(str(ended["message"]))
     assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
     explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty)
@@ -166,7 +150,7 @@ async def test_the_fast_preset_ends_a_compile_that_takes_too_long(
     monkeypatch.setattr(compile_stage, "STRAGGLER_S", 0.5)
     configs = "[dict(us=us, does=does) for us, does in ((60.0, 'work'), (80.0, 'work'), (50.0, 'compile_hang'))]"
     await parts.inspect_file(make_kernel_text(configs=configs, deadlines="dict(compile=3600.0)"))
-    ended = await tune(parts)
+    ended = await run_job(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     (winner,) = parts.store.list_winners()
     assert winner.config["us"] == 60.0
@@ -175,6 +159,6 @@ async def test_the_fast_preset_ends_a_compile_that_takes_too_long(
     assert 0.5 <= (late.detail.after_s or 0.0) < 3600.0
 
     await parts.inspect_file(make_kernel_text(configs=configs, deadlines="dict(compile=3.0)"))
-    assert (await tune(parts, "default"))["state"] == "done"
+    assert (await run_job(parts, preset="default"))["state"] == "done"
     *_, late = [trial for trial in parts.store.list_trials(order="newest")[::-1] if trial.config["us"] == 50.0]
     assert late.detail.after_s == 3.0

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
-from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import Parts, make_kernel_text
 from tests.fleet.playing import gone, is_running, until
+from tests.tuning.jobs import submit_job
 
 pytestmark = pytest.mark.anyio
 
@@ -19,13 +19,6 @@ COMPILING = "[dict(us=50.0, does='gate_compile', gate='door')]"
 MEASURING = "[dict(us=50.0, does='work', gate='door')]"
 
 Stop = Callable[[Parts, int], Awaitable[object]]
-
-
-async def submit(parts: Parts, problem: dict[str, int]) -> int:
-    """Ask for a tuning; return the job."""
-    plan = Plan(preset="fast", strategy="exhaustive")
-    arrival = await parts.jobs.submit_job(make_winner_key(problem), problem, priority=100, reason="test", plan=plan)
-    return arrival.job.id
 
 
 async def cancel(parts: Parts, job: int) -> None:
@@ -43,7 +36,7 @@ async def test_a_stopped_job_frees_its_slot_and_its_lane_at_once(parts: Parts, c
     """When its end is reported, its worker is dead, its slot and its lane are free, and its config says nothing."""
     await parts.inspect_file(make_kernel_text(configs=configs))
     async with parts.run_jobs():
-        job = await submit(parts, {"n": 64})
+        job = await submit_job(parts)
         await parts.wait_until_reached("door")
         # Of a lane that is open, and has nothing to measure yet, the worker may stay.
         compilers = [entry.pid for entry in parts.fleet.describe_workers() if entry.role == "compile"]
@@ -60,7 +53,7 @@ async def test_a_stopped_job_frees_its_slot_and_its_lane_at_once(parts: Parts, c
         assert parts.store.list_winners() == []
         # Who comes next has both, and finds the config as if no one had tried it.
         parts.open_gate("door")
-        await submit(parts, {"n": 64})
+        await submit_job(parts)
         await parts.recorder.wait_for_ended_jobs(2)
     assert [trial.outcome for trial in parts.store.list_trials()] == [Outcome.MEASURED]
 
@@ -74,7 +67,7 @@ async def test_a_stopped_compiles_processes_are_killed(parts: Parts, tmp_path: P
         return [pid for parent in compilers for pid in _descendants(parent)]
 
     async with parts.run_jobs():
-        job = await submit(parts, {"n": 64})
+        job = await submit_job(parts)
         await until(lambda: len(children()) > 1)
         started = children()
         await cancel(parts, job)
