@@ -88,9 +88,8 @@ class StubDaemon:
         rules += [params.get("specialize"), params.get("bucket", {})]
         self.table.publish_entry(kernel, make_kernel_key(kernel, None), msgpack.packb(rules))
         winner = [params.get("config", problem), status, "", 1.5, None, 1.0, True, None, params.get("measured")]
-        winner.append(params.get("asks_first", False))
         key = make_winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
-        self.table.publish_entry(kernel, key, msgpack.packb(winner))
+        self.table.publish_entry(kernel, key, msgpack.packb(winner), asks_first=params.get("asks_first", False))
 
     def lookup_many(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         answers = []

@@ -50,21 +50,26 @@ def _check(daemon: Daemon, *words: str) -> tuple[int, dict[str, object], str]:
 
 
 def test_a_winner_is_checked_again(daemon: Daemon) -> None:
-    """With all checks; one that became wrong, as by a library that changed, is called wrong, and why."""
-    path = daemon.write_kernel(
-        make_kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])", reference=REFERENCE)
+    """With all checks; one that became wrong, as by a library that changed, is called wrong, and the next is served."""
+    configs = (
+        "[dict(us=50.0, does='changes', gate='spoilt', tag='it'), dict(us=900.0, does='work', gate='', tag='next')]"
     )
+    path = daemon.write_kernel(make_kernel_text(f"space({configs})", early_stop="100.0", reference=REFERENCE))
     assert daemon.run_ktuned("check", "it").returncode == 1
     daemon.tune(path=str(path))
     code, winner, _ = _check(daemon)
     assert (code, winner["verdict"], winner["checks"]) == (
         0, "right", ["guards", "again after timing", "seed 1", "seed 2"]
     )  # fmt: skip
+    assert "no sanitizer for the backend 'fake'" in str(_check(daemon, "--sanitize")[1]["message"])
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "it"
     (daemon.gates / "spoilt").touch()
     code, winner, _ = _check(daemon)
     assert (code, winner["verdict"]) == (1, "wrong")
     assert "64 of 64 elements" in str(winner["message"])
-    assert "no sanitizer for the backend 'fake'" in str(_check(daemon, "--sanitize")[1]["message"])
+    assert daemon.fetch_trials()["it"]["outcome"] == "mismatch"
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "next"
+    assert _check(daemon)[1]["verdict"] == "right"
 
 
 def test_a_winner_is_checked_against_the_default(daemon: Daemon) -> None:

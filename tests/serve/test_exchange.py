@@ -56,7 +56,6 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        portfolios=parts.daemon.portfolios,
         publish=parts.daemon.router.publish_event,
     )
 
@@ -223,7 +222,7 @@ async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
         ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
         None,  # type: ignore[arg-type]
     )
-    found = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    found = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
     assert found is not None
     assert found.tree == tree
     with pytest.raises(UsageError, match="not a tree of configs"):

@@ -84,6 +84,7 @@ class SlowWritingWorker:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self.pid, self.read_cpu_ticks = worker.pid, worker.read_cpu_ticks
         self.computed, self.written = anyio.Event(), anyio.Event()
 
     async def send_request(
@@ -160,7 +161,7 @@ async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
 
                 return await worker.send_request(*arguments, on_computed=kill_first, **named)
 
-            yield SimpleNamespace(send_request=send_request)
+            yield SimpleNamespace(send_request=send_request, pid=worker.pid, read_cpu_ticks=worker.read_cpu_ticks)
 
     monkeypatch.setattr(parts.fleet, "lend_worker", lend_doomed_worker)
     attempt = Attempt(0, {}, brief.make_unit({}))

@@ -7,6 +7,7 @@ from time import monotonic
 
 import pytest
 
+from ktuned.model.objective import LATENCY
 from ktuned.model.values import Config, Outcome
 from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
 from tests.daemon_parts import Parts, make_kernel_text
@@ -122,7 +123,7 @@ class TestJobs:
         kernel = parts.catalog.resolve_kernel("it")
         device = parts.machine.find_device(parts.environment, "fake", None)
         context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
-        assert parts.daemon.job_machine.failures.find_message(context, kernel.plan_digest) == ended["message"]
+        assert parts.daemon.states.find_state(kernel).failed_jobs == {(context, LATENCY): ended["message"]}
 
     async def test_a_bad_value_of_a_slow_knob_does_not_end_the_job(self, parts: Parts) -> None:
         """All neighbours share the bad value; a probe from the whole space finds configs that work."""

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.lookup.ladder import decide_answer
+from ktuned.answers.ladder import Question, decide_answer
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
+from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome, canonical
 from ktuned.protocol.winners import Status
@@ -22,6 +23,7 @@ from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
 from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
+from tests.made_state import make_state
 
 KNOBS = range(6)
 SPACE = SpaceInfo("cartesian", {"B": tuple(KNOBS)}, size=len(KNOBS))
@@ -84,7 +86,9 @@ def test_no_answer_is_slower_than_the_one_before(
 
     def look_up() -> None:
         known = [*others, *([] if winner is None else [winner])]
-        answer = decide_answer(kernel, {"M": 64}, MODEL, make_context(64), known, lambda _: True)
+        state = make_state(kernel, known, make_context(64))
+        question = Question({"M": 64}, MODEL, LATENCY, admits=lambda _: True)
+        answer = decide_answer(state, question, state.places[0], make_context(64), "")
         if answer.config is not None:
             answers.append(int(answer.config["B"]))
         if answer.status is Status.FRESH:

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from ktuned.answers import Lookup
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.roots import remake_root
 from ktuned.ipc.stamps import stamp
-from ktuned.lookup import Lookup
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import KernelInfo
 from ktuned.protocol.kernels import Root
@@ -147,7 +147,15 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     kernel = await parts.inspect_file(make_kernel_text())
     inspector = EarlyRecordingInspector(parts, kernel)
     path = str(parts.write_file("env = { ROWS = '2' }\n", "ktuned.toml"))
-    await Reinspection(parts.catalog, inspector, ignore_changes, inspector.record_doubts).inspect_files({path})
+    reinspection = Reinspection(parts.catalog, inspector, ignore_changes)
+    mark_suspects = reinspection._mark_suspects
+
+    async def mark_and_record_doubts() -> None:
+        await mark_suspects()
+        inspector.record_doubts()
+
+    reinspection._mark_suspects = mark_and_record_doubts  # type: ignore[method-assign]
+    await reinspection.inspect_files({path})
     assert inspector.suspicion == path
     assert parts.catalog.find_suspicion(kernel) == ""
 
@@ -170,14 +178,14 @@ async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> 
 
     kernel = await parts.inspect_file(make_kernel_text())
     path = str(parts.write_file(make_kernel_text(rtol="0.5")))
-    await Reinspection(parts.catalog, FailingInspector(), ignore_changes, lambda: None).inspect_files({path})
+    await Reinspection(parts.catalog, FailingInspector(), ignore_changes).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == path
-    reinspection = Reinspection(parts.catalog, FailingInspector(), ignore_changes, lambda: None)
+    reinspection = Reinspection(parts.catalog, FailingInspector(), ignore_changes)
     await reinspection.inspect_files({path})
     parts.write_file(make_kernel_text())
     assert await reinspection.find_affected_kernel_files([path]) == set()
     assert parts.catalog.find_suspicion(kernel) == "", "it was taken back"
     path = str(parts.write_file(make_kernel_text(rtol="0.5")))
     await reinspection.inspect_files({path})
-    await Reinspection(parts.catalog, parts.inspector, ignore_changes, lambda: None).inspect_files({path})
+    await Reinspection(parts.catalog, parts.inspector, ignore_changes).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == ""
