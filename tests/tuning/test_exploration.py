@@ -11,7 +11,7 @@ from ktuned.fleet.failures import Output
 from ktuned.ipc import requests
 from ktuned.model import Phase, Plan, WorkerError
 from ktuned.tuning.exploration import Explorer, SearchSummary, open_space
-from tests.store.samples import kernel_info
+from tests.store.samples import make_kernel_info
 
 
 def test_the_summary_shows_how_the_best_figure_improved() -> None:
@@ -84,4 +84,4 @@ async def test_a_prior_or_strategy_that_hangs_at_the_opening_is_named(phase: Pha
     reference = requests.KernelRef("p", "tune_gemm.py", "gemm", "fake", (), {})
     request = requests.Explore(reference, {}, Plan(strategy="guided"))
     with pytest.raises(WorkerError, match=words):
-        await open_space(HangingWorker(phase), request, kernel_info(), {"inspect": 2.0})  # type: ignore[arg-type]
+        await open_space(HangingWorker(phase), request, make_kernel_info(), {"inspect": 2.0})  # type: ignore[arg-type]
