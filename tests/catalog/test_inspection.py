@@ -124,6 +124,7 @@ async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts)
     assert [Path(error.path).name for error in parts.catalog.errors] == ["tune_pipe.py"]
 
 
+@pytest.mark.anyio
 async def test_a_file_that_an_editor_has_emptied_keeps_its_kernels(parts: Parts) -> None:
     """Editors that save in place empty the file first; a file that never declared a kernel is no error."""
     kernel = await parts.inspect_file(make_kernel_text())
