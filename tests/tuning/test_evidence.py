@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from ktuned.model import Outcome, Phase, Role, TrialDetail, TrialResult
 from ktuned.protocol import Trial
-from ktuned.tuning import evidence
 from ktuned.tuning.evidence import Grant, Grants, is_outcome_final
 from tests.tuning.test_trial_machine import TWIN
 
@@ -19,10 +18,10 @@ GRANTS = Grants({Phase.COMPILE: 60.0, Phase.FIRST_LAUNCH: 5.0}, {Role.COMPILE: 1
 
 
 def record_failure(
-    outcome: Outcome, phase: Phase, message: str = "", *, grants: Grants = GRANTS, **detail: float
+    outcome: Outcome, phase: Phase, message: str = "", *, grants: Grants = GRANTS, after_s: float | None = None
 ) -> Trial:
     """Return the trial of a config that failed with what ``grants`` gave it."""
-    result = TrialResult(outcome, message=message, detail=TrialDetail(phase=phase, **detail))
+    result = TrialResult(outcome, message=message, detail=TrialDetail(phase=phase, after_s=after_s))
     noted = grants.note_grants(result)
     return replace(TWIN, outcome=outcome, message=noted.message, detail=noted.detail)
 
@@ -77,7 +76,7 @@ def test_a_config_that_failed_on_a_mount_with_noexec_is_tried_again_when_it_allo
 ) -> None:
     """The message names the directory. A failure of the config's own on such a mount is only repeated once more."""
     grants = replace(GRANTS, artifacts=str(tmp_path))
-    monkeypatch.setattr(evidence.os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     known = record_failure(Outcome.LAUNCH_ERROR, Phase.LOAD, "failed to map segment", grants=grants)
     assert known.message == f"failed to map segment; {tmp_path} is on a mount with noexec"
     assert known.detail.granted == {Grant.EXECUTION: 0.0}
