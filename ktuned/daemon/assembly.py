@@ -225,6 +225,8 @@ class Parts:
             deadlines=deadlines,
             find_state=states.find_state,
             await_shared=team_store.await_first_look,
+            memory_bytes=fleet.machine.memory_limits,
+            artifacts=str(artifacts.directory),
         )
 
         async def inspect_kernel(name: str) -> None:

@@ -15,12 +15,13 @@ from ktuned.model import (
     NotFound,
     Objective,
     Problem,
+    Role,
     Unsupported,
     UsageError,
     is_exact,
 )
 from ktuned.protocol import Job
-from ktuned.tuning import AwaitShared, Compiler, JobBrief, PresentKey, merge_deadlines
+from ktuned.tuning import AwaitShared, Compiler, Grants, JobBrief, PresentKey, merge_deadlines
 
 
 def find_present_key(
@@ -43,6 +44,8 @@ class Preparation:
         judges_contention: Whether load by other programs makes a measurement ``contended``; may be changed.
         find_state: Returns a kernel's state, from which its lookups are answered.
         await_shared: Waits for others' winners of a key.
+        memory_bytes: The memory that a worker may use, by its role; may be changed.
+        artifacts: The directory of the artifacts.
     """
 
     def __init__(
@@ -54,6 +57,8 @@ class Preparation:
         deadlines: Mapping[str, float],
         find_state: Callable[[KernelInfo], KernelState],
         await_shared: AwaitShared | None = None,
+        memory_bytes: Mapping[Role, int] | None = None,
+        artifacts: str = "/",
     ) -> None:
         self._known = known
         self.judges_contention = judges_contention
@@ -61,6 +66,8 @@ class Preparation:
         self._deadlines = deadlines
         self._find_state = find_state
         self._await_shared = await_shared
+        self._memory_bytes = memory_bytes or {}
+        self._artifacts = artifacts
 
     def prepare_brief(self, job: Job) -> JobBrief:
         """Return a job's brief.
@@ -91,6 +98,7 @@ class Preparation:
                 f"{kernel.name} declares no default whose bits the winner could have",
                 hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
+        job_deadlines = merge_deadlines(self._deadlines, kernel.plan.deadlines)
         return JobBrief(
             job=job,
             kernel=kernel,
@@ -102,7 +110,8 @@ class Preparation:
             context=context,
             environment=environment,
             preset=PRESETS[job.plan.preset],
-            deadlines=merge_deadlines(self._deadlines, kernel.plan.deadlines),
+            deadlines=job_deadlines,
+            grants=Grants(job_deadlines, self._memory_bytes, self._artifacts),
             judge_contention=self.judges_contention,
             admission=self._known.admission,
             traces=self._traces,
