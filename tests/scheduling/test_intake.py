@@ -32,7 +32,7 @@ def test_a_request_overrides_only_what_it_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "words"),
+    ("tuning_request", "words"),
     [
         (TuningRequest(preset="quick"), "'quick'"),
         (TuningRequest(trials=0), "trials is 0"),
@@ -41,10 +41,10 @@ def test_a_request_overrides_only_what_it_names() -> None:
         (TuningRequest(time_limit_s=float("nan")), "time_limit_s is nan"),
     ],
 )
-def test_a_request_that_cannot_be_followed_names_its_field(request: TuningRequest, words: str) -> None:
+def test_a_request_that_cannot_be_followed_names_its_field(tuning_request: TuningRequest, words: str) -> None:
     """The error says which, and what would do."""
     with pytest.raises(UsageError, match=words) as refused:
-        request.apply_to_plan(DECLARED)
+        tuning_request.apply_to_plan(DECLARED)
     assert refused.value.hint
 
 

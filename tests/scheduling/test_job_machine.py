@@ -235,7 +235,7 @@ def test_a_higher_rank_makes_a_running_job_yield() -> None:
     assert machine.handle_event(Reviewed()) == []
     record, _ = machine.handle_event(Ended(machine.running[0], Ending.STOPPED))
     assert isinstance(record, Record)
-    assert (record.job.message, record.is_vital) == ("machine way for a more important job", False)
+    assert (record.job.message, record.is_vital) == ("made way for a more important job", False)
     assert summarize(machine.handle_event(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
@@ -248,7 +248,7 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     machine.handle_event(end_running_job(machine, Ending.STOPPED))
     assert machine.handle_event(Reviewed()) == []
     (waiting,) = machine.queue
-    assert waiting.message == "machine way: the machine runs on battery"
+    assert waiting.message == "made way: the machine runs on battery"
     policy.take_reading(Reading())
     machine.queue.pauses = {EVERYTHING}
     assert machine.handle_event(Reviewed()) == []
