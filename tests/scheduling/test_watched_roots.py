@@ -28,10 +28,8 @@ async def add_root(parts: Parts, path: Path) -> Root:
 def restart_part(parts: Parts) -> Intake:
     """Return the part as it is when a daemon starts; the project is a root of ``config.toml``."""
     return Intake(
-        catalog=parts.catalog,
+        parts.daemon.known,
         inspector=parts.inspector,
-        machine=parts.machine,
-        store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
         list_configured=lambda: {parts.root.path},

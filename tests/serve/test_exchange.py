@@ -50,12 +50,8 @@ def make_document(*figures: tuple[float, float]) -> dict[str, Any]:
 def make_methods(parts: Parts) -> WinnerExchange:
     """Return the methods for exchange over a daemon's parts."""
     return WinnerExchange(
-        admission=parts.daemon.admission,
-        catalog=parts.catalog,
+        known=parts.daemon.known,
         foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
-        machine=parts.machine,
-        store=parts.store,
-        artifacts=parts.artifacts,
         publish=parts.daemon.router.publish_event,
     )
 
@@ -142,7 +138,7 @@ async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other_docu
     header = parts.write_file("#define VALUE 1\n", "cfg.h")
     await parts.inspect_file(make_kernel_text())
     assert (await import_document(parts, other_document, dry_run=True)).status == "fresh"
-    assert parts.catalog.resolve_kernel("it").learned == {}
+    assert not any(entry.digest for entry in parts.catalog.resolve_kernel("it").learned.values())
     assert (await import_document(parts, other_document)).status == "fresh"
     assert look_up_status(parts) == "fresh"
     header.write_text("#define VALUE 2\n")
