@@ -103,8 +103,8 @@ def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, table_ro
             daemon.wait_until(lambda: _is_settled(daemon), "the jobs of the last saves")
             after = _count_held(daemon)
         files = sum(len(names) for _, _, names in os.walk(daemon.home))
-    row |= {"saves": saves, "lookups": told.total(), "statuses": dict(told), "files": files}
-    row |= {"MiB before and after": [held[0] / 2**20 for held in (before, after)], "descriptors": after[1]}
+    table_row |= {"saves": saves, "lookups": told.total(), "statuses": dict(told), "files": files}
+    table_row |= {"MiB before and after": [held[0] / 2**20 for held in (before, after)], "descriptors": after[1]}
     assert told["unavailable"] == told["unknown"] == 0
     assert after[0] - before[0] < GROWTH_BYTES
     assert after[1] <= before[1] + 8
@@ -142,23 +142,17 @@ def test_new_processes_find_the_winner_on_a_loaded_machine(tmp_path: Path, scale
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(make_kernel_text(SPACE.format(us=300.0, does="work")))
         daemon.tune(path=str(path))
-        directories = [path.parent, elsewhere]
+        directories, count = [path.parent, elsewhere], scale.scale_count(NEW_PROCESSES)
         with _loaded_machine():
-            table_row["while it runs"] = running = _ask_in_new_processes(
-                daemon, directories, scale.scale_count(NEW_PROCESSES)
-            )
+            table_row["while it runs"] = running = _ask_in_new_processes(daemon, directories, count)
             assert daemon.process is not None
             daemon.process.send_signal(signal.SIGSTOP)
             try:
-                table_row["while it is stopped"] = stopped = _ask_in_new_processes(
-                    daemon, directories, scale.scale_count(NEW_PROCESSES)
-                )
+                table_row["while it is stopped"] = stopped = _ask_in_new_processes(daemon, directories, count)
             finally:
                 daemon.process.send_signal(signal.SIGCONT)
             daemon.kill()
             daemon.start()
-            table_row["after its restart"] = restarted = _ask_in_new_processes(
-                daemon, directories, scale.scale_count(NEW_PROCESSES)
-            )
+            table_row["after its restart"] = restarted = _ask_in_new_processes(daemon, directories, count)
     for found in (running, stopped, restarted):
         assert set(found) <= {"fresh 300.0", "stale 300.0"}
