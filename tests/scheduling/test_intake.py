@@ -51,10 +51,8 @@ def test_a_request_that_cannot_be_followed_names_its_field(asked: TuningRequest,
 def limited(parts: Parts, directories: int) -> Intake:
     """Return an intake that takes no root with more directories."""
     return Intake(
-        catalog=parts.catalog,
+        parts.daemon.known,
         inspector=parts.inspector,
-        machine=parts.machine,
-        store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
         list_configured=set,
