@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.answers.kernel_state import KernelState
-from ktuned.model.keys import KernelName
+from ktuned.model.keys import DeviceName, KernelName
 from ktuned.protocol.events import AnswersChanged, Event, KernelsReloaded, KernelStale, LaneChanged
 from ktuned.protocol.kernels import FileError
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
@@ -45,7 +45,7 @@ def find_state(parts: Parts, name: KernelName) -> KernelState:
         (KernelsReloaded(removed=("project:gone",)), {IT, OTHER}),
         (KernelsReloaded(changed=(IT,)), {IT}),
         (KernelsReloaded(replanned=(OTHER,)), {OTHER}),
-        (LaneChanged(device="cpu:0", state="open"), set()),
+        (LaneChanged(device=DeviceName("cpu:0"), state="open"), set()),
     ],
 )
 async def test_an_event_ends_the_states_that_it_touches(parts: Parts, event: Event, touched: set[str]) -> None:
