@@ -116,13 +116,13 @@ def test_tensors_that_share_memory_share_it_in_launches() -> None:
 
 def declare_laid_out_tensors() -> dict[str, TensorSpec]:
     """Return tensors as a drop-in records them: one that is misaligned, and three that share memory."""
-    row = tensor(64, "float32", "uniform", output=True)
+    row = tensor(64, "float32", "uniform")
     return {
         "misaligned": replace(row, remainder=12),
         "whole": replace(row, remainder=128, memory="whole"),
         "part": replace(row, shape=(40,), memory="whole", offset=96),
-        "indices": replace(tensor(8, "int64", "zeros", output=True), memory="whole", offset=32),
-        "empty": tensor(0, "float16", "uniform", output=True),
+        "indices": replace(tensor(8, "int64", "zeros"), memory="whole", offset=32),
+        "empty": tensor(0, "float16", "uniform"),
     }
 
 

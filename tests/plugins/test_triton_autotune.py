@@ -716,7 +716,7 @@ class TestRecords:
         [
             (lambda: (torch.ones(SIZE + 1)[1:], torch.ones(8)), {"x": (SIZE, 4, "", 0), "y": (8, 0, "", 0)}),
             (lambda: (torch.ones(SIZE)[80:96], torch.ones(8)), {"x": (SIZE - 80, 64, "", 0), "y": (8, 0, "", 0)}),
-            (lambda: (torch.ones(8)[:0], torch.ones(0)), {"x": (8, 0, "", 0), "y": (0, 0, "", 0)}),
+            (lambda: (torch.ones(8)[:0], torch.ones(0)), {"x": (0, 0, "", 0)}),
             (
                 lambda: (torch.ones(2, 3, 1, 2, 2).expand(2, 3, 9, 2, 2), torch.ones(1).expand(SIZE)),
                 {"x": (24, 0, "", 0), "y": (1, 0, "", 0)},

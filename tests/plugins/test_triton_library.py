@@ -20,6 +20,7 @@ from ktuned_triton import Build, Triton
 from ktuned_triton.build import Library
 from ktuned_triton.declaration import require_importable
 from ktuned_triton.library import list_constants_read
+from ktuned_triton.lowering import Lowered
 
 SOURCE = """\
 import triton

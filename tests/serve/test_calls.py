@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, cast
 
-from ktuned.model import CallKey, Status
-from ktuned.protocol import CallsParams, KeyAnswer
+from ktuned.model import CallKey
+from ktuned.protocol import CallsParams, KeyAnswer, Status
 from ktuned.serve import CallMethods
 from ktuned.serve.method import Peer
 

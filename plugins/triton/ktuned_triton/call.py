@@ -385,22 +385,22 @@ class _ArgumentReader:
 
     def describe_tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were read; those that a hook zeroes get the fill ``zeros``."""
-        described = {}
         storages: dict[int, list[str]] = {}
-        # In the order of addresses: a tensor's content replaces that of the tensor in whose memory it lies.
-        for name in sorted(self._tensors, key=lambda name: int(self._tensors[name][0].data_ptr())):
-            value, tensor = self._tensors[name]
-            if id(value) in self.zeroed:
-                self.captured.pop(name, None)
-                tensor = replace(tensor, fill="zeros")
-            described[name] = tensor
-            if tensor.elements:
-                storages.setdefault(value.untyped_storage().data_ptr(), []).append(name)
-        for owner, *others in (names for names in storages.values() if len(names) > 1):
-            start = self._tensors[owner][0].data_ptr()
+        for name, (value, tensor) in self._tensors.items():
+            storages.setdefault(value.untyped_storage().data_ptr() if tensor.elements else id(value), []).append(name)
+        described = {}
+        for names in storages.values():
+            # In the order of addresses: a tensor's content replaces that of the tensor in whose memory it lies.
+            addresses = {name: int(self._tensors[name][0].data_ptr()) for name in names}
+            owner, *others = sorted(names, key=addresses.__getitem__)
             for name in (owner, *others):
-                offset = self._tensors[name][0].data_ptr() - start
-                described[name] = replace(described[name], memory=owner, offset=offset)
+                value, tensor = self._tensors[name]
+                if id(value) in self.zeroed:
+                    self.captured.pop(name, None)
+                    tensor = replace(tensor, fill="zeros")
+                if others:
+                    tensor = replace(tensor, memory=owner, offset=addresses[name] - addresses[owner])
+                described[name] = tensor
         return described
 
     def read_argument(self, name: str, value: Any) -> Argument:
@@ -431,7 +431,8 @@ class _ArgumentReader:
         fill = "zeros" if name in self._reset_names else "uniform" if dtype in FLOATING else CAPTURED
         if fill == CAPTURED:
             self.captured[name] = value
-        elements = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
+        after = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
+        elements = after if value.numel() else 0
         # Allocations start at a multiple of 256, or at one of 16 on a CPU; that difference is not the call's.
         storage: int = value.untyped_storage().data_ptr()
         remainder = (address - storage + storage % ALIGNMENT_BYTES) % _ADDRESS_PERIOD if elements else 0
