@@ -37,6 +37,9 @@ from ktuned_tilelang.keyed_call import TunedKernel, TunerRun, decide_kernel
 
 WithoutDaemon = Literal["tilelang", "first"]
 
+MODULE = "tilelang.autotuner.tuner"
+"""The module that defines TileLang's tuners."""
+
 _POLICY_ATTRIBUTE = "_ktuned_policy"
 _FUNCTION_ATTRIBUTE = "_ktuned_function"
 """Attribute of a tuner: the autotuned function that made the tuner for one call."""
