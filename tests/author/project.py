@@ -460,10 +460,7 @@ class Project:
             "standard name": (1, self._shadow_standard_module),
             "customized start": (1, lambda: self._small("../lib/sitecustomize.py", "AUTHORS_ROWS = ")),
             "dangling link": (1, self._toggle_target),
-            "mode bits": (
-                1,
-                lambda: self._done((self.root / "mode").chmod((self.root / "mode").stat().st_mode ^ 0o100)),
-            ),
+            "mode bits": (1, self._change_mode),
             "modification time": (1, self._age),
             "entry's kind": (1, self._change_kind),
             "dict order": (1, self._reorder),
@@ -527,26 +524,33 @@ class Project:
             return {"tabnanny.py": None}
         return {"tabnanny.py": f"ROWS = {self.chance.randint(2, 6)}\n"}
 
-    @staticmethod
-    def _done(effect: None) -> dict[str, str | None]:
-        """Return no new texts: the edit is not one of a text."""
-        return {}
-
     def _toggle_target(self) -> dict[str, str | None]:
         target = self.root.parent / "dangling_target"
-        return self._done(target.unlink() if target.exists() else target.write_text("") and None)
+        if target.exists():
+            target.unlink()
+        else:
+            target.touch()
+        return {}
+
+    def _change_mode(self) -> dict[str, str | None]:
+        file = self.root / "mode"
+        file.chmod(file.stat().st_mode ^ 0o100)
+        return {}
 
     def _age(self) -> dict[str, str | None]:
         now = int((self.root / "aged").stat().st_mtime)
-        return self._done(os.utime(self.root / "aged", (now + 1, now + 1)))
+        os.utime(self.root / "aged", (now + 1, now + 1))
+        return {}
 
     def _change_kind(self) -> dict[str, str | None]:
         entry = self.root / "kinds" / "one"
         if entry.is_dir():
             entry.rmdir()
-            return self._done(entry.touch())
-        entry.unlink()
-        return self._done(entry.mkdir())
+            entry.touch()
+        else:
+            entry.unlink()
+            entry.mkdir()
+        return {}
 
     def _choose_library(self) -> dict[str, str | None]:
         """The loader finds another library: in the directory where it looks first, or where it looks then."""

@@ -176,8 +176,10 @@ def test_a_connection_is_noted_and_a_failed_one_is_an_absent_name(observe: Obser
         ("import subprocess; subprocess.run(['./script'])", ("x", True, "interpreter")),
         ("import os; os.system('true')", ("e", True, "")),
         (
-            "import os; OPEN = os.POSIX_SPAWN_OPEN\n"
-            "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(OPEN, 0, 'here', 0, 0)])",
+            (
+                "import os; OPEN = os.POSIX_SPAWN_OPEN\n"
+                "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(OPEN, 0, 'here', 0, 0)])"
+            ),
             ("o", True, "here"),
         ),
         ("import os\ntry: os.mkdir('here')\nexcept OSError: pass", ("t", True, "here")),
