@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from ktuned.answers.kernel_state import make_kernel_state
 from ktuned.catalog.catalog import make_root_environment
 from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements
@@ -24,6 +25,7 @@ from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.settings import ConfigFile, Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
+from ktuned.fleet import StartProcess
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialDetail, TrialResult
@@ -161,6 +163,13 @@ class Parts:
         """Announce that a kernel's answers may have changed, or all, as whoever changes something does."""
         self.daemon.router.publish_event(AnswersChanged(kernel=kernel))
 
+    def check_states(self) -> None:
+        """Check that each kept state equals one that is made now: every change was announced by an event."""
+        for state in dict(self.daemon.states._states).values():
+            kernel = self.catalog.find_kernel(state.kernel.name)
+            if kernel is not None:
+                assert state == make_kernel_state(kernel, self.daemon.known)
+
     async def inspect_file(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
         """Inspect a kernel file, after writing ``text`` to it if given, and return the kernel ``it``."""
         path = self.project / name if text is None else self.write_file(text, name)
@@ -242,6 +251,7 @@ async def assemble_daemon(
     intervals: Intervals | None = None,
     env: Mapping[str, str] | None = None,
     cores: int | None = None,
+    start_process: StartProcess = start_forked,
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon whose files are below ``directory``, and run the work that lookups start.
 
@@ -254,6 +264,7 @@ async def assemble_daemon(
         intervals: the jobs' intervals.
         env: further environment variables; a daemon that has some probes the backends itself.
         cores: how many cores the daemon is to find.
+        start_process: starts workers.
     """
     directory = directory.resolve()
     for name in ("gates", "project"):
@@ -270,7 +281,7 @@ async def assemble_daemon(
         preparation_type=preparation_type,
         read=read,
         spare_modules=(),
-        start_process=start_forked,
+        start_process=start_process,
         toolchain_intervals=SurveyIntervals(recent_s=0.05, all_s=0.05),
     )
     async with store_type.open(directory / "k.sqlite") as store:
@@ -288,6 +299,7 @@ async def assemble_daemon(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(parts.lookups.run_until_cancelled)
                 yield parts
+                parts.check_states()
                 tasks.cancel_scope.cancel()
         parts.lookups.table.close()
 

@@ -111,21 +111,17 @@ class Daemon:
                 stop=self.stopping.set,
             ).list_handlers(),
             *JobMethods(
+                known=parts.known,
                 applications=fleet.applications,
-                catalog=catalog,
                 events=events,
                 intake=parts.intake,
                 jobs=jobs,
-                machine=machine,
-                store=store,
             ).list_handlers(),
             *TrialMethods(
-                catalog=catalog,
+                known=parts.known,
                 jobs=jobs,
-                machine=machine,
                 publish=parts.router.publish_event,
                 states=parts.states,
-                store=store,
             ).list_handlers(),
             *LookupMethods(lookups).list_handlers(),
             *Subscriptions(events, jobs).list_handlers(),
@@ -153,6 +149,7 @@ class Daemon:
                 catalog=catalog,
                 explainer=Explainer(catalog, parts.states, store),
                 intake=parts.intake,
+                repetition=parts.repetition,
             ).list_handlers(),
             *self.reload.list_handlers(),
         ]
@@ -239,6 +236,7 @@ class Daemon:
             tasks.start_soon(self._renew_changes)
             # Not earlier, because adoptions need to know the kernels.
             tasks.start_soon(self.parts.adoptions.run_until_cancelled)
+            tasks.start_soon(self.parts.repetition.run_until_cancelled)
 
     async def _renew_changes(self) -> None:
         """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""
