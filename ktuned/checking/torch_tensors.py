@@ -306,7 +306,7 @@ def lay_out_tensor(tensor: torch.Tensor, spec: TensorSpec, owner: torch.Tensor |
         size = tensor.numel() * item + spec.remainder + (_LARGEST_ITEM if spec.memory else 0)
         memory, first = torch.empty(size, dtype=torch.uint8, device=tensor.device), spec.remainder
     else:
-        memory, first = owner, owner.storage_offset() * owner.element_size() + spec.offset
+        memory, first = owner, int(owner.storage_offset()) * owner.element_size() + spec.offset
     placed = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     placed.set_(memory.untyped_storage(), first // item, tensor.shape, tensor.stride())
     return placed.copy_(tensor)
