@@ -248,7 +248,7 @@ class ContentionWatch(LaunchObserver):
         if timed.metrics and self._watch.is_shared():
             return self._make_contended_result()
         absence = self._watch.absence
-        return timed.add_details(contention=f"not judged: {absence}") if absence else timed
+        return timed.add_facts("profile", contention=f"not judged: {absence}") if absence else timed
 
     def _make_contended_result(self) -> TrialResult:
         used = f"other programs used {self._device.name} while this was timed"

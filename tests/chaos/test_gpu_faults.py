@@ -105,7 +105,7 @@ def _off(trials: list[dict[str, Any]], clean_us: dict[str, float]) -> dict[str, 
     """Return how far each healthy config's latency is from that of a clean run, relative to it; as far as its interval
     says so, which is wide where few samples showed that it cannot win.
     """
-    found = {trial["config"]["tag"]: trial["detail"] for trial in trials if trial["latency_us"]}
+    found = {trial["config"]["tag"]: trial["detail"]["timing"] for trial in trials if trial["latency_us"]}
     ends = {tag: (found[tag]["low_us"], found[tag]["high_us"]) for tag in clean_us if tag in found}
     return {tag: min(max(clean_us[tag], low), high) / clean_us[tag] - 1 for tag, (low, high) in ends.items()}
 
@@ -118,7 +118,9 @@ def _has_warm_spares(daemon: Daemon) -> bool:
 
 def _lane_time(trial: dict[str, Any]) -> float:
     """Return when a trial was last taken to its lane (s since the epoch); 0 if it never was."""
-    return max((at for kind, _, at in trial["detail"].get("spans", ()) if kind == "lane"), default=0.0)
+    return max(
+        (at for kind, _, at in trial["detail"].get("profile", {}).get("spans", ()) if kind == "lane"), default=0.0
+    )
 
 
 @pytest.mark.timeout(300)
@@ -136,7 +138,7 @@ def test_each_gpu_fault_gets_its_outcome_and_spares_the_device(tmp_path: Path, r
         beside, afterwards = _off(trials, clean_us), _off(_tune(daemon, "after", HEALTHY)[0], clean_us)
         on_lane = sorted((trial for trial in trials if _lane_time(trial)), key=_lane_time)
         back_s = {
-            trial["config"]["tag"]: round(after["detail"].get("open_s", 0.0), 2)
+            trial["config"]["tag"]: round(after["detail"].get("profile", {}).get("open_s", 0.0), 2)
             for trial, after in itertools.pairwise(on_lane)
             if trial["config"]["tag"] in BAD
         }
@@ -152,12 +154,12 @@ def test_each_gpu_fault_gets_its_outcome_and_spares_the_device(tmp_path: Path, r
         assert {tag: found[tag]["outcome"] for tag in BAD} == {tag: outcome for tag, (outcome, _) in BAD.items()}
         for tag, (_, word) in BAD.items():
             assert word in found[tag]["message"].lower(), found[tag]["message"]
-        assert found["STICKY"]["detail"]["phase"] in ("timing", "check")
+        assert found["STICKY"]["detail"]["failure"]["phase"] in ("timing", "check")
         assert daemon.client.lookup("faulty", dict(n=1 << 24)).config == winner
         assert len(beside) == len(afterwards) == len(HEALTHY)
         assert max(map(abs, [*beside.values(), *afterwards.values()])) <= NOISE
         assert (lane["state"], lane["reason"]) == ("ready", "")
         hung = found["ENDLESS"]
         assert max(list(back_s.values())[:IN_A_ROW]) <= TAKE_OVER_S
-        assert hung["lane_s"] <= hung["detail"]["after_s"] + TAKE_OVER_S
+        assert hung["lane_s"] <= hung["detail"]["failure"]["after_s"] + TAKE_OVER_S
         assert daemon.stop() == os.EX_OK

@@ -107,7 +107,7 @@ def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
         for kind, found in kinds.items():
             row[kind] = f"{len(found)}: {found[0]['outcome']}: {found[0]['message'][:90]}"
         row["retried in a new worker"] = sum(
-            "worker_damaged" in (trial["detail"].get("story") or ()) for trial in trials
+            "worker_damaged" in trial["detail"].get("failure", {}).get("story", ()) for trial in trials
         )
         assert {kind: len(found) for kind, found in kinds.items()} == dict(OUTSIDE=20, DIRTY=20, SEED=20, RIGHT=40)
         assert {trial["outcome"] for trial in kinds["RIGHT"]} == {"measured"}, [

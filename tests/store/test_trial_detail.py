@@ -10,8 +10,9 @@ import pytest
 
 from ktuned.model import Outcome, TrialDetail, TrialResult
 from ktuned.store.rows import decode_detail, encode_detail
+from tests.trials import make_detail
 
-FULL = TrialDetail(
+FULL = make_detail(
     phase="timing",
     signal="SIGSEGV",
     after_s=2.0,
@@ -50,28 +51,30 @@ FULL = TrialDetail(
 )
 
 
-FIELDS = msgspec.structs.fields(TrialDetail)
-EACH = [TrialDetail(**{field.name: getattr(FULL, field.name)}) for field in FIELDS]
+STAGES = msgspec.structs.fields(TrialDetail)
+EACH = [TrialDetail(**{stage.name: getattr(FULL, stage.name)}) for stage in STAGES]
 
 
-def test_every_field_survives_pipe_store_and_wire() -> None:
-    """Were one not understood, a finalist would have lost its Build. Absent ones are nowhere written."""
-    assert all(getattr(FULL, field.name) != field.default for field in FIELDS), "a field is missing here"
+def test_every_fact_survives_pipe_store_and_wire() -> None:
+    """Were one not understood, a finalist would have lost its Build. Absent stages are nowhere written."""
+    for stage in STAGES:
+        facts = getattr(FULL, stage.name)
+        assert all(getattr(facts, field.name) for field in msgspec.structs.fields(facts)), "a fact is missing here"
     for one in (TrialDetail(), *EACH, FULL):
         assert decode_detail(encode_detail(TrialResult(None, detail=one))) == (one, {})
         wire = msgpack.unpackb(msgpack.packb(msgspec.to_builtins(one)))
-        assert len(wire) == sum(getattr(one, field.name) != field.default for field in FIELDS)
+        assert len(wire) == sum(getattr(one, stage.name) != stage.default for stage in STAGES)
         assert msgspec.convert(wire, TrialDetail) == one
 
 
 def test_metrics_are_kept_beside_the_detail() -> None:
     """Where SQL finds them."""
-    text = encode_detail(TrialResult(None, detail=TrialDetail(count=3), metrics={"tflops": 1.5}))
-    assert json.loads(text) == {"count": 3, "metrics": {"tflops": 1.5}}
-    assert decode_detail(text) == (TrialDetail(count=3), {"tflops": 1.5})
+    text = encode_detail(TrialResult(None, detail=make_detail(count=3), metrics={"tflops": 1.5}))
+    assert json.loads(text) == {"timing": {"count": 3}, "metrics": {"tflops": 1.5}}
+    assert decode_detail(text) == (make_detail(count=3), {"tflops": 1.5})
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"count": "many"}', '{"metrics": 7}'])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"timing": {"count": "many"}}', '{"metrics": 7}'])
 def test_a_damaged_detail_is_an_error(text: str) -> None:
     """Its row is left out."""
     with pytest.raises(ValueError, match=r"malformed|truncated|Expected"):

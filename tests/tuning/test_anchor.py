@@ -6,30 +6,33 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Outcome, TrialDetail
+from ktuned.model import Outcome
 from ktuned.protocol import Trial
 from ktuned.tuning.anchor import Anchor
-from tests.trials import make_result, make_trial
+from tests.trials import make_detail, make_result, make_trial
 
 CONFIG = {"K": 1}
 BITS = ("a", "b")
 
 
 def _ended(outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: str = "", **detail: Any) -> Trial:
-    return make_trial(1, config, outcome, message=message, detail=TrialDetail(**detail))
+    return make_trial(1, config, outcome, message=message, detail=make_detail(**detail))
 
 
 def test_bits_are_compared_with_those_of_the_anchors_measurement() -> None:
     """One that was measured before is compared by the store."""
     anchor = Anchor(CONFIG, 2)
     other = make_result(Outcome.MEASURED, bits=BITS)
-    assert anchor.judge_bits({"K": 2}, other).detail.same_bits is None
-    assert anchor.judge_bits(CONFIG, other).detail.same_bits is True
+    assert anchor.judge_bits({"K": 2}, other).detail.numerics.same_bits is None
+    assert anchor.judge_bits(CONFIG, other).detail.numerics.same_bits is True
     assert anchor.request.anchor == BITS
-    assert anchor.judge_bits({"K": 2}, other).detail.same_bits is True
-    assert anchor.judge_bits({"K": 2}, other.add_details(bits=("a", "x"))).detail.same_bits is False
-    assert anchor.judge_bits({"K": 2}, other.add_details(nondeterministic=True)).detail.same_bits is False
-    assert anchor.judge_bits({"K": 2}, make_result(Outcome.HUNG)).detail.same_bits is None
+    assert anchor.judge_bits({"K": 2}, other).detail.numerics.same_bits is True
+    assert anchor.judge_bits({"K": 2}, other.add_facts("numerics", bits=("a", "x"))).detail.numerics.same_bits is False
+    assert (
+        anchor.judge_bits({"K": 2}, other.add_facts("numerics", nondeterministic=True)).detail.numerics.same_bits
+        is False
+    )
+    assert anchor.judge_bits({"K": 2}, make_result(Outcome.HUNG)).detail.numerics.same_bits is None
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,15 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     assert winner.context == ground(parts)
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
-    assert trial.detail.rounds == len(trial.detail.round_medians_us or ()) >= 3
+    assert trial.detail.final.rounds == len(trial.detail.final.round_medians_us) >= 3
     # The base of speed-ups is of the same rounds, and its spread is known as well.
     (base,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 2000.0]
-    assert len(parts.store.get_trial(base.id).detail.round_medians_us or ()) >= 3  # type: ignore[union-attr]
+    assert len(parts.store.get_trial(base.id).detail.final.round_medians_us) >= 3  # type: ignore[union-attr]
     assert (ended["default_us"], ended["default_spread_us"]) == (base.latency_us, base.spread_us)
     assert (ended["best_us"], ended["best_spread_us"]) == (trial.latency_us, trial.spread_us)
     assert (ended["reference_us"], ended["reference_spread_us"]) == (
-        trial.detail.reference_us,
-        trial.detail.reference_spread_us,
+        trial.detail.final.reference_us,
+        trial.detail.final.reference_spread_us,
     )
     order = [event["type"] for event in parts.recorder.events]
     assert order.index("trial_done") < order.index("refining") < order.index("job_done")
@@ -101,8 +101,8 @@ async def test_a_reference_far_above_the_winner_is_timed_in_twice_as_many_rounds
     (winner,) = parts.store.list_winners()
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
-    assert trial.detail.rounds == 6
-    assert is_ratio_implausible(trial.detail.reference_us, trial.latency_us)
+    assert trial.detail.final.rounds == 6
+    assert is_ratio_implausible(trial.detail.final.reference_us, trial.latency_us)
 
 
 def ground(parts: Parts) -> Context:
@@ -117,7 +117,7 @@ async def test_decided_finalists_are_not_measured_again(parts: Parts) -> None:
     kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS))
     await parts.record_measurements(kernel, {2.0: 10.5, 3.0: 10.6})
     await parts.record_measurements(kernel, {1.0: 11.0}, rounds=ALL_ROUNDS)
-    (decided,) = [trial for trial in parts.store.list_best_trials(ground(parts), 3) if trial.detail.rounds]
+    (decided,) = [trial for trial in parts.store.list_best_trials(ground(parts), 3) if trial.detail.final.rounds]
     await parts.store.decide_winner(decided.id)
     ended = await tune(parts)
     assert (ended["state"], ended["done"], parts.recorder.list_events("refining", "winner")) == ("done", 3, [])
@@ -172,9 +172,9 @@ async def test_the_fast_preset_ends_a_compile_that_takes_too_long(
     assert winner.config["us"] == 60.0
     (late,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 50.0]
     assert late.outcome == "compile_timeout"
-    assert 0.5 <= (late.detail.after_s or 0.0) < 3600.0
+    assert 0.5 <= late.detail.failure.after_s < 3600.0
 
     await parts.inspect_file(make_kernel_text(configs=configs, deadlines="dict(compile=3.0)"))
     assert (await tune(parts, "default"))["state"] == "done"
     *_, late = [trial for trial in parts.store.list_trials(order="newest")[::-1] if trial.config["us"] == 50.0]
-    assert late.detail.after_s == 3.0
+    assert late.detail.failure.after_s == 3.0

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ktuned.fleet import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied
 from ktuned.ipc.replies import Failure, Proposal
 from ktuned.ipc.requests import UnitRef
-from ktuned.model import IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.model import IllegalMove, Outcome, Phase, TrialResult
 from ktuned.protocol import Trial
 from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, EXCUSES, Attempt, Place, TrialEvent, TrialState, Verdict
 from ktuned.tuning.trial_machine import (
@@ -44,7 +44,7 @@ from ktuned.tuning.trial_machine import (
     TwinFound,
     is_outcome_final,
 )
-from tests.trials import make_result
+from tests.trials import make_detail, make_result
 
 Error = WorkerDied | DeadlineExpired | RequestFailed
 
@@ -103,7 +103,7 @@ TWIN = Trial(
     artifact="a",
     digest="d",
     updated=0.0,
-    detail=TrialDetail(count=5),
+    detail=make_detail(count=5),
 )
 
 MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, NO_MEMORY, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
@@ -599,7 +599,7 @@ def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     (attempt,) = trials(1)
     (end,) = MACHINE.handle_report(TwinFound(attempt, TWIN))
     assert isinstance(end, End)
-    assert (end.result.latency_us, end.result.detail.carried_from, end.result.detail.count) == (3.0, 7, 5)
+    assert (end.result.latency_us, end.result.detail.timing.carried_from, end.result.detail.timing.count) == (3.0, 7, 5)
 
 
 def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
@@ -607,11 +607,11 @@ def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
     straight, twisted = trials(2)
     (end,) = measured(straight, FINE)
     assert isinstance(end, End)
-    assert end.result.detail.story is None
+    assert end.result.detail.failure.story == ()
     on_lane([twisted], killed())
     (end,) = measured(twisted, FINE)
     assert isinstance(end, End)
-    assert list(end.result.detail.story or ()) == ["lane_taken", "killed", "lane_taken", "timed"]
+    assert list(end.result.detail.failure.story) == ["lane_taken", "killed", "lane_taken", "timed"]
 
 
 @pytest.mark.parametrize(
@@ -634,7 +634,7 @@ def test_outcomes_that_say_something_about_a_config_are_settled(outcome: Outcome
 
 def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() -> None:
     """It is not known whether that is enough."""
-    known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail=TrialDetail(after_s=60.0))
+    known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail=make_detail(after_s=60.0))
     assert is_outcome_final(known, compile_deadline_s=60.0)
     assert not is_outcome_final(known, compile_deadline_s=61.0)
 
