@@ -28,11 +28,11 @@ from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.protocol import Event
+from ktuned.protocol import AnswersChanged, Event
 from ktuned.protocol.kernels import Root
+from ktuned.scheduling import Preparation
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
-from ktuned.scheduling.preparation import Preparation
 from ktuned.serve.events import Events
 from ktuned.store.database import Store
 from ktuned.tuning.deadlines import merge_deadlines
@@ -154,14 +154,19 @@ class Parts:
         return path
 
     def end_doubts(self) -> None:
-        """End the doubts that follow a start, as the watcher does once it has compared every file."""
-        self.daemon.certainty.record_catch_up()
-        self.daemon.caches.forget_all_answers()
+        """End the doubts of a start, as when the watcher has looked at every file."""
+        self.daemon.states.start_doubts.end_doubts()
+        self.touch_answers()
+
+    def touch_answers(self, kernel: KernelName | None = None) -> None:
+        """Announce that a kernel's answers may have changed, or all, as whoever changes something does."""
+        self.daemon.router.publish_event(AnswersChanged(kernel=kernel))
 
     async def inspect_file(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
         """Inspect a kernel file, after writing ``text`` to it if given, and return the kernel ``it``."""
         path = self.project / name if text is None else self.write_file(text, name)
         await self.inspector.inspect_files(self.root, [str(path)])
+        self.touch_answers()
         return self.catalog.resolve_kernel("it")
 
     async def record_measurements(
@@ -192,6 +197,7 @@ class Parts:
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=make_detail(**detail), metrics=metrics or {})
             await self.store.finish_trial(trial, result, keeps_winner=keeps_winner)
+        self.touch_answers(kernel.name)
 
     @asynccontextmanager
     async def run_jobs(self) -> AsyncIterator[None]:

@@ -46,6 +46,7 @@ ORDER = (
     "adoption",
     "lookup",
     "scheduling",
+    "answers",
     "devices",
     "watch",
     "tuning",
@@ -107,6 +108,7 @@ HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "obstore", "tvm_ffi", "cutlas
 
 AT_REST = {
     "adoption",
+    "answers",
     "backends",
     "catalog",
     "cli",

@@ -33,9 +33,10 @@ import structlog
 from ktuned.adoption.adopted_files import AdoptedDirectory, read_identity
 from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.adoption.spool_reader import SURVEY_S, SpoolReader
+from ktuned.answers import Lookup
 from ktuned.catalog import Catalog, Project, make_root, make_root_environment
 from ktuned.devices import Machine
-from ktuned.lookup import Lookup, Lookups
+from ktuned.lookup import Lookups
 from ktuned.model import (
     CallKey,
     Config,

@@ -28,7 +28,6 @@ from ktuned.model import (
     Problem,
     Target,
     UsageError,
-    canonical,
     needs_own_launches,
 )
 from ktuned.store import Context
@@ -236,16 +235,21 @@ class Machine:
             )
         return BackendError(f"backend {backend!r} cannot run here: {reason.message}", hint=reason.hint)
 
-    def build_context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
-        """Return the context of a measurement that is made now."""
+    def build_base_context(self, kernel: KernelInfo, environment: Environment, device: Device) -> Context:
+        """Return the context of a measurement that is made now, without the problem."""
         return Context(
             kernel=kernel.name,
-            problem=KeyProblem(canonical(kernel.select_key_values(problem))),
+            problem=KeyProblem(""),
             device=device.model,
             digest=kernel.digest,
             toolchain=self._digest_toolchain(environment, kernel.backend, device),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
+
+    def build_context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
+        """Return the context of a measurement that is made now."""
+        base = self.build_base_context(kernel, environment, device)
+        return msgspec.structs.replace(base, problem=kernel.make_key_problem(problem))
 
     def is_outdated(self, environment: Environment, backend: str, context: Context) -> bool:
         """Return whether a context's toolchain, or the driver of its device, differs from the present one."""

@@ -21,10 +21,12 @@ copies the entry, and takes the copy only if the sequence was even and is unchan
 The checksum also protects on machines that reorder loads. A daemon that is killed during a write leaves an odd
 sequence, so the entry counts as absent.
 
-**Current or absent.** An entry holds while its generation equals the one in its kernel's slot. The daemon adds one to a
-kernel's generation after each commit that may change the kernel's answers, and to all generations when it starts. The
-same rule ends the decoded answers that a client keeps. Kernels that share a slot only cause each other unnecessary
-requests.
+**Current, or the last resort.** An entry holds while its generation equals the one in its kernel's slot. The daemon
+adds one to a kernel's generation after each commit that may change the kernel's answers, and to all generations when it
+starts. The same rule ends the decoded answers that a client keeps. A client asks the daemon instead of using an entry
+of an earlier generation; only if the daemon does not answer in time, the entry is given as ``stale``. Answers that must
+not be given at all, because they were forgotten, are *revoked*: the generation's upper half grows, and entries with
+another upper half are absent. Kernels that share a slot only cause each other unnecessary requests.
 
 **Fresh only while watched.** The header says until when (``CLOCK_MONOTONIC``) a daemon watches the files behind fresh
 answers. A running daemon moves that time ahead every few seconds; once it has passed, fresh answers count as stale.
@@ -59,6 +61,7 @@ from ktuned_client.table import (
     ENTRIES_WORD,
     ENTRY_WORDS,
     EPOCH_WORD,
+    ERA_SHIFT,
     FIRST_SLOT,
     MAGIC,
     MAX_CONTENT_BYTES,
@@ -107,7 +110,7 @@ class WinnerTable:
         self._open_views()
         if before is None:
             # A random start, so that two tables never have equal generations unless they were copied.
-            start = secrets.randbits(62)
+            start = _begin_era(secrets.randbits(30))
             for slot in range(FIRST_SLOT, WORDS):
                 self._words[slot] = start
         else:
@@ -128,9 +131,14 @@ class WinnerTable:
     def bump_generation(self, kernel: str) -> None:
         """Announce that the answers for a kernel may have changed; call this after the change.
 
-        From then on, no entry of the kernel is valid until it is published again.
+        From then on, the kernel's entries are only a last resort until they are published again.
         """
         self._increment_word(find_slot(kernel))
+
+    def revoke_entries(self, kernel: str) -> None:
+        """End a kernel's entries for good, also as a last resort."""
+        slot = find_slot(kernel)
+        self._words[slot] = _begin_era((self._words[slot] >> ERA_SHIFT) + 1)
 
     def bump_all_generations(self) -> None:
         """Announce that any answer may have changed."""
@@ -141,8 +149,11 @@ class WinnerTable:
         """Confirm that this daemon watches the files behind fresh answers; the confirmation is valid for WATCHED_S."""
         self._words[WATCHED_WORD] = clock_gettime_ns(CLOCK_MONOTONIC) + int(WATCHED_S * 1e9)
 
-    def publish_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
-        """Publish an entry under a kernel's present generation; return whether there was room for it."""
+    def publish_entry(self, kernel: str, key: bytes, payload: bytes, *, asks_first: bool = False) -> bool:
+        """Publish an entry under a kernel's present generation; return whether there was room for it.
+
+        With ``asks_first`` it gets the generation before, so that clients ask the daemon before they use it.
+        """
         if self.path is None or len(key) + len(payload) > MAX_CONTENT_BYTES:
             return False
         slot = find_slot(kernel)
@@ -154,7 +165,7 @@ class WinnerTable:
             at = min(self._probe_offsets(key), key=lambda at: self._find_last_use(self._words[at + 2] >> 32))
             if self._find_last_use(self._words[at + 2] >> 32) > self._find_last_use(slot):
                 return False
-        self._write_entry(at, slot, key, payload)
+        self._write_entry(at, slot, self._words[slot] - asks_first, key, payload)
         return True
 
     def holds_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
@@ -211,14 +222,14 @@ class WinnerTable:
         return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
     def _find_place(self, key: bytes) -> int | None:
-        """Return where a key's entry is or may be written: its own place, an unused one, or one that is not valid."""
+        """Return where a key's entry is or may be written: its own place, an unused one, or a revoked one's."""
         free = None
         for at in self._probe_offsets(key):
             if not self._words[at]:
                 return at if free is None else free
             if self._has_key(at, key):
                 return at
-            if free is None and self._is_invalid_entry(at):
+            if free is None and self._is_revoked(self._words, at):
                 free = at
         return free
 
@@ -228,8 +239,9 @@ class WinnerTable:
         _, key_bytes, content = self._read_entry(at)
         return content[:key_bytes] == key
 
-    def _is_invalid_entry(self, at: int) -> bool:
-        return self._words[self._words[at + 2] >> 32] != self._words[at + 3]
+    @staticmethod
+    def _is_revoked(words: memoryview, at: int) -> bool:
+        return bool((words[words[at + 2] >> 32] ^ words[at + 3]) >> ERA_SHIFT)
 
     def _read_entry(self, at: int) -> tuple[int, int, bytes]:
         """Return an entry's slot, the length of its key, and its key and payload."""
@@ -238,9 +250,9 @@ class WinnerTable:
         start = 8 * at + 32
         return lengths >> 32, key_bytes, bytes(self._bytes[start : start + key_bytes + payload_bytes])
 
-    def _write_entry(self, at: int, slot: int, key: bytes, payload: bytes) -> None:
+    def _write_entry(self, at: int, slot: int, generation: int, key: bytes, payload: bytes) -> None:
         lengths = slot << 32 | len(key) << 16 | len(payload)
-        rest = _HEAD.pack(lengths, self._words[slot]) + key + payload
+        rest = _HEAD.pack(lengths, generation) + key + payload
         sequence = self._words[at]
         # With an odd sequence, readers ignore the entry from now on, and forever if this process is killed now.
         self._words[at] = sequence | 1
@@ -297,7 +309,7 @@ class WinnerTable:
         self._bytes[_GENERATIONS] = before_bytes[_GENERATIONS]
         self._words[WATCHED_WORD] = before_words[WATCHED_WORD]
         for at in range(WORDS, WORDS + entries * ENTRY_WORDS, ENTRY_WORDS):
-            if before_words[at] and before_words[before_words[at + 2] >> 32] == before_words[at + 3]:
+            if before_words[at] and not self._is_revoked(before_words, at):
                 copied = bytes(before_bytes[8 * at : 8 * (at + ENTRY_WORDS)])
                 place = next((to for to in self._probe_places(before_words[at + 1] >> 32) if not self._words[to]), None)
                 if place is not None:
@@ -320,6 +332,11 @@ class WinnerTable:
             for entry in os.scandir(directory):
                 if entry.name.startswith(f"{name}."):
                     os.unlink(entry.path)
+
+
+def _begin_era(era: int) -> int:
+    """Return an era's first generation; there is one before it in the same era, for entries that ask first."""
+    return (era << ERA_SHIFT | 1) % 2**64
 
 
 def _identify(path: str) -> tuple[int, int] | None:

@@ -196,6 +196,16 @@ class NamesLearned(EventOfKernel, frozen=True, kw_only=True, tag="learned"):
     names: tuple[str, ...]
 
 
+class AnswersChanged(Event, frozen=True, kw_only=True, tag="answers"):
+    """Answers for a kernel, or for all, may have changed for a reason without an event of its own. It is not sent.
+
+    Attributes:
+        is_revoked: whether the present answers must not be given any more, not even while no better one is known.
+    """
+
+    is_revoked: bool = False
+
+
 class LaneChanged(Event, frozen=True, kw_only=True, tag="lane"):
     """A device's lane has opened, has closed, or is sick, with the reason."""
 

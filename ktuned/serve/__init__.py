@@ -13,6 +13,7 @@ from ktuned.serve.lock import LOCK_NAME, LockHeld, find_holder, hold_lock
 from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.peaks import DevicePeaks
+from ktuned.serve.responses import Responses
 from ktuned.serve.server import Server
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.team_store import ShareSettings, TeamStore
@@ -33,6 +34,7 @@ __all__ = [
     "LockHeld",
     "LookupMethods",
     "Peer",
+    "Responses",
     "Server",
     "ShareSettings",
     "Subscriptions",

@@ -8,7 +8,7 @@ trial lacks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -129,7 +129,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     judge_contention: bool
     admission: Admission
     traces: Traces
-    served: Callable[[], Sequence[Winner]]
+    served: Callable[[], Collection[Winner]]
     portfolio: Callable[[], Sequence[Config]] = tuple
     group_size: int = 1
     lowers: bool = False

@@ -58,9 +58,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         assert edited.digest == extend_digest(before.digest, {**news, "cfg.txt": edited.learned["cfg.txt"]}.values())
         assert edited.digest != kernel.digest
         assert _status(parts) is Status.STALE
-        why = Explainer(
-            parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty
-        ).explain_winners(edited)
+        why = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners(edited)
         assert [change.where for entry in why for change in entry.changes] == ["cfg.txt"]
 
         count = _compiled(parts)

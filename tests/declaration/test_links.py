@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ktuned.ipc import Places, make_absolute, replies, requests
+from ktuned.ipc import Places, make_absolute, requests
 from ktuned.ipc.stamps import follow_links, stamp_files
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.keys import Phase
 from ktuned.worker.inspect import Inspector
-from ktuned.worker.reply import Reply
 from tests.declaration.conftest import Project
+from tests.worker.reply_collector import ReplyCollector
 
 KERNEL_WITH_FLAGS = """
 @dataclass(frozen=True)
@@ -26,20 +25,6 @@ class Flagged(Build):
 def one(p, c):
     return Flagged(("-O3", "-Iinclude", "-isystem", "vendor"))
 """
-
-
-class ItemCollector(Reply):
-    """Keeps the answers that a worker would send."""
-
-    def __init__(self) -> None:
-        self.sent: list[replies.Answer] = []
-
-    def begin_phase(self, phase: Phase) -> None:
-        """Do nothing."""
-
-    def send_item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
-        """Keep the item."""
-        self.sent.append(replies.Item(value))
 
 
 class FakeRegistry:
@@ -56,11 +41,11 @@ class FakeRegistry:
 
 def inspect_kernel(project: Project, name: str = "tune_it.py") -> KernelInfo:
     """Inspect a file as a worker does and return its only kernel."""
-    reply = ItemCollector()
+    reply = ReplyCollector()
     root = str(project.root)
     places = Places({"project": root}, "", "")
     Inspector(FakeRegistry(), places).inspect_files(requests.Inspect("project", (name,)), reply)  # type: ignore[arg-type]
-    (item,) = [answer.value for answer in reply.sent if isinstance(answer, replies.Item)]
+    (item,) = reply.items
     assert item.errors == ()
     (kernel,) = item.kernels
     assert isinstance(kernel, KernelInfo)

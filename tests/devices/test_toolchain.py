@@ -19,7 +19,7 @@ from ktuned.ipc import read_sight_text, replies
 from ktuned.model import BackendReport, KernelInfo, Outcome
 from ktuned.protocol import describe_change
 from ktuned.scheduling.renewal import NEW_TOOLCHAIN
-from ktuned.serve.explain import Explainer
+from ktuned.serve import Explainer
 from ktuned.store import Context
 from tests.daemon_parts import ALL_ROUNDS, FAKE_BACKEND, Parts, assemble_daemon, make_kernel_text
 from tests.fleet.playing import until
@@ -68,7 +68,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     parts = parts_with_compiler
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     assert look_up(parts) == ("fresh", "")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.toolchain_survey.run_until_cancelled)
@@ -86,9 +86,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     (job,) = parts.jobs.list_live_jobs()
     assert (job.kernel, job.reason) == (kernel.name, NEW_TOOLCHAIN)
     daemon = parts.daemon
-    explain_winners = Explainer(
-        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.certainty
-    ).explain_winners
+    explain_winners = Explainer(daemon.catalog, daemon.states, daemon.store).explain_winners
     (entry,) = explain_winners(kernel)
     reasons = [describe_change(change) for change in entry.changes]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
@@ -134,7 +132,6 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
         parts.catalog,
         environments,
         list_used_kernels=lambda: (),
-        on_doubt=lambda: None,
         on_probe=record_change,
         intervals=SurveyIntervals(recent_s=0.01, all_s=0.01),
     )
@@ -156,7 +153,7 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(parts_with_co
     parts = parts_with_compiler
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     os.utime(compiler)
     await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
     reason = f"the toolchain must be probed again: {compiler} changed"
@@ -175,12 +172,12 @@ async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ev
     # The daemon finds another PATH than its workers, as after an upgrade of the workers' code.
     other_env = {**os.environ, "PATH": "/elsewhere"}
     environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env=other_env, look_s=0.0)
-    assert (environments.notices, environments.describe_disagreement(environment)) == ([], "")
+    assert environments.notices == []
     reason = environments.check_toolchain(environment)
     assert reason == "the environment variable PATH changed"
     await environments.probe_environment(environment)
     assert (environments.check_toolchain(environment), environments.find_doubt(environment)) == ("", "")
-    assert environments.notices == [environments.describe_disagreement(environment)]
+    assert environments.notices == [environments.explain_doubt(environment)]
     assert f": {reason})" in environments.notices[0]
     assert "`ktuned stop`" in environments.notices[0]
     parts.kill_workers()
@@ -197,7 +194,7 @@ async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
         patched.setattr(cpu, "limits", lambda: {"affinity": "0"})
         reason = environments.check_toolchain(environment)
         await environments.probe_environment(environment)
-        assert f": {reason})" in environments.describe_disagreement(environment)
+        assert f": {reason})" in environments.explain_doubt(environment)
     assert environments.check_toolchain(environment) == f"{reason} again"
     await environments.probe_environment(environment)
     assert (environments.check_toolchain(environment), environments.notices) == ("", [])

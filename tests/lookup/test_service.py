@@ -3,6 +3,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -10,17 +11,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ktuned.lookup import Lookup
+from ktuned.answers import Lookup
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.keys import WinnerKey
+from ktuned.model.keys import KernelName, WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.protocol.jobs import Job, JobState
 from ktuned.scheduling.job_requests import TuningRequest
-from ktuned.serve.explain import Explainer
+from ktuned.serve import Explainer
 from ktuned.store.database import Store
 from tests.daemon_parts import ALL_ROUNDS, PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
 from tests.fake_tensors import REFERENCE
@@ -48,7 +49,7 @@ async def tuned(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
     kernel = await parts.inspect_file(make_kernel_text(**{"configs": "us=[10.0, 20.0]", **options}))
     await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     return kernel
 
 
@@ -75,23 +76,23 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
 async def test_recent_lookups_are_known(parts: Parts) -> None:
     """The kernels that were looked up within a while are listed once each; names that are no kernel's are not."""
     await tuned(parts)
-    assert parts.daemon.publication.list_used_kernels() == []
+    assert parts.lookups.publication.list_used_kernels() == []
     for name in ("it", "project:it", "other"):
         parts.lookups.look_up(name, {"n": 64}, None, tune=False)
-    assert parts.daemon.publication.list_used_kernels() == ["project:it"]
-    assert parts.daemon.publication.list_used_kernels(within_s=0.0) == []
+    assert parts.lookups.publication.list_used_kernels() == ["project:it"]
+    assert parts.lookups.publication.list_used_kernels(within_s=0.0) == []
 
 
 async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
     """Each step is reported as it becomes true, and its generation grows with it."""
     assert ask(parts)["status"] == "unknown"
     await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
-    parts.lookups.caches.forget_answers("project:it")
+    parts.touch_answers(KernelName("project:it"))
     told = [ask(parts)]
     await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
     told += [ask(parts, {"n": 65}), ask(parts)]
     await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
-    parts.lookups.caches.forget_answers("project:it")
+    parts.touch_answers(KernelName("project:it"))
     told.append(ask(parts))
     assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
     assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
@@ -164,9 +165,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
-    explain = Explainer(
-        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty
-    ).explain_winners
+    explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
     assert entry.changes[0].name == '{"us":20.0} is served once a worker has found it in the space'
@@ -194,10 +193,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         assert (edited["status"], edited["config"]) == ("stale", {"us": 20.0})
         assert edited["message"].endswith("tune_it.py changed")
         kernel = parts.catalog.resolve_kernel("it")
-        daemon = parts.daemon
-        explain = Explainer(
-            parts.catalog, daemon.admission, parts.machine, parts.store, parts.daemon.certainty
-        ).explain_winners
+        explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
         untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
@@ -217,7 +213,7 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     async with parts.run_jobs():
         for _ in range(100):
             assert ask(parts, tune=True)["status"] == "default"
-            parts.lookups.caches.forget_answers("project:it")
+            parts.touch_answers(KernelName("project:it"))
         await parts.wait_until_reached("door")
         (job,) = parts.jobs.list_live_jobs()
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
@@ -250,7 +246,7 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
         )
     )
     await parts.record_measurements(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     generation = parts.lookups.table.generation(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
         assert ask(parts, {"n": 32, "k": k})["status"] == "default"
@@ -267,7 +263,7 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
     (before,) = parts.store.list_jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     assert ask(parts)["message"] == UNTUNED
     async with parts.run_jobs():
         await parts.jobs.submit_job(
@@ -281,16 +277,16 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
         assert (answer["status"], answer["config"]) == ("default", None)
         assert "compile_error: fake.c:1: error: no" in answer["message"]
 
-        parts.jobs.forget_failures("project:another")
+        parts.jobs.forget_failures(KernelName("project:another"))
         await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
-        parts.lookups.caches.forget_answers(kernel.name)
+        parts.touch_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED, "another state of the files may work"
         await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-        parts.lookups.caches.forget_answers(kernel.name)
+        parts.touch_answers(kernel.name)
         assert ask(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
-        parts.lookups.caches.forget_answers(kernel.name)
+        parts.touch_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED
         await parts.jobs.submit_job(
             make_winner_key({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
@@ -315,7 +311,7 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
     """``1``, ``1.0`` and ``True`` are remembered apart."""
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     await parts.record_measurements(kernel, {20.0: 5.0}, {"n": 1})
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
 
 
@@ -347,7 +343,7 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     found = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(quick, "tune_quick.py"))])
     assert found.added == ("project:quick",)
     generation = parts.lookups.table.generation("project:quick")
-    parts.lookups.caches.forget_answers(slow.name)
+    parts.touch_answers(slow.name)
     async with parts.run_jobs():
         assert ask(parts, {"n": 65})["status"] == "default"
         await parts.wait_until_reached("door")
@@ -380,7 +376,7 @@ async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: 
         with anyio.fail_after(PATIENCE_S):
             while not parts.jobs.list_live_jobs():
                 ask(parts, tune=True)
-                parts.lookups.caches.forget_answers("project:it")
+                parts.touch_answers(KernelName("project:it"))
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused
@@ -437,7 +433,9 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     (found,) = await settled(parts, {"n": 40}, within_s=0.05)
     assert (found.answer.status, len(found.undecided)) == ("default", 1)
     asked_together = [LookupParams("it", {"n": n}, tune=False, settle=1.0) for n in range(1, 9)]
-    deferred = cast(Any, parts.api.handlers["lookup_many"].handle)(LookupManyParams(asked_together), cast(Any, None))
+    deferred = cast(Any, parts.api.handlers["lookup_many"].handle)(
+        LookupManyParams(asked_together), cast(Any, SimpleNamespace(repeats=0))
+    )
     began = monotonic()
     assert {answer.status for answer in (await deferred.rest()).answers} == {"default"}
     # Not one second after the other.

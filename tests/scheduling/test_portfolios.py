@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.model import LATENCY, Config, KernelInfo
 from ktuned.protocol import Job, Priority
-from ktuned.scheduling import Portfolios, TuningRequest
+from ktuned.scheduling import TuningRequest
 from ktuned.scheduling.portfolios import MIN_KEYS
 from ktuned_client.portfolio_tree import find_leaf, list_configs
 from tests.daemon_parts import PATIENCE_S, Parts
@@ -59,7 +59,7 @@ async def fitting(parts: Parts) -> AsyncIterator[None]:
 
 def find_tree(parts: Parts, kernel: KernelInfo) -> Any:
     """Return the tree of the kernel's portfolio on the only device."""
-    found = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    found = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
     return None if found is None else found.tree
 
 
@@ -91,9 +91,7 @@ async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
             assert answer.expected_loss is not None
         assert len(parts.store.list_jobs(limit=1000)) == jobs
         assert list_filling_jobs(parts) == []
-    again = Portfolios(parts.store).find_portfolio(kernel, "Fake CPU", LATENCY)
-    assert again is not None
-    assert again.tree == tree
+    assert [one.tree for one in parts.store.load_portfolios(kernel.name)] == [tree]
     parts.kill_workers()
 
 

@@ -1,4 +1,4 @@
-"""A trial's detail: each of its fields survives the worker's pipe, the store, and the wire."""
+"""A trial's detail: each fact survives the worker's pipe, the store and the wire."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ EACH = [TrialDetail(**{stage.name: getattr(FULL, stage.name)}) for stage in STAG
 
 
 def test_every_fact_survives_pipe_store_and_wire() -> None:
-    """Were one not understood, a finalist would have lost its Build. Absent stages are nowhere written."""
+    """Absent stages are not written."""
     for stage in STAGES:
         facts = getattr(FULL, stage.name)
         assert all(getattr(facts, field.name) for field in msgspec.structs.fields(facts)), "a fact is missing here"
-    for one in (TrialDetail(), *EACH, FULL):
-        assert decode_detail(encode_detail(TrialResult(None, detail=one))) == (one, {})
-        wire = msgpack.unpackb(msgpack.packb(msgspec.to_builtins(one)))
-        assert len(wire) == sum(getattr(one, stage.name) != stage.default for stage in STAGES)
-        assert msgspec.convert(wire, TrialDetail) == one
+    for detail in (TrialDetail(), *EACH, FULL):
+        assert decode_detail(encode_detail(TrialResult(None, detail=detail))) == (detail, {})
+        wire = msgpack.unpackb(msgpack.packb(msgspec.to_builtins(detail)))
+        assert len(wire) == sum(getattr(detail, stage.name) != stage.default for stage in STAGES)
+        assert msgspec.convert(wire, TrialDetail) == detail
 
 
 def test_metrics_are_kept_beside_the_detail() -> None:
-    """Where SQL finds them."""
+    """SQL finds them there."""
     text = encode_detail(TrialResult(None, detail=make_detail(count=3), metrics={"tflops": 1.5}))
     assert json.loads(text) == {"timing": {"count": 3}, "metrics": {"tflops": 1.5}}
     assert decode_detail(text) == (make_detail(count=3), {"tflops": 1.5})

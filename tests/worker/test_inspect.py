@@ -19,8 +19,8 @@ from ktuned.model.values import Config, Outcome
 from ktuned.worker.explore import Exploration, Explorer
 from ktuned.worker.inspect import COUNTED_SPACE, Inspector, check_digests, load_kernel
 from ktuned.worker.observations import SourceChanged
-from ktuned.worker.reply import Reply
 from tests.worker.declaring import Build, declare_kernel
+from tests.worker.reply_collector import ReplyCollector
 
 IN_ORDER = Plan(strategy="exhaustive")
 KERNEL_FILE = """\
@@ -33,20 +33,6 @@ from tests.worker.declaring import Build
 def it(p, c):
     return Build(c.n)
 """
-
-
-class ReplyCollector(Reply):
-    """A reply that keeps its phases and items."""
-
-    def __init__(self) -> None:
-        self.phases: list[Phase] = []
-        self.items: list[replies.InspectedFile] = []
-
-    def begin_phase(self, phase: Phase) -> None:
-        self.phases.append(phase)
-
-    def send_item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
-        self.items.append(value)
 
 
 def collect_proposals(exploration: Exploration, n: int = 2) -> list[replies.Proposal]:
