@@ -35,6 +35,8 @@ class FailureFacts(Stage, frozen=True):
         phase: the phase in which it failed; ``import`` for a winner from a file.
         signal: the signal that ended its process.
         after_s: the deadline that passed.
+        granted: what it was granted and may have failed for want of, by name; more of it and the config is tried again.
+        tries: number of jobs in which it ended without evidence about the config.
         story: its events.
         stdout, stderr: what the config printed.
     """
@@ -42,6 +44,8 @@ class FailureFacts(Stage, frozen=True):
     phase: str = ""
     signal: str = ""
     after_s: float = 0.0
+    granted: Mapping[str, float] = {}
+    tries: int = 0
     story: tuple[str, ...] = ()
     stdout: str = ""
     stderr: str = ""

@@ -6,6 +6,7 @@ them out.
 
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
+from ktuned.tuning.evidence import Grants
 from ktuned.tuning.job_brief import AwaitShared, Compiler, JobBrief, PresentKey
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
@@ -19,6 +20,7 @@ __all__ = [
     "CheckResult",
     "CompileOnly",
     "Compiler",
+    "Grants",
     "JobBrief",
     "JobStage",
     "Pipeline",

@@ -207,6 +207,8 @@ class Pipeline:
                     is_judged = not self._outcomes.is_default_doubtful
                     await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
                     self._outcomes.final_fault = final_round.fault
+                else:
+                    await self._outcomes.elect_provisional_winner()
                 # A lane that is still being opened was not needed.
                 openings.cancel_scope.cancel()
         finally:
@@ -403,12 +405,15 @@ class Pipeline:
         )
         fresh = []
         lacking: dict[str, Trial] = {}
+        tries: dict[str, int] = {}
         for proposal in proposals:
             known = self._store.find_trial(self.brief.context, proposal.config)
             if known is not None and self._outcomes.outcome_stands(known):
                 self._outcomes.record_known_trial(known)
                 continue
             fresh.append(proposal)
+            if known is not None and known.detail.failure.tries:
+                tries[canonical(known.config)] = known.detail.failure.tries
             if known is not None and self.brief.lacks_figure(known) and not self.brief.job.plan.again:
                 lacking[canonical(known.config)] = known
         if not fresh:
@@ -425,7 +430,7 @@ class Pipeline:
                 self.brief.context, self.brief.specialized_problem, self.brief.job.id, configs
             )
         attempts = [
-            self._make_attempt(trial, proposal, lacking.get(canonical(proposal.config)))
+            self._make_attempt(trial, proposal, lacking.get(text := canonical(proposal.config)), tries.get(text, 0))
             for trial, proposal in zip(ids, fresh, strict=True)
         ]
         self._outcomes.under_way |= {attempt.trial: attempt for attempt in attempts}
@@ -437,7 +442,7 @@ class Pipeline:
             if attempt.trial in self._outcomes.under_way:
                 await enqueue(attempt)
 
-    def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
+    def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None, tries: int) -> Attempt:
         unit = requests.UnitRef("", {}) if proposal.build is None else self.brief.make_unit(proposal.build)
         return Attempt(
             trial,
@@ -446,6 +451,7 @@ class Pipeline:
             cores=proposal.cores,
             declares_cores=proposal.cores is not None,
             known=known,
+            tries=tries,
             expected_s=self._prior.predict_compile_s(proposal.config),
         )
 

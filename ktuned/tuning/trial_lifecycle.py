@@ -74,6 +74,7 @@ class TrialEvent(StrEnum):
     SET_APART = "set_apart"
     NEEDS_CORES = "needs_cores"
     ARTIFACT_DAMAGED = "artifact_damaged"
+    UNPROVEN = "unproven"
     CANCELLED = "cancelled"
     DAEMON_DIED = "daemon_died"
 
@@ -92,6 +93,8 @@ _Moves = dict[TrialEvent, Place]
 
 _STOPPED: _Moves = {
     TrialEvent.CANCELLED: Outcome.CANCELLED,
+    # It failed for a reason that says nothing about the config.
+    TrialEvent.UNPROVEN: Outcome.INTERRUPTED,
     # The next daemon finds the trial's row without an outcome.
     TrialEvent.DAEMON_DIED: Outcome.INTERRUPTED,
 }
@@ -203,6 +206,7 @@ class Attempt(msgspec.Struct, eq=False):
             artifact's decides what runs.
         read: The digest of the files and variables that the kernel's data depended on when it was measured.
         known: The trial as the store has it, if it was measured before and only lacks a figure.
+        tries: In how many earlier jobs it ended without evidence about the config.
         expected_s: The time of its compile in an earlier state of the kernel; 0 if unknown.
         lowered: The translated function, until it is compiled; only for backends that lower.
         compile_s, lane_s, open_s: Seconds for its compile, on a lane, and for opening the lane before it.
@@ -222,6 +226,7 @@ class Attempt(msgspec.Struct, eq=False):
     content: str = ""
     read: str = ""
     known: Trial | None = None
+    tries: int = 0
     expected_s: float = 0.0
     lowered: bytes | None = None
     compile_s: float = 0.0

@@ -39,7 +39,7 @@ times in a trial's life (:data:`~ktuned.tuning.trial_lifecycle.EXCUSES`); the tr
 excuse          most  the reason, and why it ends
 ==============  ====  =============================================================================================
 killed          2     a user sent SIGKILL to the worker or to a compiler below it, or the kernel did because memory ran
-                      out. A config that is killed in every try is the cause
+                      out. Then the trial ends *unproven*: see below
 worker damaged  1     the config before it, in the same worker, had written outside its tensors. The second try has a
                       new worker. A missed deadline is never excused this way: checking it would cost a second full
                       deadline
@@ -52,7 +52,13 @@ disturbed       2     other programs used the device, so the figure is not the c
                       application may run for days
 ==============  ====  =============================================================================================
 
-They are considered in this order: killed, worker damaged, crowded, device sick. The last costs a worker and a canary.
+*Unproven.* A trial whose last failure says nothing about its config (it was killed, or a compiler or loader reports
+that the machine lacked something) ends as ``interrupted``, with the reason. The next job tries the config again. One
+that ends so in :data:`~ktuned.tuning.evidence.MOST_TRIES` jobs is the cause. Failures for want of time, memory or a
+mount that allows code are outcomes, which stand until more is granted (:mod:`ktuned.tuning.evidence`).
+
+The excuses are considered in this order: killed, worker damaged, crowded, device sick. The last costs a worker and a
+canary.
 Failures of the infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) need no
 excuse and are not counted: the next try corrects them.
 
@@ -67,7 +73,6 @@ would make the evidence plain, but costs more than everything else that the daem
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import assert_never
@@ -84,19 +89,10 @@ from ktuned.fleet import (
     is_outside_kill,
 )
 from ktuned.ipc import replies
-from ktuned.model import (
-    NO_DETAIL,
-    RETRIED_BY_NEXT_JOB,
-    Config,
-    FailureFacts,
-    IllegalMove,
-    Outcome,
-    Phase,
-    TrialDetail,
-    TrialResult,
-)
+from ktuned.model import NO_DETAIL, Config, FailureFacts, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
 from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
+from ktuned.tuning.evidence import MOST_TRIES, lacked_something, was_killed
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, TrialState, Verdict
 
 Failure = WorkerDied | DeadlineExpired | RequestFailed
@@ -285,11 +281,6 @@ EVENT_OF_CARRIED_OUTCOME: dict[Outcome, TrialEvent] = {
 }
 """Outcomes that a trial takes over from its twin. Crashes and hangs are not: they may have been the device's fault."""
 
-_KILLED_COMPILER = re.compile(
-    r"Killed signal terminated program|unable to execute command: Killed|died due to signal 9|was killed by SIGKILL"
-)
-"""How GCC, Clang, nvcc and ktuned's own code say that a program below them got SIGKILL."""
-
 _MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
 """Events that a damaged worker may have caused."""
 
@@ -388,13 +379,16 @@ class TrialMachine:
             report.attempt.make_move(TrialEvent.COMPILE_DONE)
             return
         # The worker lives, but somebody killed the compiler below it.
-        if _KILLED_COMPILER.search(report.message) and report.attempt.has_excuse(TrialEvent.KILLED):
+        is_killed = was_killed(report.message)
+        if is_killed and report.attempt.has_excuse(TrialEvent.KILLED):
             report.attempt.make_move(TrialEvent.KILLED)
             yield Compile([report.attempt])
             return
         is_refused = report.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        yield _end_trial(report.attempt, _make_failure(event, report.message, FailureFacts(Phase.COMPILE)))
+        verdict = _make_failure(event, report.message, FailureFacts(Phase.COMPILE))
+        is_unproven = is_killed or lacked_something(report.message)
+        yield _end_unproven(report.attempt, verdict) if is_unproven else _end_trial(report.attempt, verdict)
 
     def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> Iterator[Instruction]:
         if error is not None and not isinstance(error, HostLost) and _is_fault_of_job(error):
@@ -431,7 +425,8 @@ class TrialMachine:
         # A single config: it has its outcome.
         if isinstance(error, DeadlineExpired):
             at_work[0].compile_s += error.deadline_s
-        yield _end_trial(at_work[0], _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
+        verdict = _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED)
+        yield _end_unproven(at_work[0], verdict) if is_outside_kill(error) else _end_trial(at_work[0], verdict)
         if others:
             yield Compile(others)
 
@@ -459,7 +454,15 @@ class TrialMachine:
                 result if result.detail.profile.cores is not None else result.add_facts("profile", cores=attempt.cores)
             )
             event = _EVENT_OF_OUTCOME.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
-            yield self._judge_verdict(attempt, Verdict(event, known, report.output), report.lane)
+            verdict = Verdict(event, known, report.output)
+            if (
+                event is TrialEvent.RAISED
+                and result.detail.failure.phase == Phase.LOAD
+                and lacked_something(result.message)
+            ):
+                yield _end_unproven(attempt, verdict)
+                return
+            yield self._judge_verdict(attempt, verdict, report.lane)
 
     def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> Iterator[Instruction]:
         if error is None:
@@ -495,6 +498,8 @@ class TrialMachine:
         elif is_outside_kill(error) and first.has_excuse(TrialEvent.KILLED):
             first.make_move(TrialEvent.KILLED)
             yield Measure([first], at_once=False)
+        elif is_outside_kill(error):
+            yield _end_unproven(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED))
         else:
             yield self._judge_verdict(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
 
@@ -522,19 +527,18 @@ class TrialMachine:
         return Measure([attempt], at_once=False)
 
 
-def is_outcome_final(known: Trial, compile_deadline_s: float) -> bool:
-    """Return whether a config with this outcome is not tried again in the same context.
-
-    This quarantines configs that hang or crash. A compile that timed out is tried again if its deadline is longer now.
-    """
-    if known.outcome is Outcome.COMPILE_TIMEOUT:
-        return compile_deadline_s <= known.detail.failure.after_s
-    return known.outcome is not None and known.outcome not in RETRIED_BY_NEXT_JOB
-
-
 def select_ends(instructions: Sequence[Instruction]) -> list[End]:
     """Return the ends of trials among instructions."""
     return [instruction for instruction in instructions if isinstance(instruction, End)]
+
+
+def _end_unproven(attempt: Attempt, verdict: Verdict) -> End:
+    """End a trial whose failure says nothing about its config, unless this has happened in every job."""
+    tries = attempt.tries + 1
+    if tries >= MOST_TRIES:
+        return _end_trial(attempt, verdict)
+    result = verdict.result.add_facts("failure", tries=tries)
+    return _end_trial(attempt, Verdict(TrialEvent.UNPROVEN, result, verdict.output))
 
 
 def _end_trial(attempt: Attempt, verdict: Verdict) -> End:
