@@ -25,6 +25,7 @@ from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.settings import ConfigFile, Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
+from ktuned.fleet import StartProcess
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialResult
@@ -251,6 +252,7 @@ async def assemble_daemon(
     intervals: Intervals | None = None,
     env: Mapping[str, str] | None = None,
     cores: int | None = None,
+    start_process: StartProcess = start_forked,
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon whose files are below ``directory``, and run the work that lookups start.
 
@@ -263,6 +265,7 @@ async def assemble_daemon(
         intervals: the jobs' intervals.
         env: further environment variables; a daemon that has some probes the backends itself.
         cores: how many cores the daemon is to find.
+        start_process: starts workers.
     """
     directory = directory.resolve()
     for name in ("gates", "project"):
@@ -279,7 +282,7 @@ async def assemble_daemon(
         preparation_type=preparation_type,
         read=read,
         spare_modules=(),
-        start_process=start_forked,
+        start_process=start_process,
         toolchain_intervals=SurveyIntervals(recent_s=0.05, all_s=0.05),
     )
     async with store_type.open(directory / "k.sqlite") as store:

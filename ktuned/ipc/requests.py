@@ -189,6 +189,17 @@ class Ask(Request[replies.Proposals, Never], frozen=True):
     anywhere: bool = False
 
 
+class Remake(Request[replies.Remade, Never], frozen=True):
+    """Make a config's Build, inputs and artifact again in a fresh process, to compare them with earlier ones."""
+
+    first_phase: ClassVar = Phase.INSPECT
+
+    kernel: KernelRef
+    problem: Problem
+    config: Config
+    target: Target
+
+
 class Admits(Request[replies.Admitted, Never], frozen=True):
     """Ask which configs a kernel's space admits for a problem."""
 

@@ -251,6 +251,7 @@ def test_one_kernel_is_shown_with_its_place(run_cli: RunCli, start_daemon: Start
         "  default      BM=32",
         "  root         /src",
         "  python       /src/python",
+        "  made again   –",
         "  environment  A=1",
         f"{KERNEL}: not tuned yet",
     ]
