@@ -28,7 +28,7 @@ from ktuned.devices import SurveyIntervals
 from ktuned.fleet import StartProcess
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
-from ktuned.model.trial import TrialDetail, TrialResult
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import AnswersChanged, Event
 from ktuned.protocol.kernels import Root
@@ -40,6 +40,7 @@ from ktuned.store.database import Store
 from ktuned.tuning.deadlines import merge_deadlines
 from tests.fake_tensors import add_inputs
 from tests.forked_processes.starting import start_process as start_forked
+from tests.trials import make_detail
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000
@@ -203,7 +204,7 @@ class Parts:
         job = await self.store.create_job(context.key, problem, priority=100, reason="asked", plan=kernel.plan, now=0.0)
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
-            result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(**detail), metrics=metrics or {})
+            result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=make_detail(**detail), metrics=metrics or {})
             await self.store.finish_trial(trial, result, keeps_winner=keeps_winner)
         self.touch_answers(kernel.name)
 

@@ -40,32 +40,32 @@ class Anchor:
 
     def judge_bits(self, config: Config, result: TrialResult) -> TrialResult:
         """Return a result with ``same_bits`` set, because its worker may not have known the anchor's bits."""
-        detail = result.detail
-        if detail.bits is None:
+        found = result.detail.numerics
+        if not found.bits:
             return result
-        if self.is_anchor(config) and not detail.nondeterministic:
-            self.bits = detail.bits
-        same = have_same_bits(detail.bits, self.bits) if self.bits else None
-        return result.add_details(same_bits=False if detail.nondeterministic else same)
+        if self.is_anchor(config) and not found.nondeterministic:
+            self.bits = found.bits
+        same = have_same_bits(found.bits, self.bits) if self.bits else None
+        return result.add_facts("numerics", same_bits=False if found.nondeterministic else same)
 
     def lacks_bits(self, trial: Trial) -> bool:
         """Return whether a measured config must be launched again for its bits.
 
         The anchor's bits are needed on all inputs, those of other configs only on the first.
         """
-        bits = trial.detail.bits or ()
-        if trial.detail.nondeterministic:
+        found = trial.detail.numerics
+        if found.nondeterministic:
             return False
-        return len(bits) < self.inputs if self.is_anchor(trial.config) else not bits
+        return len(found.bits) < self.inputs if self.is_anchor(trial.config) else not found.bits
 
     def may_equal_anchor(self, trial: Trial) -> bool:
         """Return whether a measured config has the anchor's bits, as far as they are known."""
-        bits = trial.detail.bits or ()
-        return bool(bits) and not trial.detail.nondeterministic and have_same_bits(bits, self.bits) is not False
+        found = trial.detail.numerics
+        return bool(found.bits) and not found.nondeterministic and have_same_bits(found.bits, self.bits) is not False
 
     def has_all_bits(self, trial: Trial) -> bool:
         """Return whether a measured config has its bits on all inputs."""
-        return len(trial.detail.bits or ()) >= self.inputs
+        return len(trial.detail.numerics.bits) >= self.inputs
 
     def record_trial_end(self, trial: Trial) -> None:
         """Take note of a trial's end. The anchor's own trial shows its bits, or why it cannot be the anchor."""
@@ -74,9 +74,9 @@ class Anchor:
         words = ", ".join(f"{name}={value}" for name, value in self.config.items())
         if trial.outcome is not Outcome.MEASURED:
             self.fault = f"the anchor {words} failed: {trial.outcome}: {trial.message.partition(chr(10))[0]}"
-        elif trial.detail.nondeterministic:
+        elif trial.detail.numerics.nondeterministic:
             self.fault = f"the anchor {words} is nondeterministic: its own outputs differ between launches"
-        elif not trial.detail.bits:
+        elif not trial.detail.numerics.bits:
             self.fault = f"the anchor {words} leaves no outputs whose bits could be compared"
         else:
-            self.bits = trial.detail.bits
+            self.bits = trial.detail.numerics.bits

@@ -23,7 +23,7 @@ class DisputedOutputs:
 
     def record_trial(self, trial: Trial) -> None:
         """Take note of a trial's end; a trial without outputs says nothing."""
-        if trial.detail.undisputed is None:
+        if trial.detail.checks.undisputed is None:
             self._agreeing += trial.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             return
         self._differing[trial.id] = trial
@@ -57,4 +57,4 @@ class DisputedOutputs:
 
 
 def _make_undisputed_result(trial: Trial) -> TrialResult:
-    return replace(trial.result, outcome=trial.detail.undisputed).add_details(phase=None)
+    return replace(trial.result, outcome=trial.detail.checks.undisputed).add_facts("failure", phase="")

@@ -29,12 +29,12 @@ class Findings:
 
     def record_result(self, config: Config, detail: TrialDetail) -> None:
         """Take note of the detail of a config's result."""
-        if detail.content and len(self._contents) < COMPARED:
-            self._contents[tuple(sorted(config.items()))] = detail.content
-        self._measured += detail.count is not None
-        self._overwritten.update(detail.overwritten or ())
-        if detail.metrics_fault:
-            self._metrics_fault = self._metrics_fault or detail.metrics_fault
+        if detail.compiled.content and len(self._contents) < COMPARED:
+            self._contents[tuple(sorted(config.items()))] = detail.compiled.content
+        self._measured += detail.timing.count > 0
+        self._overwritten.update(detail.checks.overwritten)
+        if detail.profile.metrics_fault:
+            self._metrics_fault = self._metrics_fault or detail.profile.metrics_fault
             self._without_metrics += 1
 
     def describe_findings(self) -> list[str]:

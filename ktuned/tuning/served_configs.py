@@ -98,8 +98,8 @@ def surely_beats(best: Trial, disturbed: Trial | None, before: Winner | None) ->
         disturbed: The served config's trial in this context. Disturbance only adds time, so its fastest timing counts.
         before: The served config as the winner of an earlier context, if it has no such timing.
     """
-    fastest_us = None if disturbed is None else disturbed.detail.low_us
+    fastest_us = None if disturbed is None else disturbed.detail.timing.low_us
     if fastest_us is None and before is not None:
         fastest_us = before.latency_us - (before.spread_us or 0.0)
-    slowest_us = best.detail.high_us or (best.latency_us or 0.0) + (best.spread_us or 0.0)
+    slowest_us = best.detail.timing.high_us or (best.latency_us or 0.0) + (best.spread_us or 0.0)
     return fastest_us is not None and slowest_us < fastest_us

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED, Output
 from ktuned.ipc import requests
-from ktuned.model import Config, IllegalMove, Outcome, TrialResult
+from ktuned.model import NO_DETAIL, Compiled, Config, IllegalMove, Outcome, TrialResult
 from ktuned.protocol import Trial
 
 CONTENDED_TRIES: Final = 3
@@ -287,20 +287,26 @@ class Attempt(msgspec.Struct, eq=False):
         outcome = self.outcome
         assert outcome is not None, f"{verdict.event} ends no trial"
         is_failed = outcome is not Outcome.MEASURED
+        detail, output = verdict.result.detail, verdict.output if is_failed else Output()
+        failure = NO_DETAIL.failure
+        if is_failed or EXCUSES.keys() & self.story:
+            story = tuple(map(str, self.story))
+            failure = replace(detail.failure, story=story, stdout=output.stdout, stderr=output.stderr)
         return replace(
             verdict.result,
             outcome=outcome,
             compile_s=self.compile_s,
             lane_s=self.lane_s,
             artifact=self.unit.key or None,
-        ).add_details(
-            build=self.unit.build or None,
-            facts=self.facts or None,
-            content=self.content or None,
-            read=self.read or verdict.result.detail.read,
-            open_s=round(self.open_s, 3) if self.open_s else None,
-            spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
-            story=tuple(map(str, self.story)) if is_failed or EXCUSES.keys() & self.story else None,
-            stdout=(verdict.output.stdout or None) if is_failed else None,
-            stderr=(verdict.output.stderr or None) if is_failed else None,
+            detail=replace(
+                detail,
+                compiled=Compiled(self.unit.build, self.facts, self.content),
+                profile=replace(
+                    detail.profile,
+                    read=self.read or detail.profile.read,
+                    open_s=round(self.open_s, 3) or 0,
+                    spans=tuple((kind, *span) for kind, span in self.spans.items()),
+                ),
+                failure=failure,
+            ),
         )

@@ -75,7 +75,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -89,7 +89,7 @@ from ktuned.fleet import (
     is_outside_kill,
 )
 from ktuned.ipc import replies
-from ktuned.model import Config, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.model import NO_DETAIL, Config, FailureFacts, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
 from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
 from ktuned.tuning.evidence import MOST_TRIES, lacked_something, was_killed
@@ -313,7 +313,7 @@ class TrialMachine:
             case NotBuilt(attempt, proposal):
                 is_refused = proposal.outcome is not Outcome.UNSUPPORTED
                 event = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
-                yield _end_trial(attempt, _make_failure(event, proposal.message, phase=Phase.BUILD))
+                yield _end_trial(attempt, _make_failure(event, proposal.message, FailureFacts(Phase.BUILD)))
             case ArtifactFound(attempt):
                 attempt.make_move(TrialEvent.ARTIFACT_FOUND)
             case TwinFound(attempt, twin):
@@ -386,7 +386,7 @@ class TrialMachine:
             return
         is_refused = report.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        verdict = _make_failure(event, report.message, phase=Phase.COMPILE)
+        verdict = _make_failure(event, report.message, FailureFacts(Phase.COMPILE))
         is_unproven = is_killed or lacked_something(report.message)
         yield _end_unproven(report.attempt, verdict) if is_unproven else _end_trial(report.attempt, verdict)
 
@@ -397,7 +397,7 @@ class TrialMachine:
             return
         elif error is None:
             message = "the backend reported nothing about this config"
-            silent = _make_failure(TrialEvent.COMPILE_FAILED, message, phase=Phase.COMPILE)
+            silent = _make_failure(TrialEvent.COMPILE_FAILED, message, FailureFacts(Phase.COMPILE))
             yield from (_end_trial(attempt, silent) for attempt in attempts)
         elif isinstance(error, HostLost):
             _move_all(attempts, TrialEvent.HOST_LOST)
@@ -439,9 +439,9 @@ class TrialMachine:
             # A disturbed finalist keeps its figure.
             yield _end_trial(attempt, _make_failure(TrialEvent.DISTURBED, result.message))
         # Without an outcome the config was not judged: it needs more cores, or its artifact was damaged.
-        elif result.outcome is None and result.detail.cores is not None:
+        elif result.outcome is None and result.detail.profile.cores is not None:
             attempt.make_move(TrialEvent.NEEDS_CORES)
-            attempt.cores = result.detail.cores
+            attempt.cores = result.detail.profile.cores
             yield Measure([attempt], at_once=True)
         elif result.outcome is None:
             attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
@@ -450,10 +450,16 @@ class TrialMachine:
             attempt.make_move(TrialEvent.DISTURBED)
             yield Measure([attempt], at_once=False)
         else:
-            known = result if result.detail.cores is not None else result.add_details(cores=attempt.cores)
+            known = (
+                result if result.detail.profile.cores is not None else result.add_facts("profile", cores=attempt.cores)
+            )
             event = _EVENT_OF_OUTCOME.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
             verdict = Verdict(event, known, report.output)
-            if event is TrialEvent.RAISED and result.detail.phase == Phase.LOAD and lacked_something(result.message):
+            if (
+                event is TrialEvent.RAISED
+                and result.detail.failure.phase == Phase.LOAD
+                and lacked_something(result.message)
+            ):
                 yield _end_unproven(attempt, verdict)
                 return
             yield self._judge_verdict(attempt, verdict, report.lane)
@@ -531,7 +537,7 @@ def _end_unproven(attempt: Attempt, verdict: Verdict) -> End:
     tries = attempt.tries + 1
     if tries >= MOST_TRIES:
         return _end_trial(attempt, verdict)
-    result = verdict.result.add_details(tries=tries)
+    result = verdict.result.add_facts("failure", tries=tries)
     return _end_trial(attempt, Verdict(TrialEvent.UNPROVEN, result, verdict.output))
 
 
@@ -579,22 +585,22 @@ def _is_fault_of_job(error: Failure) -> bool:
 
 def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
     """Return the verdict on the config that was at work when a request failed."""
-    details: dict[str, Any] = {"phase": error.phase}
-    event = refused
+    event, facts = refused, FailureFacts(error.phase)
     if isinstance(error, WorkerDied):
-        event, details["signal"] = TrialEvent.DIED, error.signal
+        event, facts = TrialEvent.DIED, FailureFacts(facts.phase, error.signal or "")
     elif isinstance(error, DeadlineExpired):
-        event, details["after_s"] = expired, error.deadline_s
-    return _make_failure(event, error.message, error.output, **details)
+        event, facts = expired, FailureFacts(facts.phase, after_s=error.deadline_s)
+    return replace(_make_failure(event, error.message, facts), output=error.output)
 
 
-def _make_failure(event: TrialEvent, message: str, output: Output | None = None, **details: Any) -> Verdict:
-    result = TrialResult(None, message=message, detail=TrialDetail(**details))
-    return Verdict(event, result, output or Output())
+def _make_failure(event: TrialEvent, message: str, facts: FailureFacts = NO_DETAIL.failure) -> Verdict:
+    return Verdict(event, TrialResult(None, message=message, detail=TrialDetail(facts)))
 
 
 def _carry_over_outcome(twin: Trial) -> Verdict:
     assert twin.outcome is not None
     message = "" if twin.outcome is Outcome.MEASURED else twin.message
-    carried = replace(twin.result, message=message).add_details(carried_from=twin.detail.carried_from or twin.id)
+    carried = replace(twin.result, message=message).add_facts(
+        "timing", carried_from=twin.detail.timing.carried_from or twin.id
+    )
     return Verdict(EVENT_OF_CARRIED_OUTCOME[twin.outcome], carried)
