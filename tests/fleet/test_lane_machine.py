@@ -40,19 +40,47 @@ from ktuned.fleet.lane_machine import (
     SPARES_IN_TROUBLE,
     TOLERATED_FAILURES,
     AwaitSpare,
+    AwaitTurn,
     Bench,
     CloseData,
+    DataClosed,
+    DeviceUsed,
     EndWorker,
+    Event,
     Fail,
     FleetLimits,
     Instruction,
+    LaneEvent,
     LaneMachine,
     LaneRecord,
     LaneState,
     LendWorker,
     MakeSpare,
+    Measured,
+    OpenProblem,
+    ProblemNeeded,
+    Released,
+    Rest,
+    RunCanary,
+    SpareAwaited,
+    SpareMade,
+    SparesNeeded,
+    SpareWarmed,
+    StartWorker,
+    Step,
+    StepDone,
+    StepFailed,
+    Stopped,
+    TakeWorker,
+    TimePassed,
     Trust,
+    TurnCame,
     WarmSpare,
+    WorkerNeeded,
+    WorkerReleased,
+    WorkersOutdated,
+    WorkerStarted,
+    WorkerTaken,
 )
 from ktuned.ipc import requests
 from ktuned.ipc.replies import Failure, Measurement
@@ -149,8 +177,9 @@ class World:
         self.stuck: set[Worker] = set()
         self.told: list[str] = []
         self.making: list[MakeSpare] = []
-        self.waiting: list[WarmSpare] = []
+        self.waiting: list[AwaitTurn] = []
         self.closing: list[Worker] = []
+        self.steps: dict[str, Instruction | None] = {}
 
     def start(self, role: Role = Role.BENCH, device: str = "", code: KernelCode | None = None) -> Played:
         """Start a worker."""
@@ -158,9 +187,11 @@ class World:
         self.workers[-1].started = self.clock.now
         return self.workers[-1]
 
-    def carry_out(self, instructions: Iterable[Instruction]) -> Instruction | None:
-        """Do what the machine says; return what is the caller's."""
-        mine = []
+    def handle(self, event: Event) -> Instruction | None:
+        """Do what the machine answers to an event; return the step, if there is one."""
+        instructions = self.machine.handle(event)
+        steps = [place for place, instruction in enumerate(instructions) if isinstance(instruction, Step)]
+        assert steps in ([], [len(instructions) - 1]), "a step is the last instruction, and the only one"
         for instruction in instructions:
             match instruction:
                 case EndWorker(worker):
@@ -169,12 +200,9 @@ class World:
                     self.closing += workers
                 case MakeSpare():
                     self.making.append(instruction)
-                case WarmSpare():
+                case AwaitTurn():
                     self.waiting.append(instruction)
-                case _:
-                    mine.append(instruction)
-        assert len(mine) <= 1
-        return mine[0] if mine else None
+        return instructions[-1] if steps else None
 
     def reap(self) -> None:
         """Have those end that were killed."""
@@ -184,14 +212,15 @@ class World:
 
     def acquire(self, device: str = "", code: KernelCode | None = None) -> Worker:
         """Have a worker lent, or started."""
-        match self.carry_out(self.machine.lend_worker(*BENCH, device, code, waits=False)):
+        match self.handle(WorkerNeeded(*BENCH, device, code, waits=False)):
             case LendWorker(worker):
                 return worker
             case Fail(error):
                 raise error
-        worker = self.start(device=device)
-        self.machine.record_start(BENCH)
-        return worker
+            case step:
+                assert step == StartWorker(BENCH, device)
+        self.handle(WorkerStarted(BENCH))
+        return self.start(device=device)
 
     def open(
         self, bench: Bench = PROBLEM, said: Iterable[WorkerError | None] = (), lane: int = 0, **facts: bool
@@ -201,44 +230,55 @@ class World:
         Raises:
             WorkerError: it cannot.
         """
-        record, answers = self.lanes[lane], deque(said)
-        self.follow(record, self.machine.need_problem(record, bench, **facts), answers)
+        self.drive(ProblemNeeded(self.lanes[lane], bench, **facts), deque(said))
 
-    def follow(self, lane: LaneRecord, instructions: Iterable[Instruction], answers: deque[WorkerError | None]) -> None:
-        """Do what a lane's state says, until it is open."""
+    def drive(self, event: LaneEvent, answers: deque[WorkerError | None]) -> None:
+        """Carry out a lane's steps until it is open."""
+        lane, step = event.lane, self.handle(event)
         for _ in range(50):
-            failed = self.carry_out(instructions)
-            if isinstance(failed, Fail):
-                raise failed.error
-            outcome: Worker | WorkerError | None = None
-            match lane.state:
-                case LaneState.OPEN:
-                    return
-                case LaneState.RESTING:
-                    self.told.append(f"rests {lane.health.pause_s:.0f}")
-                    self.clock.now += lane.health.pause_s
-                case LaneState.TAKING:
-                    assert lane.bench is not None
-                    outcome = self.acquire(lane.device.name, lane.bench.code)
-                    self.told.append(f"takes {outcome.pid}")
-                    self.reap()
-                case state:
-                    assert lane.worker is not None
-                    assert not lane.worker.gone.is_set()
-                    for worker in lane.closing:
-                        self.carry_out(self.machine.record_closed_data(worker))
-                    outcome = answers.popleft() if answers else None
-                    self.told.append(f"{state} {lane.worker.pid}" + (f": {outcome.message}" if outcome else ""))
-            instructions = self.machine.advance_lane(lane, outcome)
+            if step is None:
+                assert lane.state is LaneState.OPEN
+                return
+            step = self.handle(self.carry_out_step(step, answers))
         raise AssertionError("it goes on for ever")
+
+    def carry_out_step(self, step: Instruction, answers: deque[WorkerError | None]) -> Event:
+        """Carry out a step of a lane; return its outcome.
+
+        Raises:
+            WorkerError: the lane has failed.
+        """
+        match step:
+            case Fail(error):
+                raise error
+            case Rest(lane):
+                self.told.append(f"rests {lane.health.pause_s:.0f}")
+                self.clock.now += lane.health.pause_s
+                return StepDone(lane)
+            case TakeWorker(lane):
+                worker = self.acquire(lane.device.name, lane.bench.code)
+                self.told.append(f"takes {worker.pid}")
+                self.reap()
+                return WorkerTaken(lane, worker)
+            case OpenProblem(lane, closing):
+                for worker in closing:
+                    self.handle(DataClosed(worker))
+            case _:
+                assert isinstance(step, RunCanary)
+                lane = step.lane
+        assert lane.worker is not None
+        assert not lane.worker.gone.is_set()
+        failure = answers.popleft() if answers else None
+        self.told.append(f"{lane.state} {lane.worker.pid}" + (f": {failure.message}" if failure else ""))
+        return StepDone(lane) if failure is None else StepFailed(lane, failure)
 
     def measure(self, measured: Measurement, lane: int = 0) -> None:
         """Have a lane measure something."""
-        self.carry_out(self.machine.record_measurement(self.lanes[lane], measured))
+        self.handle(Measured(self.lanes[lane], measured))
 
     def fail(self, error: WorkerError, said: Iterable[WorkerError | None] = (), lane: int = 0) -> None:
         """Have a request fail."""
-        self.follow(self.lanes[lane], self.machine.advance_lane(self.lanes[lane], error), deque(said))
+        self.drive(StepFailed(self.lanes[lane], error), deque(said))
 
     @property
     def pid(self) -> int | None:
@@ -281,11 +321,10 @@ def lane_in(world: World, state: LaneState) -> LaneRecord:
             world.fail(DIED)
     if state is LaneState.RESTING:
         lane.health.record_failure("the canary failed")
-    world.carry_out(world.machine.need_problem(lane, PROBLEM))
+    step = world.handle(ProblemNeeded(lane, PROBLEM))
     while lane.state is not state:
-        outcome = world.acquire(lane.device.name, A) if lane.state is LaneState.TAKING else None
-        world.reap()
-        world.carry_out(world.machine.advance_lane(lane, outcome))
+        assert step is not None
+        step = world.handle(world.carry_out_step(step, deque()))
     return lane
 
 
@@ -301,25 +340,32 @@ LEGAL = {
 """The states in which each kind of event makes sense."""
 
 
-def events(world: World, lane: LaneRecord, kind: str) -> list[Iterable[Instruction]]:
-    """Return what the machine says to each event of a kind; all are lazy, and one is to be read."""
-    machine = world.machine
+def events(world: World, lane: LaneRecord, kind: str) -> list[LaneEvent]:
+    """Return each event of a kind."""
     match kind:
         case "nothing":
-            return [machine.advance_lane(lane)]
+            return [StepDone(lane)]
         case "a worker":
-            return [machine.advance_lane(lane, world.start())]
+            return [WorkerTaken(lane, world.start())]
         case "an error":
-            errors = START_ERRORS if lane.state is LaneState.TAKING else ERRORS
-            return [machine.advance_lane(lane, error) for error in errors]
+            return [StepFailed(lane, error) for error in (START_ERRORS if lane.state is LaneState.TAKING else ERRORS)]
         case "needed":
             needs = [PROBLEM, NEXT_PROBLEM, OTHER_FILE]
-            return [machine.need_problem(lane, need, waits=waits) for need in needs for waits in (True, False)]
+            return [ProblemNeeded(lane, need, waits) for need in needs for waits in (True, False)]
         case "measured":
-            return [machine.record_measurement(lane, measured) for measured in MEASUREMENTS]
+            return [Measured(lane, measured) for measured in MEASUREMENTS]
         case "released":
-            return [machine.release_lane(lane, is_shared=is_shared) for is_shared in (True, False)]
-    return [machine.stop_lane(lane)]
+            return [Released(lane, is_shared) for is_shared in (True, False)]
+    return [Stopped(lane)]
+
+
+STEPS = {
+    LaneState.RESTING: Rest,
+    LaneState.TAKING: TakeWorker,
+    LaneState.PROVING: RunCanary,
+    LaneState.OPENING: OpenProblem,
+}
+"""The step that a lane in each state waits for."""
 
 
 @pytest.mark.parametrize("device", [GPU, CPU], ids=["gpu", "cpu"])
@@ -337,12 +383,15 @@ def test_each_event_in_each_state_is_refused_or_leads_on(device: Device, state: 
         event = events(world, lane, kind)[place]
         if state not in LEGAL[kind]:
             with pytest.raises(IllegalMove):
-                list(event)
+                world.machine.handle(event)
             assert (lane.state, lane.worker, world.idle) == before
             continue
-        mine = world.carry_out(event)
+        step = world.handle(event)
         assert lane.state is state or lane.state in MOVES[state]
-        assert mine is None or (isinstance(mine, Fail) and lane.state is LaneState.VACANT)
+        if step is None:
+            assert lane.state in (LaneState.VACANT, LaneState.OPEN)
+        else:
+            assert type(step) is STEPS.get(lane.state, Fail)
         if lane.worker is not before[1] and before[1] is not None:
             is_kept = before[1] in world.machine.idle or before[1] in world.closing
             assert is_kept != world.workers[before[1].pid - 1].is_killed
@@ -362,14 +411,14 @@ def test_each_way_out_of_a_state_is_in_the_table(state: LaneState) -> None:
                 lane = lane_in(world, state)
                 if prepared == 1 and state is LaneState.VACANT:
                     lane.health.record_failure("sick")
-                lane.has_stand_in = prepared == 2
-                lane.waits = prepared != 2
+                if lane.need is not None:
+                    lane.need = replace(lane.need, has_stand_in=prepared == 2, waits=prepared != 2)
                 if prepared == 3:
                     lane.is_suspect = True
                     stuck = world.start()
                     world.stuck.add(stuck)
                     lane.ending += [stuck] * (state is LaneState.TAKING and device is CPU)
-                world.carry_out(events(world, lane, kind)[place])
+                world.handle(events(world, lane, kind)[place])
                 found.add(lane.state)
     assert found - {state} == MOVES[state] - {state}
 
@@ -379,37 +428,36 @@ def test_each_way_out_of_a_state_is_in_the_table(state: LaneState) -> None:
 
 def play(random: Random, world: World) -> None:
     """Let one thing happen anywhere."""
-    machine = world.machine
     lane = random.choice(world.lanes)
     match random.randrange(12):
         case 0 if world.making:
             order = world.making.pop(random.randrange(len(world.making)))
-            spare = world.start(order.role) if random.random() < 0.8 else None
-            world.carry_out(machine.record_spare(order.kind, spare))
+            spare = world.start(order.kind[0]) if random.random() < 0.8 else None
+            world.handle(SpareMade(order.kind, spare))
         case 1 if world.waiting:
             turn = world.waiting.pop(random.randrange(len(world.waiting)))
-            lent = world.carry_out(machine.take_spare_to_warm(turn.environment, turn.device))
-            if isinstance(lent, LendWorker):
+            step = world.handle(TurnCame(turn.environment, turn.device))
+            if isinstance(step, WarmSpare):
                 warmed: WorkerError | None = random.choice([None, None, BROKEN, DIED])
-                world.carry_out(machine.record_warm_up(lent.worker, turn.device, warmed))
+                world.handle(SpareWarmed(step.worker, turn.device, warmed))
         case 2 if world.closing:
             closed: WorkerError | None = random.choice([None, None, HUNG])
-            world.carry_out(machine.record_closed_data(world.closing.pop(), closed))
+            world.handle(DataClosed(world.closing.pop(), closed))
         case 3:
             world.clock.now += random.choice([0.1, 5.0, 100.0])
-            world.carry_out(machine.review_idle())
+            world.handle(TimePassed())
         case 4 if random.random() < 0.2:
-            world.carry_out(machine.outdate_workers(random.choice([HERE, None])))
+            world.handle(WorkersOutdated(random.choice([HERE, None])))
         case 5 if lane.state in LEGAL["released"]:
-            world.carry_out(machine.release_lane(lane, is_shared=random.random() < 0.5))
+            world.handle(Released(lane, random.random() < 0.5))
         case 6 if random.random() < 0.3:
-            world.carry_out(machine.stop_lane(lane))
+            world.handle(Stopped(lane))
         case 7 if lane.state is LaneState.OPEN:
-            world.carry_out(machine.record_measurement(lane, random.choice(MEASUREMENTS)))
+            world.handle(Measured(lane, random.choice(MEASUREMENTS)))
         case 8 if lane.state in LEGAL["needed"]:
             bench = random.choice([PROBLEM, NEXT_PROBLEM, OTHER_FILE, replace(PROBLEM, code=EDITED)])
             facts = {name: random.random() < 0.5 for name in ("waits", "has_stand_in", "is_shared")}
-            world.carry_out(machine.need_problem(lane, bench, **facts))
+            world.steps[lane.device.name] = world.handle(ProblemNeeded(lane, bench, **facts))
         case 9:
             world.stuck = {one for one in world.workers if random.random() < 0.1}
             world.reap()
@@ -419,24 +467,20 @@ def play(random: Random, world: World) -> None:
 
 
 def take_step(random: Random, world: World, lane: LaneRecord) -> None:
-    """Have a lane do what its state says, with any outcome that may come of it."""
-    outcome: Worker | WorkerError | None = None
+    """Have a lane take its step, with any outcome that may come of it."""
+    event: Event = StepDone(lane)
+    errors: list[WorkerError | None] = [None, None, None, *ERRORS]
     if lane.state is LaneState.OPEN:
-        outcome = random.choice([DIED, HUNG, BROKEN, MAPPED])
-    elif lane.state is LaneState.TAKING:
-        assert lane.bench is not None
+        event = StepFailed(lane, random.choice([DIED, HUNG, BROKEN, MAPPED]))
+    else:
+        step = world.steps[lane.device.name]
+        assert step is not None
+        answer = random.choice(errors if lane.state is LaneState.OPENING else [None, None, DIED])
         try:
-            outcome = world.acquire(lane.device.name, lane.bench.code)
+            event = world.carry_out_step(step, deque([answer]))
         except WorkerError as error:
-            outcome = error
-    elif lane.state is not LaneState.RESTING:
-        for worker in lane.closing:
-            world.carry_out(world.machine.record_closed_data(worker))
-        lane.closing = []
-        outcome = random.choice([None, None, None, *ERRORS]) if lane.state is LaneState.OPENING else None
-        if lane.state is LaneState.PROVING and random.random() < 0.3:
-            outcome = DIED
-    world.carry_out(world.machine.advance_lane(lane, outcome))
+            event = StepFailed(lane, error)
+    world.steps[lane.device.name] = world.handle(event)
 
 
 @given(st.integers(0, 1 << 32))
@@ -449,7 +493,7 @@ def test_whatever_happens_no_worker_is_in_two_places_and_each_lane_opens_in_the_
         play(random, world)
     world.stuck.clear()
     for place, lane in enumerate(world.lanes):
-        world.carry_out(world.machine.stop_lane(lane))
+        world.handle(Stopped(lane))
         world.open(lane=place)
         assert (lane.state, lane.trust, lane.health.failures) == (LaneState.OPEN, Trust.SOUND, 0)
         world.check()
@@ -501,7 +545,7 @@ def test_a_worker_of_another_device_keeps_its_data() -> None:
     """It is not in the way."""
     world = World(GPU, OTHER_GPU)
     world.open(lane=1)
-    world.carry_out(world.machine.release_lane(world.lanes[1]))
+    world.handle(Released(world.lanes[1]))
     world.open()
     assert [worker.holds_data for worker in world.workers] == [True, True]
 
@@ -587,7 +631,7 @@ def test_a_doubtful_worker_does_not_idle() -> None:
     world = World()
     world.open()
     world.measure(GUILTY)
-    world.carry_out(world.machine.release_lane(world.lanes[0]))
+    world.handle(Released(world.lanes[0]))
     assert (world.idle, world.workers[0].is_killed) == ([], True)
 
 
@@ -603,7 +647,7 @@ def test_a_spent_worker_does_nothing_more(reason: str) -> None:
     worker.requests += 500 * (reason == "requests")
     worker.memory_bytes += 300 * (reason == "grown")
     if reason == "outdated":
-        world.carry_out(world.machine.outdate_workers(HERE))
+        world.handle(WorkersOutdated(HERE))
     elif reason == "dead":
         worker.gone.set()
     world.clock.now += 1.0
@@ -628,7 +672,7 @@ def test_idle_workers_end_where_a_problem_may_lack_their_memory(error: RequestFa
     """Those that have opened a file; warm spares, too, where the error says that memory is short."""
     world = World()
     for code in (B, None, None):
-        world.carry_out(world.machine.release_worker(world.start(device=GPU.name, code=code)))
+        world.handle(WorkerReleased(world.start(device=GPU.name, code=code)))
     world.open(said=[error])
     assert [worker.pid for worker in world.workers if worker.is_killed] == ended
     assert world.told[0] == "takes 3"
@@ -637,7 +681,7 @@ def test_idle_workers_end_where_a_problem_may_lack_their_memory(error: RequestFa
 def test_a_problem_waits_for_the_memory_of_idle_workers_that_were_ended_for_it() -> None:
     """One that does not end still holds it."""
     world = World()
-    world.carry_out(world.machine.release_worker(world.start(device=GPU.name, code=B)))
+    world.handle(WorkerReleased(world.start(device=GPU.name, code=B)))
     world.stuck.add(world.workers[0])
     with pytest.raises(LaneSick, match="worker 1 was killed but does not end"):
         world.open(said=[NO_MEMORY], waits=False)
@@ -710,7 +754,7 @@ def test_a_job_that_is_stopped_in_an_opening_leaves_no_worker() -> None:
     """Its state cannot be known."""
     world = World()
     lane = lane_in(world, LaneState.OPENING)
-    world.carry_out(world.machine.stop_lane(lane))
+    world.handle(Stopped(lane))
     assert (lane.state, world.workers[0].is_killed, lane.is_suspect) == (LaneState.VACANT, True, True)
 
 
@@ -718,11 +762,11 @@ def test_beside_an_application_memory_is_given_up() -> None:
     """Data when no job needs the lane, contexts some seconds later."""
     world = World()
     world.open()
-    world.carry_out(world.machine.release_lane(world.lanes[0], is_shared=True))
+    world.handle(Released(world.lanes[0], True))
     assert (world.closing, world.idle) == ([world.workers[0]], []), "none is lent while it closes its data"
-    world.carry_out(world.machine.record_closed_data(world.workers[0]))
+    world.handle(DataClosed(world.workers[0]))
     world.clock.now += LINGER_S
-    world.carry_out(world.machine.review_idle())
+    world.handle(TimePassed())
     assert world.workers[0].is_killed
 
 
@@ -730,12 +774,12 @@ def test_a_use_beside_an_application_is_followed_by_nine_times_as_long() -> None
     """Uses in a row add up, a pause counts, and where no application is, there is none."""
     world = World()
     machine, now = world.machine, world.clock.now
-    machine.record_device_use(GPU, now - 0.5, now, is_shared=True)
+    world.handle(DeviceUsed(GPU, now - 0.5, now, True))
     assert machine.pause_s(GPU) == pytest.approx(0.5 / DUTY - 0.5)
     world.clock.now = now + 2.0
-    machine.record_device_use(GPU, now + 1.9, now + 2.0, is_shared=True)
+    world.handle(DeviceUsed(GPU, now + 1.9, now + 2.0, True))
     assert machine.pause_s(GPU) == pytest.approx(3.5)
-    machine.record_device_use(GPU, now + 1.9, now + 2.0, is_shared=False)
+    world.handle(DeviceUsed(GPU, now + 1.9, now + 2.0, False))
     assert machine.pause_s(GPU) == 0.0
 
 
@@ -749,7 +793,7 @@ def test_the_newest_worker_of_the_best_state_is_lent() -> None:
     older, newer = (world.start(device=GPU.name, code=A) for _ in range(2))
     elsewhere = world.start(device=OTHER_GPU.name, code=A)
     for worker in (cold, warm, older, newer, elsewhere):
-        world.carry_out(world.machine.release_worker(worker))
+        world.handle(WorkerReleased(worker))
     assert [world.acquire(GPU.name, A) for _ in range(4)] == [newer, older, warm, cold]
     assert world.acquire(GPU.name, A).pid == 6, "started"
 
@@ -758,17 +802,17 @@ def test_idle_workers_end_when_they_are_too_many_too_large_or_too_old() -> None:
     """The longest idle first, and never the newest because of its size."""
     world = World(limits=FleetLimits(max_idle=2, max_idle_bytes=100))
     for _ in range(5):
-        world.carry_out(world.machine.release_worker(world.start(Role.INSPECT)))
+        world.handle(WorkerReleased(world.start(Role.INSPECT)))
     assert world.idle == [2, 3, 4, 5], "two, and two of the compilers"
     large = world.start(Role.INSPECT)
     large.memory_bytes = 1000
-    world.carry_out(world.machine.release_worker(large))
+    world.handle(WorkerReleased(large))
     assert world.idle == [large.pid]
     world.clock.now += 60.0
-    world.carry_out(world.machine.review_idle())
+    world.handle(TimePassed())
     assert world.idle == [large.pid], "inspecting is cheap to keep ready"
     world.clock.now += 1000.0
-    world.carry_out(world.machine.review_idle())
+    world.handle(TimePassed())
     assert world.idle == []
 
 
@@ -777,15 +821,15 @@ def test_what_cannot_start_is_left_alone_for_a_while() -> None:
     world = World()
     killed = WorkerDied(-signal.SIGKILL, Phase.SPAWN, Output())
     for error in [killed] * 10 + [NO_START] * TOLERATED_FAILURES:
-        world.machine.record_start(BENCH, error)
+        world.handle(WorkerStarted(BENCH, error))
     world.acquire()
     for _ in range(TOLERATED_FAILURES + 1):
-        world.machine.record_start(BENCH, NO_START)
+        world.handle(WorkerStarted(BENCH, NO_START))
     with pytest.raises(WorkerError, match="failed to run a worker 4 times in a row and is left alone for 1 s"):
         world.acquire()
     assert "runs no bench worker, tried again in 1 s" in world.machine.notices[0]
     world.machine.keeps_spares = True
-    world.carry_out(world.machine.order_spares(*BENCH, "fake", 2))
+    world.handle(SparesNeeded(*BENCH, "fake", 2))
     assert world.making == []
     world.clock.now += 1.0
     world.acquire()
@@ -802,11 +846,11 @@ def test_an_opening_orders_spares_and_a_loss_more(device: Device) -> None:
     with pytest.raises(WorkerDied):
         world.fail(DIED)
     lane = world.lanes[0]
-    world.carry_out(world.machine.need_problem(lane, PROBLEM))
+    world.handle(ProblemNeeded(lane, PROBLEM))
     world.reap()
-    world.carry_out(world.machine.advance_lane(lane, world.start()))
+    world.handle(WorkerTaken(lane, world.start()))
     if lane.state is LaneState.PROVING:
-        world.carry_out(world.machine.advance_lane(lane))
+        world.handle(StepDone(lane))
     assert (lane.state, len(world.making)) == (LaneState.OPENING, SPARES_IN_TROUBLE[device.kind])
 
 
@@ -814,21 +858,21 @@ def made(world: World, count: int) -> None:
     """Have spares be there that were ordered."""
     for _ in range(count):
         order = world.making.pop()
-        world.carry_out(world.machine.record_spare(order.kind, world.start(order.role)))
+        world.handle(SpareMade(order.kind, world.start(order.kind[0])))
 
 
 def test_spares_of_a_gpu_are_warmed_one_after_the_other() -> None:
     """Each waits for the device; one that the device refuses stays cold, and a notice says so."""
     world = World()
     world.machine.keeps_spares = True
-    world.carry_out(world.machine.order_spares(*BENCH, "fake", 2, GPU))
+    world.handle(SparesNeeded(*BENCH, "fake", 2, GPU))
     made(world, 2)
     assert len(world.waiting) == 1
     for error in (None, NO_MEMORY):
         world.waiting.clear()
-        lent = world.carry_out(world.machine.take_spare_to_warm(HERE, GPU))
-        assert isinstance(lent, LendWorker)
-        world.carry_out(world.machine.record_warm_up(lent.worker, GPU, error))
+        lent = world.handle(TurnCame(HERE, GPU))
+        assert isinstance(lent, WarmSpare)
+        world.handle(SpareWarmed(lent.worker, GPU, error))
     assert (world.waiting, [worker.device for worker in world.machine.idle]) == ([], [GPU.name] * 2)
     assert world.machine.notices[0].startswith("no warm spare on cuda:0")
 
@@ -837,10 +881,10 @@ def test_a_lane_may_take_a_spare_that_waits_for_its_device() -> None:
     """The turn then has nothing to do, and no other is made for it."""
     world = World()
     world.machine.keeps_spares = True
-    world.carry_out(world.machine.order_spares(*BENCH, "fake", 1, GPU))
+    world.handle(SparesNeeded(*BENCH, "fake", 1, GPU))
     made(world, 1)
     assert world.acquire(GPU.name).pid == 1
-    assert world.carry_out(world.machine.take_spare_to_warm(HERE, GPU)) is None
+    assert world.handle(TurnCame(HERE, GPU)) is None
     assert (world.making, len(world.waiting)) == ([], 1)
 
 
@@ -849,11 +893,11 @@ def test_what_one_gpu_has_under_way_is_not_the_other_s() -> None:
     world = World()
     world.machine.keeps_spares = True
     for device in (GPU, OTHER_GPU, GPU):
-        world.carry_out(world.machine.order_spares(*BENCH, "fake", 2, device))
+        world.handle(SparesNeeded(*BENCH, "fake", 2, device))
     assert len(world.making) == 4
     made(world, 4)
-    assert isinstance(world.carry_out(world.machine.take_spare_to_warm(HERE, GPU)), LendWorker)
-    world.carry_out(world.machine.order_spares(*BENCH, "fake", 3, GPU))
+    assert isinstance(world.handle(TurnCame(HERE, GPU)), WarmSpare)
+    world.handle(SparesNeeded(*BENCH, "fake", 3, GPU))
     assert len(world.making) == 1
 
 
@@ -861,19 +905,19 @@ def test_a_spare_under_way_is_waited_for_by_one() -> None:
     """The second who comes starts a worker at once."""
     world = World()
     world.machine.keeps_spares = True
-    world.carry_out(world.machine.order_spares(*BENCH, "fake", 1))
-    assert world.carry_out(world.machine.lend_worker(*BENCH)) == AwaitSpare(BENCH)
-    assert world.carry_out(world.machine.lend_worker(*BENCH)) is None
-    world.machine.record_awaited_spare(BENCH)
+    world.handle(SparesNeeded(*BENCH, "fake", 1))
+    assert world.handle(WorkerNeeded(*BENCH)) == AwaitSpare(BENCH)
+    assert world.handle(WorkerNeeded(*BENCH)) == StartWorker(BENCH, "")
+    world.handle(SpareAwaited(BENCH))
     made(world, 1)
-    assert world.carry_out(world.machine.lend_worker(*BENCH)) == LendWorker(world.workers[0])
+    assert world.handle(WorkerNeeded(*BENCH)) == LendWorker(world.workers[0])
 
 
 def test_only_the_first_spare_of_all_may_make_its_context_early() -> None:
     """A lane may take a warm one at any moment, and time beside the others."""
     world = World()
     world.machine.keeps_spares = True
-    world.carry_out(world.machine.order_spares(*BENCH, "fake", 2, with_context=True))
+    world.handle(SparesNeeded(*BENCH, "fake", 2, with_context=True))
     assert [order.may_make_context for order in world.making] == [True, False]
 
 
