@@ -556,7 +556,7 @@ class Jobs:
             progress = task.pipeline.progress
             now = progress.stamp_job(self._machine.find_running_job(job.id) or job)
             # If the daemon stops, there is nothing to carry out: the next daemon takes the job up.
-            await self._handle(Ended(now, ending, message, progress.done > progress.reused, task.pipeline.brief))
+            self._handle_soon(Ended(now, ending, message, progress.done > progress.reused, task.pipeline.brief))
 
     def _grant_lanes(self, job_id: int) -> None:
         granted = self._machine.find_running_job(job_id)

@@ -19,7 +19,10 @@ from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, make_key_probl
 from ktuned.model.plan import Plan
 from ktuned.protocol import JobQueued
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
-from ktuned.scheduling.job_events import (
+from ktuned.scheduling.job_machine import (
+    CHANGES_EXCUSED,
+    MOST_RUNNING,
+    PATIENCE_S,
     Advanced,
     Arrived,
     BeginAgainAsked,
@@ -31,6 +34,7 @@ from ktuned.scheduling.job_events import (
     GrantLanes,
     Inspected,
     Instruction,
+    JobMachine,
     Joined,
     PauseAsked,
     Publish,
@@ -42,7 +46,6 @@ from ktuned.scheduling.job_events import (
     StoreMended,
     TakenUp,
 )
-from ktuned.scheduling.job_machine import CHANGES_EXCUSED, MOST_RUNNING, PATIENCE_S, JobMachine
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.ranks import AGE_S, TURN_S
 from ktuned.tuning import JobStage
@@ -58,7 +61,7 @@ def machine(*events: Event | Callable[[JobMachine], None], **options: Any) -> Jo
         if callable(event):
             event(made)
         else:
-            made.handle_event(event)
+            made.handle(event)
     return made
 
 
@@ -208,20 +211,20 @@ def test_every_event_in_every_place(place: str, name: str) -> None:
     before = seen(made)
     expected = EXPECTED[place].get(name)
     if expected is not None:
-        assert summary(made.handle_event(ASKED[name]())) == expected
+        assert summary(made.handle(ASKED[name]())) == expected
         return
     with pytest.raises(IllegalMove, match="job 1 is"):
-        made.handle_event(ASKED[name]())
+        made.handle(ASKED[name]())
     assert seen(made) == before
 
 
 def test_a_job_lives_from_its_arrival_to_its_end() -> None:
     """It is published, started with the time of now, and closed with its figures."""
     made = machine()
-    assert made.handle_event(ARRIVED) == [Publish(JobQueued, job())]
-    assert made.handle_event(Reviewed()) == [Start(job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
-    assert made.handle_event(Reviewed()) == []
-    (close,) = made.handle_event(Ended(replace(made.running[0], best_us=3.0), Ending.DONE))
+    assert made.handle(ARRIVED) == [Publish(JobQueued, job())]
+    assert made.handle(Reviewed()) == [Start(job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
+    assert made.handle(Reviewed()) == []
+    (close,) = made.handle(Ended(replace(made.running[0], best_us=3.0), Ending.DONE))
     assert close == Close(job(state=JobState.DONE, started=NOW, finished=NOW, best_us=3.0))
     assert (made.find_job(1), made.running, len(made.queue)) == (None, [], 0)
 
@@ -229,14 +232,14 @@ def test_a_job_lives_from_its_arrival_to_its_end() -> None:
 def test_a_higher_rank_makes_a_running_job_yield() -> None:
     """It stops what runs; an equal one waits; another device is free."""
     made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Arrived(job(3, device="y")))
-    assert summary(made.handle_event(Reviewed())) == ["Start 3", "GrantLanes 3"]
-    made.handle_event(Arrived(job(4, priority=300)))
-    assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
-    assert made.handle_event(Reviewed()) == []
-    record, _ = made.handle_event(Ended(made.running[0], Ending.STOPPED))
+    assert summary(made.handle(Reviewed())) == ["Start 3", "GrantLanes 3"]
+    made.handle(Arrived(job(4, priority=300)))
+    assert summary(made.handle(Reviewed())) == ["Stop 1"]
+    assert made.handle(Reviewed()) == []
+    record, _ = made.handle(Ended(made.running[0], Ending.STOPPED))
     assert isinstance(record, Record)
     assert (record.job.message, record.is_vital) == ("made way for a more important job", False)
-    assert summary(made.handle_event(Reviewed())) == ["Start 4", "GrantLanes 4"]
+    assert summary(made.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
 def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
@@ -244,26 +247,26 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     policy = IdlePolicy("idle")
     made = machine(*STARTED, idle_policy=policy)
     policy.take_reading(Reading(on_battery=True))
-    assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
-    made.handle_event(ended(made, Ending.STOPPED))
-    assert made.handle_event(Reviewed()) == []
+    assert summary(made.handle(Reviewed())) == ["Stop 1"]
+    made.handle(ended(made, Ending.STOPPED))
+    assert made.handle(Reviewed()) == []
     (waiting,) = made.queue
     assert waiting.message == "made way: the machine runs on battery"
     policy.take_reading(Reading())
     made.queue.pauses = {EVERYTHING}
-    assert made.handle_event(Reviewed()) == []
+    assert made.handle(Reviewed()) == []
     made.queue.pauses = set()
-    assert summary(made.handle_event(Reviewed())) == STARTS
+    assert summary(made.handle(Reviewed())) == STARTS
 
 
 def test_what_is_outdated_begins_again() -> None:
     """A running job is stopped, waits with the reason, and is prepared again, even if it had just come to its end."""
     for ending in (Ending.STOPPED, Ending.DONE, Ending.SOURCE_CHANGED):
         made = machine(*STARTED, BeginAgainAsked(1, "its files changed"), Inspected("p:k"))
-        made.handle_event(ended(made, ending))
+        made.handle(ended(made, ending))
         (waiting,) = made.queue
         assert (waiting.state, waiting.message) == (JobState.QUEUED, "its files changed")
-        assert summary(made.handle_event(Reviewed())) == STARTS
+        assert summary(made.handle(Reviewed())) == STARTS
 
 
 def test_work_is_found_where_it_is_done() -> None:
@@ -272,14 +275,14 @@ def test_work_is_found_where_it_is_done() -> None:
     made = machine(Arrived(job(1, plan=Plan(trials=10))), Reviewed())
     assert made.find_matching_job(key, Plan(trials=5)) == made.find_matching_job(key, None) == made.running[0]
     assert made.find_matching_job(key, Plan(trials=50)) is None
-    made.handle_event(Arrived(job(2, problem={"M": 1}, plan=Plan(trials=50))))
+    made.handle(Arrived(job(2, problem={"M": 1}, plan=Plan(trials=50))))
     found = made.find_matching_job(key, Plan(trials=60))
     assert found is not None
     assert found.id == 2
-    (record,) = made.handle_event(Joined(2, 200, "asked", Plan(trials=60)))
+    (record,) = made.handle(Joined(2, 200, "asked", Plan(trials=60)))
     assert isinstance(record, Record)
     assert record.job.plan.trials == 60
-    made.handle_event(CancelAsked(1))
+    made.handle(CancelAsked(1))
     found = made.find_matching_job(key, None)
     assert found is not None
     assert found.id == 2
@@ -289,18 +292,18 @@ def test_joining_raises_what_runs() -> None:
     """Priority and reason of a running job follow who wants it; a request by name takes back a pause."""
     made = machine(*STARTED, PauseAsked(1), Joined(1, Priority.REQUESTED, "asked for"))
     assert (made.running[0].priority, made.running[0].reason) == (Priority.REQUESTED, "asked for")
-    assert summary(made.handle_event(ended(made, Ending.STOPPED))) == _REQUEUED
+    assert summary(made.handle(ended(made, Ending.STOPPED))) == _REQUEUED
 
 
 def test_a_full_store_stops_every_start() -> None:
     """The job waits with the reason; nothing starts until the store is mended."""
     made = machine(*STARTED, Arrived(job(2, device="y")))
-    made.handle_event(ended(made, Ending.NOT_RECORDED, "the disk is full"))
+    made.handle(ended(made, Ending.NOT_RECORDED, "the disk is full"))
     assert made.stalled == "the disk is full"
     assert [one.message for one in made.queue] == ["the disk is full", ""]
-    assert made.handle_event(Reviewed()) == []
-    made.handle_event(StoreMended())
-    assert summary(made.handle_event(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
+    assert made.handle(Reviewed()) == []
+    made.handle(StoreMended())
+    assert summary(made.handle(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
@@ -308,11 +311,11 @@ def test_kills_from_outside_are_excused_while_the_job_gets_on(gets_on: bool) -> 
     """A job without progress that is killed again and again has failed."""
     made = machine(ARRIVED)
     for _ in range(KILLS_EXCUSED):
-        made.handle_event(Reviewed())
-        made.handle_event(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+        made.handle(Reviewed())
+        made.handle(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
         assert [one.message for one in made.queue] == ["taken up again: killed by SIGKILL"]
-    made.handle_event(Reviewed())
-    last = made.handle_event(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+    made.handle(Reviewed())
+    last = made.handle(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
     assert summary(last) == (_REQUEUED if gets_on else ["Close 1"])
 
 
@@ -321,11 +324,11 @@ def test_a_changed_source_holds_its_job_until_it_is_inspected(is_inspected: bool
     """An inspection that came while the job ran counts, too."""
     made = machine(*STARTED)
     if is_inspected:
-        made.handle_event(Inspected("p:k"))
-    made.handle_event(ended(made, Ending.SOURCE_CHANGED, "changed"))
-    assert summary(made.handle_event(Reviewed())) == (STARTS if is_inspected else [])
-    made.handle_event(Inspected("p:k"))
-    assert summary(made.handle_event(Reviewed())) == ([] if is_inspected else STARTS)
+        made.handle(Inspected("p:k"))
+    made.handle(ended(made, Ending.SOURCE_CHANGED, "changed"))
+    assert summary(made.handle(Reviewed())) == (STARTS if is_inspected else [])
+    made.handle(Inspected("p:k"))
+    assert summary(made.handle(Reviewed())) == ([] if is_inspected else STARTS)
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
@@ -333,17 +336,17 @@ def test_a_job_whose_files_change_all_the_while_fails_unless_it_gets_on(gets_on:
     """Each time its files are inspected, also where the watcher sees no change; in the end it says so."""
     made = machine(*STARTED)
     for _ in range(CHANGES_EXCUSED):
-        assert "Inspect 1" in summary(made.handle_event(ended(made, Ending.SOURCE_CHANGED, "changed")))
-        made.handle_event(Inspected("p:k"))
-        made.handle_event(Reviewed())
-    last = made.handle_event(ended(made, Ending.SOURCE_CHANGED, "changed", gets_on=gets_on))
+        assert "Inspect 1" in summary(made.handle(ended(made, Ending.SOURCE_CHANGED, "changed")))
+        made.handle(Inspected("p:k"))
+        made.handle(Reviewed())
+    last = made.handle(ended(made, Ending.SOURCE_CHANGED, "changed", gets_on=gets_on))
     assert ("Close 1" in summary(last)) is not gets_on
 
 
 def test_what_the_last_daemon_left_is_taken_up_once() -> None:
     """A job that was asked for meanwhile keeps what it has become."""
     made = machine(Arrived(job(1)), Joined(1, 350, "asked for"))
-    made.handle_event(TakenUp([job(1), job(2, state=JobState.PAUSED), job(3, priority=100)]))
+    made.handle(TakenUp([job(1), job(2, state=JobState.PAUSED), job(3, priority=100)]))
     assert [(one.id, one.priority, one.state) for one in made.queue] == [
         (1, 350, JobState.QUEUED),
         (3, 100, JobState.QUEUED),
@@ -356,9 +359,9 @@ def test_a_client_that_waits_lifts_its_job() -> None:
     made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)))
     made.queue.add_waiter("me", [2])
     made.queue.remove_waiter("me")
-    assert made.handle_event(Reviewed()) == []
+    assert made.handle(Reviewed()) == []
     made.queue.add_waiter("me", [2])
-    assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
+    assert summary(made.handle(Reviewed())) == ["Stop 1"]
 
 
 def compiling(*numbers: int) -> list[Event]:
@@ -372,39 +375,39 @@ def compiling(*numbers: int) -> list[Event]:
 def test_the_next_job_starts_while_one_measures() -> None:
     """As soon as no config of the running ones waits for a slot; it measures when the one before has ended."""
     made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), Reviewed())
-    assert made.handle_event(Reviewed()) == []
-    made.handle_event(Advanced(1, JobStage.COMPILING))
-    assert summary(made.handle_event(Reviewed())) == ["Start 2"]
-    assert made.handle_event(Reviewed()) == []
-    made.handle_event(Advanced(2, JobStage.COMPILING))
-    assert summary(made.handle_event(Reviewed())) == ["Start 3"]
+    assert made.handle(Reviewed()) == []
+    made.handle(Advanced(1, JobStage.COMPILING))
+    assert summary(made.handle(Reviewed())) == ["Start 2"]
+    assert made.handle(Reviewed()) == []
+    made.handle(Advanced(2, JobStage.COMPILING))
+    assert summary(made.handle(Reviewed())) == ["Start 3"]
     assert made.find_lane_holder("x") == made.running[0]
-    made.handle_event(Ended(made.running[0], Ending.DONE))
-    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
+    made.handle(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
 
 
 def measured(made: JobMachine, number: int) -> list[str]:
     """Have a job say that it has measured all; return what is instructed then."""
-    made.handle_event(Advanced(number, JobStage.MEASURED))
-    return summary(made.handle_event(Reviewed()))
+    made.handle(Advanced(number, JobStage.MEASURED))
+    return summary(made.handle(Reviewed()))
 
 
 def test_jobs_decide_together_when_none_measures_any_more() -> None:
     """Those that have measured all let the others measure first; while they decide, nothing starts."""
     made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), *compiling(1, 2))
     assert measured(made, 1) == ["Start 3", "GrantLanes 2"]
-    made.handle_event(Advanced(3, JobStage.COMPILING))
+    made.handle(Advanced(3, JobStage.COMPILING))
     assert measured(made, 2) == ["GrantLanes 3"]
     assert measured(made, 3) == ["GrantLanes 1"]
-    made.handle_event(Arrived(job(4)))
-    made.handle_event(Advanced(1, JobStage.DECIDING))
+    made.handle(Arrived(job(4)))
+    made.handle(Advanced(1, JobStage.DECIDING))
     for decides in (2, 3):
-        assert made.handle_event(Reviewed()) == []
-        made.handle_event(Ended(made.running[0], Ending.DONE))
-        assert summary(made.handle_event(Reviewed())) == [f"GrantLanes {decides}"]
-        made.handle_event(Advanced(decides, JobStage.DECIDING))
-    made.handle_event(Ended(made.running[0], Ending.DONE))
-    assert summary(made.handle_event(Reviewed())) == ["Start 4", "GrantLanes 4"]
+        assert made.handle(Reviewed()) == []
+        made.handle(Ended(made.running[0], Ending.DONE))
+        assert summary(made.handle(Reviewed())) == [f"GrantLanes {decides}"]
+        made.handle(Advanced(decides, JobStage.DECIDING))
+    made.handle(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
 def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
@@ -412,16 +415,16 @@ def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
     now = 0.0
     made = JobMachine(clock=lambda: now, now=lambda: NOW)
     for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
-        made.handle_event(event)
+        made.handle(event)
     assert measured(made, 1) == ["GrantLanes 2"]
     now = PATIENCE_S - 0.1
-    assert made.handle_event(Reviewed()) == []
+    assert made.handle(Reviewed()) == []
     now = PATIENCE_S
-    made.handle_event(Arrived(job(3)))
-    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 1"]
-    made.handle_event(Advanced(1, JobStage.DECIDING))
-    made.handle_event(Ended(made.running[0], Ending.DONE))
-    assert summary(made.handle_event(Reviewed())) == ["Start 3", "GrantLanes 2"]
+    made.handle(Arrived(job(3)))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 1"]
+    made.handle(Advanced(1, JobStage.DECIDING))
+    made.handle(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["Start 3", "GrantLanes 2"]
 
 
 def test_a_more_important_job_decides_before_others_measure() -> None:
@@ -435,9 +438,9 @@ def test_only_so_many_jobs_run_at_once() -> None:
     numbers = range(1, MOST_RUNNING + 2)
     made = machine(*(Arrived(job(number)) for number in numbers), *compiling(*numbers[:-1]))
     assert [one.id for one in made.list_running_on("x")] == list(numbers[:-1])
-    assert made.handle_event(Reviewed()) == []
-    made.handle_event(Ended(made.running[3], Ending.DONE))
-    assert summary(made.handle_event(Reviewed())) == [f"Start {numbers[-1]}"]
+    assert made.handle(Reviewed()) == []
+    made.handle(Ended(made.running[3], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == [f"Start {numbers[-1]}"]
 
 
 def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
@@ -450,25 +453,25 @@ def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
         Arrived(job(4)),
         *compiling(1),
     )
-    assert summary(made.handle_event(Reviewed())) == ["Start 4"]
-    made.handle_event(Advanced(4, JobStage.COMPILING))
+    assert summary(made.handle(Reviewed())) == ["Start 4"]
+    made.handle(Advanced(4, JobStage.COMPILING))
     made.queue.add_waiter("me", [2])
-    assert summary(made.handle_event(Reviewed())) == ["Stop 1", "Stop 4"]
-    made.handle_event(Ended(made.running[1], Ending.STOPPED))
-    assert made.handle_event(Reviewed()) == []
-    made.handle_event(Ended(made.running[0], Ending.STOPPED))
-    assert summary(made.handle_event(Reviewed())) == ["Start 2", "GrantLanes 2"]
+    assert summary(made.handle(Reviewed())) == ["Stop 1", "Stop 4"]
+    made.handle(Ended(made.running[1], Ending.STOPPED))
+    assert made.handle(Reviewed()) == []
+    made.handle(Ended(made.running[0], Ending.STOPPED))
+    assert summary(made.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
 
 
 def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
     """The jobs that rank as high go on, and have the lanes first."""
     made = machine(Arrived(job(1, priority=300)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3))
-    made.handle_event(Arrived(job(4, priority=300)))
-    assert summary(made.handle_event(Reviewed())) == ["Stop 2", "Stop 3"]
-    assert made.handle_event(Reviewed()) == []
+    made.handle(Arrived(job(4, priority=300)))
+    assert summary(made.handle(Reviewed())) == ["Stop 2", "Stop 3"]
+    assert made.handle(Reviewed()) == []
     for running in made.running[1:]:
-        made.handle_event(Ended(running, Ending.STOPPED))
-    assert summary(made.handle_event(Reviewed())) == ["Start 4"]
+        made.handle(Ended(running, Ending.STOPPED))
+    assert summary(made.handle(Reviewed())) == ["Start 4"]
     assert made.find_lane_holder("x") == made.running[0]
 
 
@@ -476,32 +479,32 @@ def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
     """A client that waits for a job gives it the lanes; an equal does not take them back."""
     made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3))
     made.queue.add_waiter("me", [3])
-    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 3"]
     made.queue.remove_waiter("me")
-    assert made.handle_event(Reviewed()) == []
+    assert made.handle(Reviewed()) == []
     assert measured(made, 3) == ["GrantLanes 1"]
     made.queue.add_waiter("me", [3])
-    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
-    made.handle_event(Advanced(3, JobStage.DECIDING))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 3"]
+    made.handle(Advanced(3, JobStage.DECIDING))
     made.queue.remove_waiter("me")
     made.queue.add_waiter("me", [2])
-    assert made.handle_event(Reviewed()) == []
-    made.handle_event(Ended(made.running[2], Ending.DONE))
-    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
+    assert made.handle(Reviewed()) == []
+    made.handle(Ended(made.running[2], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
 
 
 @pytest.mark.parametrize("stopped", [PauseAsked(1), CancelAsked(1), BeginAgainAsked(1, "changed")])
 def test_a_job_that_stops_leaves_the_lanes_to_the_next(stopped: Event) -> None:
     """At once: the next one need not wait until its pipeline has ended."""
     made = machine(Arrived(job(1)), Arrived(job(2)), *compiling(1, 2), stopped)
-    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
 
 
 def test_a_job_that_cannot_be_prepared_leaves_the_lanes() -> None:
     """It has no pipeline, and ends as soon as it has started."""
     made = machine(Arrived(job(1)), Arrived(job(2)), Reviewed())
-    made.handle_event(Ended(made.running[0], Ending.FAILED, "no"))
-    assert summary(made.handle_event(Reviewed())) == ["Start 2", "GrantLanes 2"]
+    made.handle(Ended(made.running[0], Ending.FAILED, "no"))
+    assert summary(made.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
 
 
 def test_slots_go_to_the_job_that_measures_sooner() -> None:
@@ -509,7 +512,7 @@ def test_slots_go_to_the_job_that_measures_sooner() -> None:
     made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), Arrived(job(4, device="y")), *compiling(1, 2, 3, 4))
     assert [made.find_slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
     made.queue.add_waiter("me", [3])
-    made.handle_event(Reviewed())
+    made.handle(Reviewed())
     made.queue.remove_waiter("me")
     assert [made.find_slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
 
@@ -519,10 +522,10 @@ def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
     now = 0.0
     made = JobMachine(clock=lambda: now, now=lambda: NOW)
     for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
-        made.handle_event(event)
+        made.handle(event)
     now = AGE_S
     assert (made.queue.find_rank(1), made.queue.find_rank(2)) == (200, 300)
-    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
     now += TURN_S
     assert (made.queue.find_rank(1), made.queue.find_rank(2)) == (200, 200)
 
@@ -546,7 +549,7 @@ class RandomEvents(RuleBasedStateMachine):
     def give(self, event: Event) -> None:
         before = seen(self.machine)
         try:
-            instructions = self.machine.handle_event(event)
+            instructions = self.machine.handle(event)
         except IllegalMove:
             assert seen(self.machine) == before
             return
