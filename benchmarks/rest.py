@@ -16,10 +16,10 @@ import psutil
 
 from benchmarks.private_daemon import private_home, serving
 from benchmarks.report import show
-from ktuned.model.job import JobState
 from ktuned.model.plan import Plan
-from ktuned.model.trial import MEASURING_VERSION
 from ktuned.model.values import Outcome, canonical
+from ktuned.protocol.jobs import JobState
+from ktuned.store.contexts import MEASURING_VERSION
 from ktuned_client import Client
 
 RSS_BUDGET_MIB = 64.0

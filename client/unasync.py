@@ -1,6 +1,6 @@
 """Generates the client for threads, ``client.py``, from the client for asyncio, ``aio.py``.
 
-``python client/unasync.py`` writes the file; with ``--check`` it exits with 1 if the file differs.
+``python client/unasync.py`` writes the file.
 """
 
 import io
@@ -69,16 +69,5 @@ def derive_client(source: str) -> str:
     return subprocess.run(formatter, input="".join(lines), text=True, capture_output=True, check=True).stdout
 
 
-def main() -> int:
-    """Write the module, or check it."""
-    made = derive_client(SOURCE.read_text())
-    if "--check" not in sys.argv[1:]:
-        MADE.write_text(made)
-    elif MADE.read_text() != made:
-        sys.stderr.write(f"{MADE} differs from {SOURCE.name}: run `python client/unasync.py`\n")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    MADE.write_text(derive_client(SOURCE.read_text()))

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ktuned.declaration import kernel, load_tensors, space, tensor
     from ktuned.model import Unsupported, maximize, minimize
+    from ktuned.protocol import VERSION as __version__  # noqa: N811
     from ktuned.python import Result, TuningFailed, tune
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Result",
@@ -43,6 +42,10 @@ def __getattr__(name: str) -> Any:
         from ktuned import declaration
 
         return getattr(declaration, name)
+    if name == "__version__":
+        from ktuned import protocol
+
+        return protocol.VERSION
     if name in {"Result", "TuningFailed", "tune"}:
         from ktuned import python
 

@@ -1,4 +1,4 @@
-"""Configs that are bad in every way, each of which has its outcome, for tests of backends on a GPU."""
+"""A kernel whose configs fail in every way that a GPU backend must report, each with its own outcome."""
 
 from pathlib import Path
 from shutil import copy
@@ -38,9 +38,7 @@ OUTCOMES = {
 
 
 def check_bad_configs(directory: Path, backend: str, module: Path, function: str, arguments: str) -> None:
-    """Check the outcome of each config: one that never ends, an illegal address, a wrong output, what a compiler sees.
-
-    The rest is measured.
+    """Tune the bad configs and compare each config's outcome with :data:`OUTCOMES`.
 
     Args:
         directory: An empty directory.
@@ -54,11 +52,11 @@ def check_bad_configs(directory: Path, backend: str, module: Path, function: str
     copy(module, project)
     text = KERNEL_FILE.format(backend=backend, module=module.stem, function=function, arguments=arguments)
     (project / "tune_bad.py").write_text(text)
-    # The spares take over from what is killed.
+    # Spares replace the killed workers.
     with Daemon(directory, spares=True, tensors="torch") as daemon:
         with daemon.client.tune(path=project / "tune_bad.py") as tuning:
             for _ in tuning:
                 pass
         trials = daemon.client.call("results", kernel="bad")["trials"]
-    found = {(trial["config"]["mode"], trial["config"]["block"]): trial["outcome"] for trial in trials}
-    assert found == {(mode, block): outcome for mode, outcome in OUTCOMES.items() for block in (256, 512)}, trials
+    outcomes = {(trial["config"]["mode"], trial["config"]["block"]): trial["outcome"] for trial in trials}
+    assert outcomes == {(mode, block): outcome for mode, outcome in OUTCOMES.items() for block in (256, 512)}, trials

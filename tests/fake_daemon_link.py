@@ -1,4 +1,4 @@
-"""A stand-in for a drop-in's connection to the daemon: it knows what a test says, and keeps what it is asked."""
+"""A stand-in for a drop-in's connection to the daemon: it gives the test's answers and records requests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,36 +7,36 @@ from ktuned.dropin import Answer, CallKey
 
 
 class FakeDaemonLink:
-    """A daemon that knows what a test says.
+    """A link whose answers a test sets.
 
     Attributes:
-        known: what it answers; ``None`` if no daemon runs.
-        ending: what it answers when a tuning that is waited for has ended.
-        asked: the keys that were asked for, in their order.
-        waited: the keys whose tunings were waited for.
-        followed: the keys that are followed, and what takes later answers.
+        answer: the answer to every request; ``None`` if no daemon runs.
+        final_answer: the answer after a tuning that a call waited for.
+        asked_keys: the requested keys, in order.
+        waited_keys: the keys whose tunings a call waited for.
+        followed_keys: the followed keys, each with the callback for later answers.
     """
 
     def __init__(self) -> None:
-        self.known: Answer | None = Answer()
-        self.ending: Answer | None = Answer()
-        self.asked: list[CallKey] = []
-        self.waited: list[CallKey] = []
-        self.followed: list[tuple[CallKey, Callable[[Answer], bool]]] = []
+        self.answer: Answer | None = Answer()
+        self.final_answer: Answer | None = Answer()
+        self.asked_keys: list[CallKey] = []
+        self.waited_keys: list[CallKey] = []
+        self.followed_keys: list[tuple[CallKey, Callable[[Answer], bool]]] = []
 
     def ask_about(self, key: CallKey, **more: Any) -> Answer | None:
-        """Return what the test says."""
-        self.asked.append(key)
-        return self.known
+        """Record the key and return ``answer``."""
+        self.asked_keys.append(key)
+        return self.answer
 
     def await_tuning(self, key: CallKey) -> Answer | None:
-        """Return how the test's tuning ends, at once."""
-        self.waited.append(key)
-        return self.ending
+        """Record the key and return ``final_answer`` at once."""
+        self.waited_keys.append(key)
+        return self.final_answer
 
     def prepare_library(self, tool: str, library: Any, variables: Any) -> None:
-        """Import nothing."""
+        """Do nothing."""
 
     def follow_key(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:
-        """Keep a key that is followed."""
-        self.followed.append((key, on_answer))
+        """Record the key and its callback."""
+        self.followed_keys.append((key, on_answer))

@@ -1,6 +1,6 @@
-"""Tensors of the fake backend's kernels: only where a test is about them.
+"""Inputs and reference of the fake backend's kernels, for tests that need tensors.
 
-To import torch is the largest cost of a test with a worker that measures, and a kernel without tensors needs none.
+Kernels of other tests have no tensors, so that their workers need not import a tensor library.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ INPUTS = "lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True))"
 REFERENCE = "lambda x: dict(y=2 * x)"
 
 
-def with_inputs(options: Mapping[str, str]) -> dict[str, str]:
-    """Return a kernel's options, with ``inputs`` if something that judges outputs is among them, else unchecked."""
+def add_inputs(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options with ``inputs`` if a ``reference`` or a ``check`` needs them, else with ``check=None``."""
     is_judged = "reference" in options or "check" in options
     return {"inputs": INPUTS, **options} if is_judged else {"check": "None", **options}

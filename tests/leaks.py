@@ -1,7 +1,7 @@
-"""What a test left behind: processes, threads, file descriptors, tasks.
+"""Finds what a test left behind: processes, threads, file descriptors, tasks.
 
-Processes are found by a mark in their environment too, not by parentage alone: a daemon that detaches, or a
-worker whose daemon was killed, is no one's child any more.
+A process belongs to the test run if it descends from this process, or if its environment has the run's mark: a daemon
+that detaches, or a worker whose daemon was killed, is not a descendant any more.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ import psutil
 from ktuned.fleet.process import DAEMON_MARK
 
 GRACE_S = 20.0
-"""How long what is already ending (a killed process, a joined pool's thread) may take; waited for, never slept."""
+"""How long a killed process or a finished pool's thread may take to end."""
 
 HARMLESS_TARGETS = ("/dev/urandom", "/dev/random", "/dev/null", "/dev/nvidia", "/proc/", "/sys/")
-"""What libraries open once and keep, by the beginning of the descriptor's target."""
+"""Beginnings of the targets of descriptors that libraries open once and keep."""
 
 _MARK = f"KTUNED_TEST_RUN={uuid.uuid4().hex}"
 
 
 def mark_environment() -> None:
-    """Put into the environment what reports this run's processes from all others."""
+    """Put the run's mark into the environment, which all processes of the tests inherit."""
     name, _, value = _MARK.partition("=")
     os.environ[name] = value
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this process holds at one moment; ``descriptors`` are (number, target)."""
+    """The processes, threads and descriptors (number, target) at one moment."""
 
     processes: frozenset[psutil.Process]
     threads: frozenset[threading.Thread]
@@ -47,42 +47,42 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> Self:
-        """Look now."""
-        return cls(_processes(), frozenset(threading.enumerate()), _descriptors())
+        """Return a snapshot of this moment."""
+        return cls(_find_own_processes(), frozenset(threading.enumerate()), _list_descriptors())
 
-    def leaked_since(self, grace_s: float = GRACE_S) -> list[str]:
-        """Return one line for each thing that is there now, was not there then and does not end within the grace.
+    def find_leaks(self, grace_s: float = GRACE_S) -> list[str]:
+        """Return one line for each resource that is new since the snapshot and does not end within ``grace_s``.
 
-        Leaked processes are killed, so that they disturb no other test.
+        Kills leaked processes, so that they disturb no other test.
         """
         end = monotonic() + grace_s
-        # Looked at anew each time: a worker that was forked just now shows its daemon's mark only after a moment.
+        # The processes are listed again: a worker that was just forked shows its daemon's mark a moment later.
         while (new := self._new_processes()) and monotonic() < end:
             psutil.wait_procs(new, timeout=0.05)
-        found = [f"process {text}" for text in _kill(new)]
+        found = [f"process {text}" for text in _kill_processes(new)]
         for thread in set(threading.enumerate()) - self.threads:
             if thread.name in _KEPT_THREADS:
                 continue
             thread.join(grace_s)
             if thread.is_alive():
                 found.append(f"thread {thread.name}")
-        if not _descriptors() - self.descriptors:
+        if not _list_descriptors() - self.descriptors:
             return sorted(found)
         gc.collect()
         end = monotonic() + grace_s
         while monotonic() < end and any(
-            target.startswith("anon_inode:") for _, target in _descriptors() - self.descriptors
+            target.startswith("anon_inode:") for _, target in _list_descriptors() - self.descriptors
         ):
-            # Watchfiles' own thread closes its inotify instance a moment after it was asked to.
+            # watchfiles' thread closes its inotify instance a moment after it was told to.
             threading.Event().wait(0.01)
-        found += [f"file descriptor {number} -> {target}" for number, target in _descriptors() - self.descriptors]
+        found += [f"file descriptor {number} -> {target}" for number, target in _list_descriptors() - self.descriptors]
         return sorted(found)
 
     def _new_processes(self) -> list[psutil.Process]:
-        # What an older process started (a module's daemon replaces a worker) is that one's to end.
+        # A process that an older process started (a module's daemon replaces a worker) is no leak of this test.
         older = {process.pid for process in self.processes}
         new = []
-        for process in _processes() - self.processes:
+        for process in _find_own_processes() - self.processes:
             with suppress(psutil.NoSuchProcess):
                 owners = {parent.pid for parent in process.parents()} | _find_daemon(process)
                 if process.status() != psutil.STATUS_ZOMBIE and older.isdisjoint(owners):
@@ -91,47 +91,47 @@ class Snapshot:
 
 
 _KEPT_THREADS = frozenset({"tqdm_monitor"})
-"""Threads that a library keeps until the process ends: one for all progress bars, begun by the first that is slow."""
+"""Threads that a library keeps until the process ends: tqdm has one for all slow progress bars."""
 
-_kept_processes: set[int] = set()
-_kept_descriptors: set[tuple[int, str]] = set()
-
-
-def keep(pid: int, descriptor: int) -> None:
-    """Leave out a process that serves all tests, and the descriptor that it ends with; what it starts is a test's."""
-    _kept_processes.add(pid)
-    _kept_descriptors.add((descriptor, os.readlink(f"/proc/self/fd/{descriptor}")))
+_exempt_processes: set[int] = set()
+_exempt_descriptors: set[tuple[int, str]] = set()
 
 
-_judged: dict[int, bool] = {}
-"""Whether each process of the last look is this run's: reading all environments again takes milliseconds."""
+def exempt_process(pid: int, descriptor: int) -> None:
+    """Ignore a process that serves all tests, and the descriptor that keeps it alive, but not its children."""
+    _exempt_processes.add(pid)
+    _exempt_descriptors.add((descriptor, os.readlink(f"/proc/self/fd/{descriptor}")))
 
 
-def _processes() -> frozenset[psutil.Process]:
-    there = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
-    for gone in _judged.keys() - there:
-        del _judged[gone]
-    for pid in there - _judged.keys():
+_are_own_processes: dict[int, bool] = {}
+"""Whether each listed process belongs to this run, by process id: reading all environments takes milliseconds."""
+
+
+def _find_own_processes() -> frozenset[psutil.Process]:
+    listed = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+    for ended in _are_own_processes.keys() - listed:
+        del _are_own_processes[ended]
+    for pid in listed - _are_own_processes.keys():
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
-            # It has ended, or is the kernel's or another user's.
+            # The process has ended, or belongs to the kernel or to another user.
             environment = b"none"
         if _MARK.encode() in environment.split(b"\0") or _is_descendant(pid):
-            _judged[pid] = True
+            _are_own_processes[pid] = True
         elif environment:
-            # One that has none yet is about to execute its program.
-            _judged[pid] = False
-    found = set()
-    for pid, is_ours in _judged.items():
-        if is_ours and pid != os.getpid() and pid not in _kept_processes:
+            # A process without an environment is about to execute its program: it is read again next time.
+            _are_own_processes[pid] = False
+    own = set()
+    for pid, is_own in _are_own_processes.items():
+        if is_own and pid != os.getpid() and pid not in _exempt_processes:
             with suppress(psutil.NoSuchProcess):
-                found.add(psutil.Process(pid))
-    return frozenset(found)
+                own.add(psutil.Process(pid))
+    return frozenset(own)
 
 
 def _is_descendant(pid: int) -> bool:
-    """Return whether a process is below this one: such a one may have cleared its environment."""
+    """Return whether a process descends from this one: a descendant may have cleared its environment."""
     while pid > 1:
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
@@ -148,8 +148,8 @@ def _find_daemon(process: psutil.Process) -> set[int]:
     return {int(mark.partition("-")[0])} if mark else set()
 
 
-def _kill(processes: Sequence[psutil.Process]) -> list[str]:
-    """Kill processes, and return a line for each that was there."""
+def _kill_processes(processes: Sequence[psutil.Process]) -> list[str]:
+    """Kill processes, and return a line for each that still ran."""
     texts = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -159,49 +159,46 @@ def _kill(processes: Sequence[psutil.Process]) -> list[str]:
     return texts
 
 
-def _descriptors() -> frozenset[tuple[int, str]]:
-    found = set()
+def _list_descriptors() -> frozenset[tuple[int, str]]:
+    descriptors = set()
     for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{entry}")
             if not target.startswith(HARMLESS_TARGETS):
-                found.add((int(entry), target))
-    return frozenset(found - _kept_descriptors)
+                descriptors.add((int(entry), target))
+    return frozenset(descriptors - _exempt_descriptors)
 
 
 _AnyTask = asyncio.Task[Any]
 _creators: WeakKeyDictionary[_AnyTask, _AnyTask | None] = WeakKeyDictionary()
 
 
-def tracking_loop(
+def make_tracking_loop(
     make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> asyncio.AbstractEventLoop:
     """Return an event loop that remembers which task made each task."""
     loop = make_loop()
 
-    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> _AnyTask:
+    def make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> _AnyTask:
         task: _AnyTask = asyncio.Task(coroutine, loop=loop, **options)
         _creators[task] = asyncio.current_task(loop)
         return task
 
-    loop.set_task_factory(make)
+    loop.set_task_factory(make_task)
     return loop
 
 
 class LeakedTasks(AssertionError):
-    """A test ended while tasks that it made still ran."""
+    """A test left tasks behind; the message names their coroutines."""
 
 
-def without_leaked_tasks(
+def fail_on_leaked_tasks(
     test: Callable[..., Awaitable[None]], grace_s: float = GRACE_S
 ) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Wrap an async test so that it fails when a task that it made outlives it.
-
-    Tasks that fixtures made, before the test or while it ran, are the fixtures' own.
-    """
+    """Wrap an async test so that it fails if a task that it made outlives it; tasks of fixtures may stay."""
 
     @functools.wraps(test)
-    async def checked(**arguments: Any) -> None:
+    async def run_checked(**arguments: Any) -> None:
         current = asyncio.current_task()
         before = asyncio.all_tasks()
         await test(**arguments)
@@ -213,7 +210,7 @@ def without_leaked_tasks(
         if leaked:
             raise LeakedTasks("; ".join(sorted(repr(task.get_coro()) for task in leaked)))
 
-    return checked
+    return run_checked
 
 
 def _is_made_by(task: _AnyTask, maker: _AnyTask | None, others: set[_AnyTask]) -> bool:

@@ -1,7 +1,7 @@
-"""Rewriting of the tests' assertions, once for all processes of a run.
+"""Rewrites the tests' assertions once, before pytest-xdist starts its processes.
 
-Each process of pytest-xdist imports every test: those that begin together would all rewrite what none has rewritten,
-which takes each 9 s. pytest has no interface for this; the names below are those of the version in constraints.txt.
+Each process of pytest-xdist imports every test, and would spend 9 s on rewriting the same assertions. pytest has no
+interface for this; the names below are those of the version in constraints.txt.
 """
 
 from collections.abc import Iterator
@@ -13,23 +13,23 @@ from _pytest.assertion import rewrite
 
 
 def rewrite_assertions(config: pytest.Config) -> None:
-    """Have the bytecode of all tests that the command line names, as pytest itself would write it."""
+    """Write the rewritten bytecode of all tests that the command line names, as pytest itself would."""
     state = config.stash[rewrite.assertstate_key]
-    for path in _files(config):
+    for path in _list_test_files(config):
         directory = rewrite.get_cache_dir(path)
         cached = directory / (path.name.removesuffix(".py") + rewrite.PYC_TAIL)
         if rewrite._read_pyc(path, cached) is None and rewrite.try_makedirs(directory):
-            # One that is no Python is reported where it is collected.
+            # pytest reports a file with a syntax error when it collects it.
             with suppress(SyntaxError):
                 source_hash, code = rewrite._rewrite_test(path, config)
                 rewrite._write_pyc(state, code, source_hash, cached)
 
 
-def _files(config: pytest.Config) -> Iterator[Path]:
+def _list_test_files(config: pytest.Config) -> Iterator[Path]:
     for argument in config.args:
-        place = Path(argument.partition("::")[0]).resolve()
-        if place.is_dir():
-            yield from place.rglob("test_*.py")
-            yield from place.rglob("conftest.py")
-        elif place.suffix == ".py":
-            yield place
+        path = Path(argument.partition("::")[0]).resolve()
+        if path.is_dir():
+            yield from path.rglob("test_*.py")
+            yield from path.rglob("conftest.py")
+        elif path.suffix == ".py":
+            yield path

@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import fields
 
-from ktuned import kernel, model
+from ktuned import kernel, model, protocol, store
 from ktuned.backends.cuda import DEFAULT_TARGET
 from ktuned.catalog import project_file
 from ktuned.cli.commands import jobs, results, watch
@@ -28,17 +28,18 @@ from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.systemd import Notifier
 from ktuned.declaration.tensors import FILLS
 from ktuned.fleet.cluster import ClusterSettings
-from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.values import Outcome, Status
+from ktuned.model.values import Outcome
 from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
+from ktuned.protocol.jobs import Job, JobState, Priority
+from ktuned.protocol.winners import Status
 from ktuned.serve import server
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
-from tests.assembled import Parts
+from tests.daemon_parts import Parts
 from tests.trials import make_trial
 
 ROOT = Path(__file__).parent.parent
@@ -345,9 +346,9 @@ def _anchors(text: str) -> set[str]:
 
 
 def test_the_glossary_names_types() -> None:
-    """Each type of the glossary is one that the model's face exports."""
+    """Each type of the glossary is one that the model, the protocol or the store exports."""
     types = [name for row in _table("docs/architecture.md", "## Glossary") for name in re.findall(r"`(\w+)`", row[1])]
-    assert [name for name in types if not hasattr(model, name)] == []
+    assert [name for name in types if not any(hasattr(face, name) for face in (model, protocol, store))] == []
 
 
 PLACES = sorted(set(re.findall(r"`((?:\w+/)*\w+(?:/|\.py))`", (ROOT / "docs/architecture.md").read_text())))

@@ -25,7 +25,7 @@ def test_a_process_is_found_and_killed() -> None:
     """A child that outlives its test is named and does not live on."""
     before = leaks.Snapshot.take()
     with _start(WAITS_FOR_STDIN) as child:
-        (line, *_) = [text for text in before.leaked_since(GRACE_S) if text.startswith("process")]
+        (line, *_) = [text for text in before.find_leaks(GRACE_S) if text.startswith("process")]
         assert str(child.pid) in line
     assert not psutil.pid_exists(child.pid)
 
@@ -45,7 +45,7 @@ def test_a_detached_grandchild_is_found() -> None:
         output = subprocess.run(
             [sys.executable, "-c", script, str(read_end)], pass_fds=[read_end], stdout=subprocess.PIPE, check=True
         )
-        found = [text for text in before.leaked_since(GRACE_S) if text.startswith("process")]
+        found = [text for text in before.find_leaks(GRACE_S) if text.startswith("process")]
     finally:
         os.close(read_end)
         os.close(write_end)
@@ -67,7 +67,7 @@ def test_what_an_older_process_started_is_not_the_tests() -> None:
         daemon.stdin.write("\n")
         daemon.stdin.flush()
         daemon.stdout.readline()
-        assert before.leaked_since(GRACE_S) == []
+        assert before.find_leaks(GRACE_S) == []
 
 
 def test_a_thread_is_found() -> None:
@@ -77,7 +77,7 @@ def test_a_thread_is_found() -> None:
     thread = threading.Thread(target=ended.wait, name="left-behind")
     thread.start()
     try:
-        assert before.leaked_since(GRACE_S) == ["thread left-behind"]
+        assert before.find_leaks(GRACE_S) == ["thread left-behind"]
     finally:
         ended.set()
         thread.join()
@@ -87,16 +87,16 @@ def test_a_descriptor_is_found() -> None:
     """An open pipe is named with its number; a closed one is not."""
     before = leaks.Snapshot.take()
     ends = os.pipe()
-    found = before.leaked_since(GRACE_S)
+    found = before.find_leaks(GRACE_S)
     for end in ends:
         os.close(end)
     assert [text.split()[2] for text in found] == sorted(str(end) for end in ends)
-    assert before.leaked_since(GRACE_S) == []
+    assert before.find_leaks(GRACE_S) == []
 
 
 def _run(test: Callable[[], Coroutine[None, None, None]], grace_s: float = leaks.GRACE_S) -> None:
-    with asyncio.Runner(loop_factory=leaks.tracking_loop) as runner:
-        runner.run(leaks.without_leaked_tasks(test, grace_s)())
+    with asyncio.Runner(loop_factory=leaks.make_tracking_loop) as runner:
+        runner.run(leaks.fail_on_leaked_tasks(test, grace_s)())
 
 
 def test_a_task_is_found() -> None:

@@ -1,11 +1,12 @@
-"""Trials, results and measurements for tests, from the few fields that a test is about."""
+"""Makes trials, results and measurements from the few fields that a test is about."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ktuned.ipc import replies
-from ktuned.model import Config, DeviceModel, KernelName, Outcome, Phase, Trial, TrialDetail, TrialResult
+from ktuned.model import Config, DeviceModel, KernelName, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.protocol import Trial
 
 
 def make_result(
@@ -18,8 +19,7 @@ def make_result(
     **detail: Any,
 ) -> TrialResult:
     """Return a result; ``detail`` are fields of its detail."""
-    known = TrialDetail(phase=phase, **detail)
-    return TrialResult(outcome, latency_us, spread_us, message=message, detail=known)
+    return TrialResult(outcome, latency_us, spread_us, message=message, detail=TrialDetail(phase=phase, **detail))
 
 
 def make_measurement(
@@ -32,11 +32,12 @@ def make_measurement(
     leftover: str = "",
     **result: Any,
 ) -> replies.Measurement:
-    """Return a measurement whose result is :func:`make_result`'s; a latency with an interval is what it costs."""
-    made = make_result(outcome, message, phase, **result)
-    figures = [value for value in (made.latency_us, made.detail.low_us, made.detail.high_us) if value is not None]
+    """Return a measurement of the result that :func:`make_result` makes; its cost is the latency with its interval."""
+    trial_result = make_result(outcome, message, phase, **result)
+    detail = trial_result.detail
+    figures = [value for value in (trial_result.latency_us, detail.low_us, detail.high_us) if value is not None]
     cost = replies.CostRange(*figures) if len(figures) == 3 else None
-    return replies.Measurement(made, cost, is_guilty, is_unsound, leftover=leftover)
+    return replies.Measurement(trial_result, cost, is_guilty, is_unsound, leftover=leftover)
 
 
 def make_trial(
@@ -49,7 +50,7 @@ def make_trial(
     **fields: Any,
 ) -> Trial:
     """Return a trial of the kernel ``p:k`` on a CPU."""
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "job": 1,
         "kernel": KernelName("p:k"),
         "problem": {},
@@ -65,5 +66,5 @@ def make_trial(
         config={} if config is None else config,
         latency_us=latency_us,
         detail=detail or TrialDetail(),
-        **known,
+        **defaults,
     )

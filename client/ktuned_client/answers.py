@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
@@ -44,6 +46,9 @@ CALLERS_CODES: Final = frozenset({"usage", "ambiguous"})
 
 ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
 """The final states of a job."""
+
+LOADERS: Final = "ktuned.loaders"
+"""Entry-point group of functions ``(artifact, kernel_file, device) -> callable``; ktuned provides ``winner``."""
 
 
 class DaemonError(Exception):
@@ -164,15 +169,63 @@ class Hit(NamedTuple):
             LoadError: there is no compiled winner and no ``default``, or the backend's plugin is not installed here.
             Exception: the plugin's own error: the artifact is damaged, the device cannot run it.
         """
-        # Imported here, because most programs only look up configs.
-        from ktuned_client.winner_loader import load_winner
-
-        return load_winner(self, device, default)
+        return _load_winner(self, device, default)
 
     @property
     def age_s(self) -> float | None:
         """The winner's age now; ``None`` if nothing was measured."""
         return None if self.decided is None else max(0.0, time.time() - self.decided)
+
+
+def _load_winner(hit: Hit, device: str | None, default: Callable[..., Any] | None) -> Any:
+    """Return a hit's winner as a callable, or ``default`` if there is none; see :meth:`Hit.load`.
+
+    Raises:
+        LoadError: there is no compiled winner and no ``default``, or ktuned is not installed here.
+    """
+    from importlib.metadata import entry_points
+
+    reason = _explain_missing(hit)
+    if reason:
+        if default is not None:
+            return default
+        raise LoadError(f"{hit.kernel} has no compiled winner for {_describe_problem(hit.problem)}: {reason}")
+    artifact = str(hit.artifact)
+    for point in entry_points(group=LOADERS, name="winner"):
+        return point.load()(artifact, hit.file, device)
+    plugin = _find_plugin(artifact)
+    remedy = f"{sys.executable} -m pip install {plugin}" if plugin else "install its plugin"
+    raise LoadError(f"{hit.kernel} cannot be loaded: its backend is not installed for this Python; {remedy}")
+
+
+def _explain_missing(hit: Hit) -> str:
+    """Return why a hit has no winner to load; empty if it has one."""
+    if hit.artifact is None:
+        reason = f" ({hit.message})" if hit.message else ""
+        return f"the answer is {hit.status!r}{reason}"
+    if hit.measured is not None:
+        # The artifact's launch sizes and scalars are those of the other problem.
+        return (
+            f"the winner was compiled and measured for {_describe_problem(hit.measured)}; "
+            "launch it from hit.artifact with your own sizes, or tune this very problem"
+        )
+    return ""
+
+
+def _find_plugin(artifact: str) -> str:
+    """Return the distribution that made an artifact, from its manifest; empty if that is unknown."""
+    import json
+
+    try:
+        with open(os.path.join(artifact, "manifest.json"), "rb") as stream:
+            plugin = json.load(stream)["recipe"]["plugin"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return plugin if isinstance(plugin, str) else ""
+
+
+def _describe_problem(problem: Problem) -> str:
+    return " ".join(f"{key}={value}" for key, value in problem.items()) or "its only problem"
 
 
 def make_hit(answer: Answer | RefusedLookup) -> Hit:

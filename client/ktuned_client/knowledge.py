@@ -25,7 +25,7 @@ from ktuned_client.answers import (
 )
 from ktuned_client.memo import Memo, pack_problem
 from ktuned_client.table import MAX_NAMES
-from ktuned_client.wire import encode_lookup_opening
+from ktuned_client.wire import Unsendable, encode_lookup_opening
 
 if TYPE_CHECKING:
     from ktuned_client.messages import Answer, RefusedLookup
@@ -120,7 +120,7 @@ class Knowledge:
                     question.objective,
                     self._settle_s,
                 )
-            except UnicodeEncodeError as error:
+            except Unsendable as error:
                 raise TypeError(f"a name cannot be sent: {error}") from error
             if len(known) > MAX_NAMES_BYTES:
                 raise TypeError(f"the names of a kernel, device and objective have more than {MAX_NAMES_BYTES} bytes")

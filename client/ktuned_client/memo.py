@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgpack
 
 from ktuned_client.answers import Hit, Problem, Question, QuestionName
-from ktuned_client.table import WATCHED_WORD, find_slot
+from ktuned_client.table import ERA_SHIFT, WATCHED_WORD, find_slot
 from ktuned_client.table_answers import HOLDS_S, LAST_WORD_S, NO_WORDS, UNWATCHED, Entry, TableAnswers, pack
 
 MAX_ANSWERS: Final = 10_000
@@ -95,29 +95,24 @@ class Memo:
         self._keep_entry(question, key, (0, 0, float("inf"), hit))
 
     def find_last_answer(self, question: Question, key: bytes, reason: str) -> Hit | None:
-        """Return the last known answer while no daemon answers: a kept answer, or else the table's.
+        """Return the last known answer while no daemon answers: a kept answer that the table confirms, or the table's.
 
-        A kept answer that the table no longer confirms gets the status ``unavailable``. A fresh answer becomes stale
-        once no daemon watches its files.
+        Without these, a kept answer that the table no longer confirms is given as stale. If it was revoked, or if there
+        is no table, its status is ``unavailable``.
         """
         entry = self._find_entry(question, key)
-        kept = None if entry is None else self._confirm_entry(question, key, entry, reason)
-        if kept is not None and kept.status != "unavailable":
-            return kept
+        if entry is not None and self.words is not NO_WORDS and self.words[entry[0]] == entry[3].generation:
+            return self._renew_entry(question, key, entry, reason)
         found = self.table.find_entry(question._replace(problem=msgpack.unpackb(key)), key, unwatched=reason)
         self.words = self.table.words
         if found is None:
-            return kept
+            return None if entry is None else self._give_unconfirmed(question, key, entry, reason)
         self._keep_entry(question, key, found)
         return found[3]
 
-    def _confirm_entry(self, question: Question, key: bytes, entry: Entry, reason: str) -> Hit:
+    def _renew_entry(self, question: Question, key: bytes, entry: Entry, reason: str) -> Hit:
+        """Return a kept answer that the table confirms; a fresh one becomes stale once no daemon watches its files."""
         slot, _, _, hit = entry
-        generation = hit.generation or 0
-        if self.words is NO_WORDS or self.words[slot] != generation:
-            return question.complete_hit(hit)._replace(
-                status="unavailable", message=f"{reason}; this is the last known answer"
-            )
         now = self._clock()
         until = now + LAST_WORD_S
         watched_until = self.words[WATCHED_WORD] / 1e9
@@ -125,7 +120,18 @@ class Memo:
             hit = hit._replace(status="stale", message=f"{UNWATCHED}: {reason}")
         elif hit.status == "fresh":
             until = min(until, watched_until)
-        self._keep_entry(question, key, (slot, generation, until, hit))
+        self._keep_entry(question, key, (slot, hit.generation or 0, until, hit))
+        return question.complete_hit(hit)
+
+    def _give_unconfirmed(self, question: Question, key: bytes, entry: Entry, reason: str) -> Hit:
+        slot, _, _, hit = entry
+        present = self.words[slot]
+        hit = hit._replace(message=f"{reason}; this is the last known answer")
+        if self.words is NO_WORDS or (present ^ (hit.generation or 0)) >> ERA_SHIFT:
+            return question.complete_hit(hit)._replace(status="unavailable")
+        if hit.status == "fresh":
+            hit = hit._replace(status="stale")
+        self._keep_entry(question, key, (slot, present, self._clock() + LAST_WORD_S, hit))
         return question.complete_hit(hit)
 
     def close(self) -> None:

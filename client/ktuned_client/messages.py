@@ -1,7 +1,9 @@
 """Types of the maps that the daemon sends: jobs, trials, events and answers.
 
-At run time they are plain dicts. Editors and type checkers know their fields by these types, and the fields of an event
-by its ``type``::
+Generated from the daemon's types by ``tests/client/message_types.py``: change those.
+
+At run time messages are plain dicts. Editors and type checkers know their fields by these types, and the fields of an
+event by its ``type``::
 
     for event in tuned.tune("gemm"):
         if event["type"] == "job_done":
@@ -14,7 +16,10 @@ may add fields, or lack some.
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, TypedDict, final
 
-from ktuned_client.answers import Config, Problem
+Values = Mapping[str, Any]
+"""A problem, a config, or facts, by name."""
+
+Status = Literal["fresh", "stale", "near", "default", "unknown"]
 
 JobState = Literal["queued", "paused", "running", "done", "cancelled", "failed"]
 
@@ -33,20 +38,39 @@ Outcome = Literal[
     "interrupted",
 ]
 
-Status = Literal["fresh", "stale", "near", "default", "unknown"]
-
 
 @final
 class Answer(TypedDict):
-    """The answer to a lookup; :class:`~ktuned_client.Hit` explains its fields. A field that may be left out then has
-    its usual value (``ktuned_client.answers.LEFT_OUT``).
+    """The best config known for one problem on one device, and how good it is.
+
+    Fields that hold their defaults are left out of messages: names are the most expensive part to decode.
+
+    Attributes:
+        kernel: the kernel's full name.
+        problem: the problem that was asked for.
+        device: the device's model, or the device as it was asked for if it is not known.
+        status: how good the answer is.
+        config: the best config known; None if there is none.
+        latency_us: the winner's latency. Without a winner it is None, and so are ``artifact``, ``age_s`` and
+            ``decided``.
+        artifact: the directory of the winner's artifact.
+        age_s: seconds since the winner was decided.
+        decided: the Unix time at which it was decided.
+        file: the kernel file.
+        message: why there is no better answer.
+        generation: grows whenever the kernel's answers may have changed.
+        final: whether a final round on this machine has decided the winner.
+        metrics: the winner's metrics.
+        measured: the problem that the winner was measured for, if it is not this problem.
+        objective: the objective by which the config is the best.
+        expected_loss: for a portfolio's config, the share of time that it is expected to lose against the best.
     """
 
     kernel: str
-    problem: Problem
+    problem: Values
     device: str | None
     status: Status
-    config: Config | None
+    config: Values | None
     latency_us: float | None
     artifact: str | None
     age_s: float | None
@@ -56,25 +80,41 @@ class Answer(TypedDict):
     generation: int
     final: NotRequired[bool]
     metrics: NotRequired[Mapping[str, float]]
-    measured: NotRequired[Problem | None]
+    measured: NotRequired[Values | None]
     objective: NotRequired[str]
     expected_loss: NotRequired[float | None]
 
 
 class RefusedLookup(TypedDict):
-    """Stands in place of an answer in :class:`LookupManyAnswer`: why the lookup was refused."""
+    """Stands in place of an answer in :class:`LookupManyAnswer`: the protocol's error map of a refused lookup."""
 
     error: Mapping[str, str]
 
 
 class LookupManyAnswer(TypedDict):
-    """The answers to several lookups, in their order."""
+    """The answers to several lookups, in their order; a refused lookup has a :class:`RefusedLookup`."""
 
-    answers: list[Answer | RefusedLookup]
+    answers: list[Any]
 
 
 class Plan(TypedDict):
-    """How a job searches, and when it ends; ``deadlines`` are in s, by phase."""
+    """The plan of a job for one space.
+
+    Attributes:
+        strategy: name of the search strategy.
+        seed: seeds the search's random numbers.
+        preset: name of the preset for measurements.
+        trials: most trials.
+        time_limit_s: longest time of the job; None for no limit.
+        early_stop: gives up on configs that take this many times as long as the best config.
+        deadlines: deadlines in s, by phase.
+        compile_only: compile without measuring.
+        until: one of :data:`UNTIL`.
+        configs: the only configs to try; empty for the whole space.
+        again: repeat measurements that are known.
+        objective: a text of :mod:`ktuned.model.objective`.
+        anchor: with exact numerics, the config whose bits all others must have; None until it is chosen.
+    """
 
     strategy: str
     seed: int
@@ -85,41 +125,27 @@ class Plan(TypedDict):
     deadlines: Mapping[str, float]
     compile_only: bool
     until: str
-    configs: list[Config]
+    configs: list[Values]
     again: bool
     objective: str
-    anchor: Config | None
+    anchor: Values | None
 
 
-class _Figures(TypedDict):
-    """How far a job is: configs ``done`` of ``total`` (None if unknown), by outcome, and the latencies so far.
+class Job(TypedDict):
+    """A job as the daemon reports it: with its objective and its current state.
 
-    ``best_figure`` and ``default_figure`` are by the job's objective, if that is not the latency.
-    """
-
-    done: int
-    total: int | None
-    outcomes: Mapping[str, int]
-    best_us: float | None
-    best_spread_us: float | None
-    default_us: float | None
-    default_spread_us: float | None
-    reference_us: float | None
-    reference_spread_us: float | None
-    best_figure: float | None
-    default_figure: float | None
-
-
-class Job(_Figures):
-    """The tuning of one problem on one device model.
-
-    ``message`` says why it failed; ``waits_for`` why it does not run or, if it runs, does not measure. ``launches``
-    counts the launches by applications; ``cost`` is the time it took, in s.
+    Attributes:
+        priority: its current priority, which decides when its turn comes.
+        objective: the objective that it tunes for.
+        waiters: number of clients that wait for it.
+        left_s: estimate of the seconds that it still needs, while it runs.
+        waits_for: why it does not run, or runs but does not measure; empty while it measures.
+        launches: number of launches of its key that applications have counted.
     """
 
     id: int
     kernel: str
-    problem: Problem
+    problem: Values
     device: str
     state: JobState
     priority: int
@@ -128,8 +154,19 @@ class Job(_Figures):
     created: float
     started: float | None
     finished: float | None
+    done: int
+    total: int | None
+    best_us: float | None
+    best_spread_us: float | None
+    default_us: float | None
+    default_spread_us: float | None
+    reference_us: float | None
+    reference_spread_us: float | None
+    outcomes: Mapping[str, int]
     message: str
     cost: Mapping[str, float]
+    best_figure: float | None
+    default_figure: float | None
     objective: str
     waiters: int
     left_s: float | None
@@ -138,14 +175,12 @@ class Job(_Figures):
 
 
 class Trial(TypedDict):
-    """One config that was tried; ``outcome`` is None while it runs. ``detail`` is empty unless it was asked for."""
+    """One config that was tried on one problem on one device model, as the store keeps it.
 
-    id: int
-    job: int
-    kernel: str
-    problem: Problem
-    device: str
-    config: Config
+    ``problem`` has only the values that enter the key. ``digest`` is the kernel's digest. ``updated`` is a Unix time in
+    s.
+    """
+
     outcome: Outcome | None
     latency_us: float | None
     spread_us: float | None
@@ -153,14 +188,28 @@ class Trial(TypedDict):
     lane_s: float
     message: str
     artifact: str | None
+    detail: Values
+    metrics: Mapping[str, float]
+    id: int
+    job: int
+    kernel: str
+    problem: Values
+    device: str
+    config: Values
     digest: str
     updated: float
-    metrics: Mapping[str, float]
-    detail: Mapping[str, Any]
 
 
 class FileError(TypedDict):
-    """An error in a kernel file; ``line`` is 0 if it is not known, ``excerpt`` shows the place of a syntax error."""
+    """An error in a kernel file.
+
+    Attributes:
+        path: the file, absolute; empty if it is not known.
+        line: the line's number from 1, or 0 if it is not known.
+        message: one line, which may begin with file and line.
+        hint: the remedy, if one is known.
+        excerpt: for a syntax error, the line of source and a caret below it.
+    """
 
     path: str
     line: int
@@ -177,93 +226,96 @@ class StreamPosition(TypedDict):
 
 
 class TuneAnswer(StreamPosition):
-    """The jobs of a ``tune`` request, whose events come after this position of the stream."""
+    """The jobs that do the work of a request, whose events come after this position of the stream.
+
+    Attributes:
+        jobs: the jobs.
+        errors: the errors of kernel files that could not be read.
+        notices: lines for the person who asked.
+    """
 
     jobs: list[Job]
     errors: list[FileError]
     notices: list[str]
 
 
-class _Event(StreamPosition):
-    kernel: str | None
-    job: int | None
+class EventOfKernel(StreamPosition):
+    """Base of events that concern a kernel."""
 
-
-class StreamGap(_Event):
-    """Stands for events that are no longer available: request the current state instead."""
-
-    type: Literal["gap"]
-
-
-class _EventOfKernel(StreamPosition):
     kernel: str
-    job: int | None
 
 
-class KernelStale(_EventOfKernel):
-    """A kernel has changed, so its winners are stale."""
+class EventOfJob(EventOfKernel):
+    """Base of events that concern a job."""
 
-    type: Literal["stale"]
-    digest: str
-
-
-class NamesLearned(_EventOfKernel):
-    """The kernel also depends on these files; they are watched from now on."""
-
-    type: Literal["learned"]
-    names: list[str]
-
-
-class WinnerChanged(_EventOfKernel):
-    """A problem has another winner; without a ``job`` it was known before."""
-
-    type: Literal["winner"]
-    problem: Problem
-    device: str
-    config: Config
-    latency_us: float
-    trial: int | None
-    metrics: Mapping[str, float]
-    objective: str
-
-
-class _EventOfJob(StreamPosition):
-    kernel: str
     job: int
 
 
-class JobEvent(_EventOfJob):
+class JobEvent(EventOfJob):
     """A job's state has changed; ``job_state`` is the job as it is now."""
 
     type: Literal["job_queued", "job_started", "job_paused", "job_done"]
     job_state: Job
 
 
-class TrialDone(_EventOfJob, _Figures):
-    """A config has its outcome; ``left_s`` estimates the time that the job still takes."""
+class JobProgress(EventOfJob):
+    """A job's figures after one more config; the fields are those of :class:`~ktuned.protocol.Job`."""
+
+    done: int
+    total: int | None
+    outcomes: Mapping[str, int]
+    best_us: float | None
+    best_spread_us: float | None
+    default_us: float | None
+    default_spread_us: float | None
+    reference_us: float | None
+    reference_spread_us: float | None
+    best_figure: float | None
+    default_figure: float | None
+
+
+class TrialDone(JobProgress):
+    """A config has its outcome.
+
+    Attributes:
+        trial: the trial without its detail; None if only the figures changed.
+        left_s: estimate of the seconds that the job still needs.
+    """
 
     type: Literal["trial_done"]
     trial: Trial | None
     left_s: float | None
 
 
-class ConfigCompiled(_EventOfJob, _Figures):
-    """A config of a job that only compiles has its ``artifact`` (a path), or an ``outcome`` that says why not."""
+class ConfigCompiled(JobProgress):
+    """A config of a job that only compiles has its artifact, or the reason why there is none.
+
+    Attributes:
+        problem: the problem that it was compiled for.
+        target: the architecture that it was compiled for.
+        config: the config.
+        outcome: None if the config has its artifact.
+        message: why there is no artifact.
+        compile_s: the seconds that the compile took.
+        facts: the figures that the compiler reports, by name.
+        artifact: the artifact's path.
+        reused: whether the artifact existed already.
+    """
 
     type: Literal["config_compiled"]
-    problem: Problem
+    problem: Values
     target: str
-    config: Config
+    config: Values
     outcome: Outcome | None
     message: str
     compile_s: float
-    facts: Mapping[str, Any]
+    facts: Values
     artifact: str | None
     reused: bool
 
 
-class Refining(_EventOfJob):
-    """A round of a job's final measurement begins."""
+class Refining(EventOfJob):
+    """A round of a job's final measurement begins: number ``round`` of ``rounds``, with ``finalists`` configs."""
 
     type: Literal["refining"]
     round: int
@@ -271,33 +323,83 @@ class Refining(_EventOfJob):
     finalists: int
 
 
-class LaneChanged(_Event):
-    """A device's lane has opened, has closed, or is sick."""
+class WinnerChanged(EventOfKernel):
+    """A problem has another winner. Without a ``job``, it was known before: an edit was undone, or it was imported."""
+
+    type: Literal["winner"]
+    job: int | None
+    problem: Values
+    device: str
+    config: Values
+    latency_us: float
+    trial: int | None
+    metrics: Mapping[str, float]
+    objective: str
+
+
+class KernelStale(EventOfKernel):
+    """A kernel has changed, so its winners, which are older than the change, are stale."""
+
+    type: Literal["stale"]
+    job: int | None
+    digest: str
+
+
+class NamesLearned(EventOfKernel):
+    """Compiling or measuring has shown that a kernel also depends on these files; they are watched from now on."""
+
+    type: Literal["learned"]
+    job: int | None
+    names: list[str]
+
+
+class LaneChanged(StreamPosition):
+    """A device's lane has opened, has closed, or is sick, with the reason."""
 
     type: Literal["lane"]
+    kernel: str | None
+    job: int | None
     device: str
     state: str
     reason: str | None
 
 
-class TuningPaused(_Event):
+class PauseEvent(StreamPosition):
     """Tuning on a device model (``""``: on all) was paused or resumed; without a ``device``, by a full disk."""
 
     type: Literal["paused", "resumed"]
+    kernel: str | None
+    job: int | None
     device: NotRequired[str]
     reason: str
 
 
-class KernelsReloaded(_Event):
-    """Kernel files were read again; ``mended`` are the files whose error is gone, ``errors`` all errors now."""
+class KernelsReloaded(StreamPosition):
+    """Kernel files were read again.
+
+    Attributes:
+        added, changed, replanned, removed: full names of kernels.
+        mended: files that had an error before and have none now.
+        errors: all errors that there are now.
+    """
 
     type: Literal["reloaded"]
+    kernel: str | None
+    job: int | None
     added: list[str]
     changed: list[str]
     replanned: list[str]
     removed: list[str]
     mended: list[str]
     errors: list[FileError]
+
+
+class StreamGap(StreamPosition):
+    """Stands for events that are no longer available; the subscriber should request the current state instead."""
+
+    type: Literal["gap"]
+    kernel: str | None
+    job: int | None
 
 
 Event = (
@@ -309,7 +411,7 @@ Event = (
     | KernelStale
     | NamesLearned
     | LaneChanged
-    | TuningPaused
+    | PauseEvent
     | KernelsReloaded
     | StreamGap
 )

@@ -18,8 +18,6 @@ MAX_PATH_BYTES: Final = 107
 
 DIRECTORY_MODE: Final = 0o700
 SOCKET_MODE: Final = 0o600
-LOCK_NAME: Final = "ktuned.lock"
-"""File beside the socket with the daemon's pid, which the daemon keeps locked; the file stays when the daemon ends."""
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -146,3 +144,12 @@ def connect(path: str, timeout_s: float) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def find_server(path: str, timeout_s: float) -> int | None:
+    """Return the id of the process of this user that listens at ``path``; ``None`` if no process does."""
+    try:
+        with connect(path, timeout_s) as connection:
+            return check_peer(connection)
+    except OSError:
+        return None

@@ -35,6 +35,9 @@ FIRST_SLOT: Final = 8
 ENTRY_WORDS: Final = 128
 """1 KiB: a key, a config and two paths take some 600 bytes. An answer that does not fit must be requested."""
 
+ERA_SHIFT: Final = 32
+"""The upper half of a generation is its era. Entries of another era were revoked."""
+
 HEAD_WORDS: Final = 4
 """Words at the start of an entry: sequence; tag and checksum; slot and lengths; generation."""
 
@@ -121,7 +124,10 @@ class Table:
         return self.words[REPLACED_WORD] != 0
 
     def find(self, key: bytes) -> tuple[int, int, bytes] | None:
-        """Return the slot, generation and payload of the entry with this key, or ``None`` if no such entry holds."""
+        """Return the slot, generation and payload of the entry with this key, or ``None`` if there is none.
+
+        If the generation is not the slot's present one, the entry is only a last resort.
+        """
         if self._last < 0:
             return None
         words, mapped, last, tag = self.words, self._map, self._last, crc32(key)
@@ -140,7 +146,8 @@ class Table:
                 continue
             slot_and_lengths, generation = _SLOT.unpack_from(copy)
             slot = slot_and_lengths >> 32
-            if copy[16:key_end] == key and FIRST_SLOT <= slot < WORDS and words[slot] == generation:
+            is_here = copy[16:key_end] == key and FIRST_SLOT <= slot < WORDS
+            if is_here and not (words[slot] ^ generation) >> ERA_SHIFT:
                 return slot, generation, copy[key_end:]
         return None
 

@@ -2,8 +2,9 @@
 
 A lookup needs two entries. The kernel's entry says how its problems become keys (its *rules*, which are kept decoded),
 and the winner's entry has the answer. A fresh answer holds as long as the daemon watches, which the header's time says.
-Any other answer holds for a few seconds only, because the daemon counts the lookups that wait for a tuning. If nobody
-has asked the daemon for that tuning yet, or if it may know better, the answer is given only when no daemon answers.
+Any other answer holds for a few seconds only, because the daemon counts the lookups that wait for a tuning. An entry of
+an earlier generation is given only when no daemon answers: something has changed since, or nobody has asked the daemon
+for its tuning yet.
 """
 
 from __future__ import annotations
@@ -116,6 +117,8 @@ class TableAnswers:
                 rules = None if table is None else self._read_rules(table, question)
                 if table is None or rules is None:
                     return None
+                if words[rules.slot] != rules.generation and not unwatched:
+                    return None
             _, _, name, file, objective, model, prefix, keys, specialize, bucket = rules
             asked = AnswerMap(question.problem)
             winner_key: bytes | None
@@ -139,17 +142,23 @@ class TableAnswers:
                 is_final,
                 metrics,
                 measured,
-                asks_first,
             ) = unpack(payload)
+            present = words[slot]
             until = now + (LAST_WORD_S if unwatched else HOLDS_S)
-            if status == "fresh":
+            if generation != present:
+                if not unwatched:
+                    return None
+                # The daemon has not confirmed the answer since something changed.
+                status, generation = "stale", present
+                message = message or f"{unwatched}; this is the last known answer"
+            elif status == "fresh":
                 if now < watched_until:
                     until = min(until, watched_until) if unwatched else watched_until
                 elif unwatched:
                     status, message = "stale", f"{UNWATCHED}: {unwatched}"
                 else:
                     return None
-            elif (is_old or asks_first) and not unwatched:
+            elif is_old and not unwatched:
                 return None
             if measured is not None and pack(dict(sorted(measured.items()))) == pack(dict(sorted(asked.items()))):
                 measured = None

@@ -169,8 +169,17 @@ def decode_result(data: bytes, request_id: int) -> Response | None:
         return None
 
 
-class NumberTooLarge(ValueError):
-    """A message holds an integer that does not fit 64 bits."""
+class Unsendable(ValueError):
+    """A message holds an integer that does not fit 64 bits, or text that is not Unicode."""
+
+
+def describe_undecodable(text: str) -> str:
+    """Return the error in a text with lone surrogates, which mostly is the name of a file that is not UTF-8."""
+    try:
+        shown = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    except UnicodeEncodeError:
+        shown = text.encode(errors="backslashreplace").decode()
+    return f"{shown} is not UTF-8; rename the file or directory"
 
 
 def _pack_message(message: Any) -> bytes:
@@ -183,7 +192,9 @@ def _pack_message(message: Any) -> bytes:
     try:
         packed: bytes = packer.pack(message)
     except OverflowError as error:
-        raise NumberTooLarge("a number is beyond 64 bits, which the protocol cannot carry") from error
+        raise Unsendable("a number is beyond 64 bits, which the protocol cannot carry: give a smaller one") from error
+    except UnicodeEncodeError as error:
+        raise Unsendable(describe_undecodable(error.object)) from error
     if len(packed) <= _PIECE_BYTES:  # a packer keeps the memory of its largest message
         _idle_packers.append(packer)
     return packed

@@ -33,24 +33,23 @@ import structlog
 from ktuned.adoption.adopted_files import AdoptedDirectory, read_identity
 from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.adoption.spool_reader import SURVEY_S, SpoolReader
+from ktuned.answers import Lookup
 from ktuned.catalog import Catalog, Project, make_root, make_root_environment
 from ktuned.devices import Machine
-from ktuned.lookup import Lookup, Lookups
+from ktuned.lookup import Lookups
 from ktuned.model import (
     CallKey,
     Config,
     DeviceModel,
-    JobState,
     KernelFileError,
     KernelInfo,
     KtunedError,
     Problem,
-    Status,
     StoreError,
     WinnerKey,
     canonical,
 )
-from ktuned.protocol import KeyAnswer
+from ktuned.protocol import JobState, KeyAnswer, Status
 from ktuned.scheduling import Intake, Jobs
 from ktuned.spool import (
     CallRecord,

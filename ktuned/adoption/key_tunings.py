@@ -23,10 +23,11 @@ import structlog
 from ktuned.adoption.key_choice import KeyChoice
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
-from ktuned.model import Job, KernelInfo, KtunedError, Problem, Winner, canonical, is_exact
+from ktuned.model import KernelInfo, KtunedError, Problem, canonical, is_exact
+from ktuned.protocol import AnswersChanged, Job, PublishEvent
 from ktuned.scheduling import JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY, CallRecord
-from ktuned.store import Store
+from ktuned.store import Store, Winner
 
 MAX_CONFIGS: Final = 1_000
 """Most measured configs of a key that are searched for its neighbour's config."""
@@ -45,7 +46,9 @@ class KeyTunings:
         requests: JobRequests,
         jobs: Jobs,
         store: Store,
+        publish: PublishEvent,
     ) -> None:
+        self._publish = publish
         self._catalog = catalog
         self._machine = machine
         self._requests = requests
@@ -105,6 +108,7 @@ class KeyTunings:
         key = kernel.make_winner_key(record.problem, device.model, objective)
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])
+            self._publish(AnswersChanged(kernel=kernel.name))
 
     async def tune_chosen_keys(self) -> None:
         """For each function with waiting keys whose last tunings have ended, request the next tuning."""

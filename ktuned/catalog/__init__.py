@@ -1,6 +1,6 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies."""
 
-from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration
+from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration, decide_config
 from ktuned.catalog.catalog import Catalog, Changes, check_problem, is_below, make_root_environment
 from ktuned.catalog.discovery import (
     MAX_DIRECTORIES,
@@ -33,6 +33,7 @@ __all__ = [
     "check_problem",
     "complete_config",
     "decide_by_declaration",
+    "decide_config",
     "escape_path",
     "find_kernel_files",
     "find_project_top",

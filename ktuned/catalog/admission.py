@@ -8,7 +8,7 @@ serves known winners at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Self
 
@@ -101,10 +101,19 @@ def digest_space(kernel: KernelInfo) -> str:
     return canonical({label: digest for label, digest in parts.items() if label not in _ELSEWHERE})
 
 
-class _Question(NamedTuple):
-    kernel: str
-    space: str
-    problem: str
+def decide_config(
+    kernel: KernelInfo, verdicts: Mapping[str, Mapping[str, bool]], problem: Problem, config: Config
+) -> bool | None:
+    """Return whether the space holds a config for a problem; ``None`` if a worker must be asked.
+
+    ``verdicts`` are those that hold, by problem and config (:meth:`Admission.list_verdicts`).
+    """
+    declared = decide_by_declaration(kernel, problem, config)
+    if declared is not None:
+        return declared
+    if is_checked_default(kernel, problem, config):
+        return True
+    return verdicts.get(canonical(problem), {}).get(canonical(config))
 
 
 class _KnownVerdict(NamedTuple):
@@ -131,9 +140,6 @@ class _KnownVerdict(NamedTuple):
         )
 
 
-_NO_VERDICTS: Mapping[str, _KnownVerdict] = {}
-
-
 class Admission:
     """Says whether a space holds a config.
 
@@ -145,9 +151,8 @@ class Admission:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._verdicts: dict[_Question, dict[str, _KnownVerdict]] = {}
-        """By the config's text."""
-        self._loaded: set[tuple[str, str]] = set()
+        self._verdicts: dict[tuple[str, str], dict[str, dict[str, _KnownVerdict]]] = {}
+        """By kernel and space, then by problem, then by config; the last two are texts."""
         self._count = 0
 
     def find_known_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
@@ -155,17 +160,36 @@ class Admission:
         declared = decide_by_declaration(kernel, problem, config)
         if declared is not None:
             return declared
-        if is_checked_default(kernel, problem, config):
-            return True
-        asked, text = _question_key(kernel, problem), canonical(config)
-        answer = self._find_verdict(asked, text)
-        if answer is None and (asked.kernel, asked.space) not in self._loaded:
-            self._loaded.add((asked.kernel, asked.space))
-            for stored in self._store.admissions.load_verdicts(asked.kernel, asked.space):
-                known = asked._replace(problem=stored.problem)
-                self._remember_verdict(known, stored.config, _KnownVerdict(stored.admitted, json.loads(stored.read)))
-            answer = self._find_verdict(asked, text)
-        return answer.admitted if answer is not None and answer.still_holds(kernel) else None
+        asked, text = canonical(problem), canonical(config)
+        known = self._find_verdicts(kernel).get(asked, {}).get(text)
+        verdicts = {} if known is None or not known.still_holds(kernel) else {asked: {text: known.admitted}}
+        return decide_config(kernel, verdicts, problem, config)
+
+    def list_verdicts(self, kernel: KernelInfo, configs: Collection[str]) -> dict[str, dict[str, bool]]:
+        """Return the known verdicts on some configs, by problem and config; all are texts."""
+        found = {
+            problem: {
+                config: verdicts[config].admitted
+                for config in configs
+                if config in verdicts and verdicts[config].still_holds(kernel)
+            }
+            for problem, verdicts in self._find_verdicts(kernel).items()
+        }
+        return {problem: verdicts for problem, verdicts in found.items() if verdicts}
+
+    def _find_verdicts(self, kernel: KernelInfo) -> dict[str, dict[str, _KnownVerdict]]:
+        """Return the verdicts on a kernel's present space; those that the store has are read once."""
+        place = kernel.name, digest_space(kernel)
+        if place not in self._verdicts:
+            if self._count >= MAX_REMEMBERED:
+                self._verdicts.clear()
+                self._count = 0
+            self._verdicts[place] = {}
+            for stored in self._store.admissions.load_verdicts(*place):
+                verdict = _KnownVerdict(stored.admitted, json.loads(stored.read))
+                self._verdicts[place].setdefault(stored.problem, {})[stored.config] = verdict
+                self._count += 1
+        return self._verdicts[place]
 
     async def check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
         """Return whether the space holds each config, asking a worker about those that are not known.
@@ -207,37 +231,25 @@ class Admission:
     def _remember_verdicts(
         self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool
     ) -> None:
-        asked = _question_key(kernel, problem)
-        answer = _KnownVerdict.from_kernel(kernel, admitted=admitted)
-        for config in configs:
-            if decide_by_declaration(kernel, problem, config) is None:
-                self._remember_verdict(asked, canonical(config), answer)
-
-    def _find_verdict(self, asked: _Question, config: str) -> _KnownVerdict | None:
-        return self._verdicts.get(asked, _NO_VERDICTS).get(config)
-
-    def _remember_verdict(self, asked: _Question, config: str, answer: _KnownVerdict) -> None:
-        if self._count >= MAX_REMEMBERED:
-            self._verdicts.clear()
-            self._loaded.clear()
-            self._count = 0
-        verdicts = self._verdicts.setdefault(asked, {})
-        self._count += config not in verdicts
-        verdicts[config] = answer
+        verdict = _KnownVerdict.from_kernel(kernel, admitted=admitted)
+        known = self._find_verdicts(kernel).setdefault(canonical(problem), {})
+        before = len(known)
+        known.update(
+            (canonical(config), verdict) for config in configs if decide_by_declaration(kernel, problem, config) is None
+        )
+        self._count += len(known) - before
 
     async def _save_verdicts(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
-        asked = _question_key(kernel, problem)
-        wanted = [canonical(config) for config in configs if decide_by_declaration(kernel, problem, config) is None]
-        found = {config: self._find_verdict(asked, config) for config in wanted}
+        known = self._find_verdicts(kernel).get(canonical(problem), {})
         verdicts = [
-            Verdict(asked.problem, config, answer.admitted, canonical(answer.read))
-            for config, answer in found.items()
-            if answer is not None
+            Verdict(canonical(problem), text, known[text].admitted, canonical(known[text].read))
+            for text in map(canonical, configs)
+            if text in known
         ]
         if not verdicts:
             return
         try:
-            await self._store.admissions.save_verdicts(asked.kernel, asked.space, verdicts)
+            await self._store.admissions.save_verdicts(kernel.name, digest_space(kernel), verdicts)
         except StoreError as error:
             # This daemon remembers the verdicts; the next one asks again.
             _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
@@ -254,10 +266,6 @@ class Admission:
 def _decisive_digests(kernel: KernelInfo) -> dict[str, str]:
     """Return the digests of the names that a space's code may have read: all except those that only compilers read."""
     return {name: one.decisive for name, one in kernel.learned.items() if one.is_data or not one.is_source}
-
-
-def _question_key(kernel: KernelInfo, problem: Problem) -> _Question:
-    return _Question(kernel.name, digest_space(kernel), canonical(problem))
 
 
 def _list_problem_forms(kernel: KernelInfo, problem: Problem) -> list[Problem]:

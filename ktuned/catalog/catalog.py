@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -36,12 +36,11 @@ from ktuned.model import (
     NotFound,
     Observation,
     Problem,
-    Root,
     UsageError,
     get_project_name,
     suggest_name,
 )
-from ktuned.protocol import FileError
+from ktuned.protocol import FileError, Root
 
 _OF_PROJECT = "project "
 """Prefix of a project's directory as the owner of its project file's stamp."""
@@ -113,6 +112,7 @@ class Catalog:
         self._root_listeners: list[Callable[[], None]] = []
         self._kernel_listeners: list[Callable[[Collection[KernelName]], None]] = []
         self._kernels = {kernel.name: kernel for kernel in kernels if self.find_root(kernel.file) is not None}
+        self._doubt_listeners: list[Callable[[Collection[KernelName]], None]] = []
         self._errors: dict[str, tuple[FileError, ...]] = {}
         self._faults: dict[str, str] = {}
         self._inspected: set[str] = set()
@@ -145,6 +145,10 @@ class Catalog:
     def when_kernels_change(self, listener: Callable[[Collection[KernelName]], None]) -> None:
         """Call ``listener`` with the kernels that an inspection changed or removed, at once; it must not raise."""
         self._kernel_listeners.append(listener)
+
+    def when_doubts_change(self, listener: Callable[[Collection[KernelName]], None]) -> None:
+        """Call ``listener`` with the kernels whose files are or were suspected of changes; it must not raise."""
+        self._doubt_listeners.append(listener)
 
     def add_root(self, root: Root) -> None:
         """Watch a new root, or a known root with another interpreter or name."""
@@ -252,13 +256,20 @@ class Catalog:
         """Return the error in a kernel's file that keeps it from declaring the kernel; empty if there is none."""
         return self._faults.get(kernel.name, "")
 
-    def mark_suspect_files(self, files: Iterable[str]) -> None:
+    def mark_suspect_files(self, files: Set[str]) -> None:
         """Note that kernel files or project files, or their dependencies, have changed since they were inspected."""
         self._suspects.update(files)
+        self._doubts_changed(files)
 
-    def clear_suspect_files(self, files: Iterable[str]) -> None:
+    def clear_suspect_files(self, files: Set[str]) -> None:
         """Note that files were inspected in their present state."""
         self._suspects.difference_update(files)
+        self._doubts_changed(files)
+
+    def _doubts_changed(self, files: Set[str]) -> None:
+        declared = [one.name for one in self.kernels if not files.isdisjoint(self.list_declaring_files(one))]
+        for listener in self._doubt_listeners if declared else ():
+            listener(declared)
 
     def find_suspicion(self, kernel: KernelInfo) -> str:
         """Return the changed file of a kernel that waits for its inspection; empty if there is none."""
@@ -282,7 +293,12 @@ class Catalog:
     def list_kernel_files_of(self, root: Root) -> list[str]:
         """Return the kernel files of a root that were inspected before."""
         known = {kernel.file for kernel in self._kernels.values()} | set(self._errors)
-        return sorted(file for file in known if self.find_root(file) == root)
+        return self.select_files_of(root, known)
+
+    def select_files_of(self, root: Root, files: Iterable[str]) -> list[str]:
+        """Return those of some files that belong to a root, and not to a root below it."""
+        owners = ((file, self.find_root(file)) for file in files)
+        return sorted(file for file, owner in owners if owner is not None and owner.path == root.path)
 
     def find_dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files that depend on any of these files or directories."""

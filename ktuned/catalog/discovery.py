@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ktuned.catalog.catalog import is_below
+from ktuned.ipc import read_regular_file
 from ktuned.model import UsageError
 
 SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
@@ -123,6 +124,6 @@ def guess_backend(files: Iterable[str]) -> str:
     """
     names: set[bytes] = set()
     for file in islice(files, _GLANCED_FILES):
-        with suppress(OSError), open(file, "rb") as stream:
-            names.update(_BACKEND.findall(stream.read(_GLANCED_BYTES)))
+        with suppress(OSError):
+            names.update(_BACKEND.findall(read_regular_file(file, _GLANCED_BYTES)))
     return names.pop().decode() if len(names) == 1 else ""

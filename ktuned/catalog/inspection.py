@@ -17,8 +17,8 @@ from ktuned.catalog.project_file import PROJECT_FILE, digest_project_file
 from ktuned.catalog.roots import name_roots, remake_root
 from ktuned.fleet import COURTESY_S, KILLS_EXCUSED, Fleet, is_outside_kill
 from ktuned.ipc import Trust, Untrusted, make_absolute, make_relative, replies, requests
-from ktuned.model import KernelInfo, Observation, Role, Root, SettingsError, StoreError, WorkerError
-from ktuned.protocol import FileError
+from ktuned.model import KernelInfo, Observation, Role, SettingsError, StoreError, WorkerError
+from ktuned.protocol import FileError, Root
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -61,7 +61,7 @@ class FileInspector:
     async def inspect_root(self, root: Root) -> Changes:
         """Inspect every kernel file of a root, including files that were named by their paths; return the changes."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
-        owned = [file for file in files if self._catalog.find_root(file) == root]
+        owned = self._catalog.select_files_of(root, files)
         owned += [
             file
             for file in self._catalog.list_kernel_files_of(root)
@@ -134,7 +134,7 @@ class FileInspector:
             return changes.combine_with(Changes(errors=(wrong,)))
         (again,) = name_roots([again], {root.path: root.name}, others.values())
         mended = Changes(mended=(file,) if any(error.path == file for error in self._catalog.errors) else ())
-        if again == root:
+        if replace(again, asked=root.asked, project_digest=root.project_digest) == root:
             self._catalog.add_root(again)
             self._catalog.record_project_file(root.path, again.project_digest)
             return (await self.inspect_files(again, files, gone)).combine_with(mended)

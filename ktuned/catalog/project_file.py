@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ktuned.ipc import Trust
+from ktuned.ipc import Trust, read_regular_file
 from ktuned.model import NUMERICS, PRESETS, PlanDefaults, SettingsError, listed
 
 PROJECT_FILE: Final = "ktuned.toml"
@@ -52,10 +52,7 @@ def read_project(directory: str, trust: Trust | None = None) -> Project:
     """
     path = os.path.join(directory, PROJECT_FILE)
     try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise SettingsError(f"{path} is not a regular file", hint="put one in its place, or remove it")
-        with open(path, "rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+        content = read_regular_file(path, MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return Project()
     except OSError as error:
@@ -69,8 +66,7 @@ def read_project(directory: str, trust: Trust | None = None) -> Project:
 def digest_project_file(directory: str) -> str:
     """Return the SHA-256 of a directory's project file; empty if it cannot be read."""
     try:
-        with open(os.path.join(directory, PROJECT_FILE), "rb") as stream:
-            return hashlib.sha256(stream.read(MAX_BYTES + 1)).hexdigest()
+        return hashlib.sha256(read_regular_file(os.path.join(directory, PROJECT_FILE), MAX_BYTES + 1)).hexdigest()
     except OSError:
         return ""
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
 from ktuned.ipc import Trust, Untrusted
-from ktuned.model import Root, RootSettings, SettingsError
+from ktuned.model import SettingsError
+from ktuned.protocol import Root, RootSettings
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -11,7 +11,7 @@ import structlog
 
 from ktuned.catalog.catalog import Catalog
 from ktuned.ipc import make_absolute
-from ktuned.model import KernelInfo, KernelName, Observation, WorkerError
+from ktuned.model import KernelInfo, Observation, WorkerError
 from ktuned.protocol import NamesLearned, PublishEvent
 from ktuned.store import Store
 
@@ -45,8 +45,7 @@ class Follower(Protocol):
 class Traces:
     """Learns names for kernels: in the catalog at once, so that they are watched, then in the store.
 
-    ``renamed`` is called with a kernel and its new names before the store renames its contexts, and ``publish`` after
-    that, to announce them.
+    ``publish`` announces them after that. Until then, lookups are answered from the state before.
     """
 
     def __init__(
@@ -54,12 +53,10 @@ class Traces:
         catalog: Catalog,
         store: Store,
         *,
-        renamed: Callable[[KernelName, Sequence[Observation]], None] = lambda kernel, names: None,
         publish: PublishEvent = lambda event: None,
     ) -> None:
         self._catalog = catalog
         self._store = store
-        self._renamed = renamed
         self._publish = publish
         self._followers: WeakSet[Follower] = WeakSet()
         self._lock = anyio.Lock()
@@ -98,7 +95,6 @@ class Traces:
             self._catalog.update_learned(learned)
             for follower in [one for one in self._followers if one.kernel.name == learned.name]:
                 follower.adopt_learned_names(self._catalog.add_learned_names(follower.kernel))
-            self._renamed(learned.name, fresh)
             await self._store.learned.learn_names(learned, changed, fresh)
         names = tuple(entry.name for entry in fresh)
         _log.info("learned", kernel=learned.name, names=list(names))

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ktuned.backends import gpu_uuids, nvml
+from ktuned.checking.tensor_library import find_library
 from ktuned.model import KtunedError
 
 MARGIN: Final = 1.1
@@ -67,7 +68,12 @@ def require_free_memory(device: str, declared: Mapping[str, Any]) -> None:
 
     sizes = {}
     for name, entry in declared.items():
-        dtype, shape, _ = find_layout(entry)
+        layout = find_layout(entry)
+        if layout is None:
+            # A sparse tensor is never compared element by element.
+            sizes[name] = (find_library(entry).count_element_bytes(entry), 0)
+            continue
+        dtype, shape, _ = layout
         elements = math.prod(shape)
         sizes[name] = (elements * getattr(torch, dtype).itemsize, elements)
     has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

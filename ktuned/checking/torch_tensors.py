@@ -48,11 +48,11 @@ class TorchTensors:
         import torch
 
         if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided or value.is_nested:
+            if value.is_nested or not (value.layout is torch.strided or str(value.layout) in _SPARSE_PARTS):
                 kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
                 raise UsageError(
                     f"it is a {kind} tensor, which no kernel is launched with",
-                    hint="give its parts, such as values and indices, as tensors of their own",
+                    hint="give its parts as tensors of their own",
                 )
             return value.detach()
         if type(value).__module__ != "numpy":
@@ -91,7 +91,7 @@ class TorchTensors:
 
     def count_element_bytes(self, tensor: Any) -> int:
         """Count the elements, not the storage."""
-        return int(tensor.numel() * tensor.element_size())
+        return sum(part.numel() * part.element_size() for part in _list_parts(tensor))
 
     def find_extent(self, tensor: Any) -> tuple[int, int]:
         """Count from the first element to the last; torch has no negative strides."""
@@ -114,10 +114,9 @@ class TorchTensors:
 
     def read_layout(self, tensor: Any) -> tuple[object, ...]:
         """Return shape, dtype and device, and where the elements are."""
-        import torch
-
-        place = (tensor.stride(), tensor.data_ptr()) if tensor.layout is torch.strided else ()
-        return tensor.shape, tensor.dtype, tensor.device, *place
+        parts = _list_parts(tensor)
+        strides = [(part.shape, part.stride()) for part in parts]
+        return tensor.shape, tensor.dtype, tensor.device, strides, [part.data_ptr() for part in parts]
 
     def clone_tensor(self, tensor: Any) -> Any:
         """Clone; a tensor with gaps or overlapping elements gets memory laid out like its own."""
@@ -133,10 +132,11 @@ class TorchTensors:
 
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy, also between devices. An element that ``expand`` repeats is written once, as torch demands."""
-        for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
-            if stride == 0 and size > 1:
-                source, target = source.narrow(axis, 0, 1), target.narrow(axis, 0, 1)
-        target.copy_(source)
+        for written, held in zip(_list_parts(target), _list_parts(source), strict=True):
+            for axis, (size, stride) in enumerate(zip(written.shape, written.stride(), strict=True)):
+                if stride == 0 and size > 1:
+                    held, written = held.narrow(axis, 0, 1), written.narrow(axis, 0, 1)
+            written.copy_(held)
 
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Copy to the other tensor's device, unless it is there."""
@@ -174,13 +174,14 @@ class TorchTensors:
         """Compare on the tensors' device."""
         from ktuned.declaration import view_as_bits
 
-        return self.are_equal_bits(view_as_bits(one), view_as_bits(other))
+        parts = zip(_list_parts(one), _list_parts(other), strict=True)
+        return all(self.are_equal_bits(view_as_bits(part), view_as_bits(held)) for part, held in parts)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> Any:
         """Hash on the tensors' device; on the CPU like NumPy's arrays, which is ten times as fast there."""
         from ktuned.declaration import view_as_bits
 
-        views = [view_as_bits(tensor) for tensor in tensors]
+        views = [view_as_bits(part) for tensor in tensors for part in _list_parts(tensor)]
         if all(view.device.type == "cpu" for view in views):
             digest = hashlib.blake2b(digest_size=8)
             for view in views:
@@ -212,6 +213,25 @@ class TorchTensors:
     def silence_warnings(self) -> AbstractContextManager[object]:
         """Do nothing: torch does not warn."""
         return nullcontext()
+
+
+_SPARSE_PARTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "torch.sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "torch.sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+"""Methods of a sparse tensor that return its strided parts, by its layout. The parts share its memory."""
+
+
+def _list_parts(tensor: Any) -> list[Any]:
+    """Return the strided tensors that hold a tensor's content: itself, or the parts of a sparse one."""
+    import torch
+
+    if tensor.layout is torch.strided:
+        return [tensor]
+    return [getattr(tensor, name)() for name in _SPARSE_PARTS[str(tensor.layout)]]
 
 
 _HASHED = 1 << 24

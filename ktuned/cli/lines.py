@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from ktuned.cli import text
 from ktuned.cli.progress import FirstFailure, JobBegan, JobEnded, JobView, NewBest, News, View
-from ktuned.model import (
+from ktuned.model import Objective, Problem, compute_gain, format_objective_suffix, needs_metric
+from ktuned.protocol import (
+    FileError,
     Job,
     JobState,
-    Objective,
-    Problem,
-    compute_gain,
+    KernelsReloaded,
+    KernelStale,
+    LaneChanged,
+    WinnerChanged,
     find_notices,
-    format_objective_suffix,
     is_noisy,
     is_ratio_implausible,
-    needs_metric,
 )
-from ktuned.protocol import FileError, KernelsReloaded, KernelStale, LaneChanged, WinnerChanged
 
 MAX_STANDING = 4
 """Most jobs whose standing is printed at a time."""

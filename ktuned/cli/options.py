@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 import click
 
-from ktuned.model import MAX_PRIORITY, NUMERICS, Priority, Scalar
+from ktuned.model import NUMERICS, Scalar
+from ktuned.protocol import MAX_PRIORITY, Priority
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?")

@@ -19,12 +19,13 @@ import msgspec
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.progress import JobBegan, JobView, NewBest, News, View, begin_view, fold_event, resync_view
-from ktuned.model import JobState, escape_controls
+from ktuned.model import escape_controls
 from ktuned.protocol import (
     CANCEL,
     PEAKS,
     CancelParams,
     JobParams,
+    JobState,
     Method,
     TuneAnswer,
     call_method,

@@ -13,14 +13,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from ktuned.cli import output, versions
 from ktuned.cli.output import USAGE_CODES, Exit
-from ktuned.model import KtunedError
+from ktuned.model import KtunedError, escape_surrogates
 
 
 class Entry(NamedTuple):
@@ -149,11 +148,12 @@ def _execute_command(arguments: Sequence[str] | None) -> int:
     from ktuned.cli.spawn import DaemonNotStarted
     from ktuned_client import DaemonError, DaemonUnavailable
     from ktuned_client.answers import DaemonSilent
-    from ktuned_client.wire import NumberTooLarge
+    from ktuned_client.wire import Unsendable, describe_undecodable
 
     for word in sys.argv[1:] if arguments is None else arguments:
-        if not word.isascii() and word != word.encode(errors="replace").decode():
-            return _refuse_undecodable(word)
+        if escape_surrogates(word) != word:
+            output.print_error(describe_undecodable(word))
+            return Exit.USAGE
     try:
         result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
         return result if isinstance(result, int) else Exit.DONE
@@ -167,11 +167,8 @@ def _execute_command(arguments: Sequence[str] | None) -> int:
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
-    except UnicodeEncodeError as error:
-        # The absolute path of a relative one may not be UTF-8, but the protocol carries only UTF-8.
-        return _refuse_undecodable(error.object)
-    except NumberTooLarge as error:
-        output.print_error(str(error), "give a smaller one")
+    except Unsendable as error:
+        output.print_error(str(error))
         return Exit.USAGE
     except DaemonSilent as error:
         output.print_error(error.message, f"{error.hint}; {_describe_kill()}")
@@ -184,21 +181,13 @@ def _execute_command(arguments: Sequence[str] | None) -> int:
         return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
 
 
-def _refuse_undecodable(word: str) -> Exit:
-    shown = os.fsencode(word).decode(errors="backslashreplace")
-    output.print_error(f"{shown} is not UTF-8", "rename the file or directory")
-    return Exit.USAGE
-
-
 def _describe_kill() -> str:
     """Return the command that kills a daemon that does not answer; committed results survive."""
-    from ktuned_client.paths import LOCK_NAME, socket_path
+    from ktuned.cli.spawn import state_directory
+    from ktuned.serve import find_holder
 
-    try:
-        pid = Path(socket_path()).with_name(LOCK_NAME).read_text("ascii").strip()
-    except (OSError, ValueError):
-        pid = "PID"
-    return f"`kill -9 {pid}` ends it, and measurements are kept"
+    holder = find_holder(state_directory())
+    return f"`kill -9 {'PID' if holder is None else holder.pid}` ends it, and measurements are kept"
 
 
 def _abandon_stdout() -> None:

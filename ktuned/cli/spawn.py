@@ -23,6 +23,7 @@ START_DEADLINE_S = 15.0
 """Deadline of a new daemon's first answer; usually it takes half a second, but longer from a cold disk."""
 
 PROBE_INTERVAL_S = 0.02
+CONNECT_S = 1.0
 LOG_NAME = "serve.log"
 LOG_TAIL_BYTES = 8192
 LOG_BYTES = 1 << 20
@@ -81,11 +82,7 @@ def announce_daemon(pid: int | None) -> None:
 
 def is_serving(socket_path: str) -> bool:
     """Return whether a daemon of this user listens at ``socket_path``."""
-    try:
-        paths.connect(socket_path, timeout_s=1.0).close()
-    except OSError:
-        return False
-    return True
+    return paths.find_server(socket_path, CONNECT_S) is not None
 
 
 def start_daemon(
@@ -96,8 +93,8 @@ def start_daemon(
 ) -> int:
     """Start a daemon in a new session, wait until it answers, and return its pid.
 
-    Its output goes to ``serve.log`` in the state directory. Two commands that start one at the same time
-    share it: the daemon's lock decides, and the other command finds its socket. Then the pid is 0.
+    Its output goes to ``serve.log`` in the state directory. Commands that start a daemon at the same time share one:
+    the daemon's lock decides, and the other processes end by themselves (:mod:`ktuned.serve.lock`). Then the pid is 0.
 
     Raises:
         DaemonNotStarted: the daemon ended, or did not answer before the deadline.
@@ -123,13 +120,20 @@ def start_daemon(
         raise DaemonNotStarted(
             f"no daemon could be started: {error}", hint="set KTUNED_HOME to a directory that can be written"
         ) from error
-    ended = _wait_for_daemon(process, socket_path, time.monotonic() + deadline_s)
-    if is_serving(socket_path):
-        if not ended:
-            # The daemon outlives this process on purpose, so dropping the handle must not warn.
-            process.returncode = 0
-            return process.pid
-        return 0
+    deadline = time.monotonic() + deadline_s
+    while (server := paths.find_server(socket_path, CONNECT_S)) is None and time.monotonic() < deadline:
+        try:
+            process.wait(PROBE_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            continue
+        # It may have ended because another daemon serves by now.
+        server = paths.find_server(socket_path, CONNECT_S)
+        break
+    ended = process.poll() is not None
+    if server is not None:
+        # The daemon outlives this process on purpose, so dropping the handle must not warn.
+        process.returncode = 0
+        return server if server == process.pid else 0
     if not ended:
         process.kill()
         process.wait()
@@ -148,19 +152,6 @@ def _daemon_environment(socket_path: str) -> dict[str, str]:
     if environment.get("KTUNED_HOME"):
         environment["KTUNED_HOME"] = str(state_directory())
     return environment
-
-
-def _wait_for_daemon(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -> bool:
-    """Wait until the daemon answers or ends, or the deadline passes; return whether it ended."""
-    while time.monotonic() < deadline:
-        try:
-            process.wait(PROBE_INTERVAL_S)
-        except subprocess.TimeoutExpired:
-            if is_serving(socket_path):
-                return False
-        else:
-            return True
-    return False
 
 
 def _read_log_since(log_path: Path, offset: int) -> str:

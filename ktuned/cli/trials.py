@@ -7,9 +7,33 @@ from collections.abc import Mapping
 import msgspec
 
 from ktuned.cli import text
-from ktuned.model import TRIED_AGAIN, ListedTrial, Trial, canonical, is_reference_noisy
-from ktuned.protocol import RESULTS, ResultsParams, call_method
+from ktuned.model import Outcome, canonical
+from ktuned.protocol import RESULTS, ListedTrial, ResultsParams, Trial, call_method, is_reference_noisy
 from ktuned_client import Client
+
+_RESULT_CHANGES = "when its digest, its toolchain or its driver changes"
+_BUILD_CHANGES = "when its digest or its toolchain changes"
+_QUARANTINED = (
+    "not before its digest, its toolchain or its driver changes: it is quarantined (`ktuned forget` lifts that)"
+)
+_NEXT_JOB = "by the next job: this says nothing about the config"
+
+TRIED_AGAIN: dict[Outcome, str] = {
+    Outcome.MEASURED: _RESULT_CHANGES,
+    Outcome.SLOWER: _RESULT_CHANGES,
+    Outcome.COMPILE_ERROR: _BUILD_CHANGES,
+    Outcome.COMPILE_TIMEOUT: f"when the compile deadline is raised, or {_BUILD_CHANGES}",
+    Outcome.UNSUPPORTED: "on another device",
+    Outcome.MISMATCH: _BUILD_CHANGES,
+    Outcome.LAUNCH_ERROR: _RESULT_CHANGES,
+    Outcome.CRASHED: _QUARANTINED,
+    Outcome.HUNG: _QUARANTINED,
+    Outcome.CONTENDED: _NEXT_JOB,
+    Outcome.CANCELLED: _NEXT_JOB,
+    Outcome.INTERRUPTED: _NEXT_JOB,
+}
+"""When a config with this outcome is tried again, as the end of a sentence."""
+
 
 PAGE = 2_000
 """Most trials in one request: the daemon's limit, which is lower if details are requested."""

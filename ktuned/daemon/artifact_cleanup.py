@@ -6,26 +6,44 @@ results again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from time import monotonic
 
 import anyio
 import anyio.to_thread
 import structlog
 
 from ktuned.model import StoreError
+from ktuned.protocol import AnswersChanged, Event, JobDone, PublishEvent
 from ktuned.store import Artifacts, Store
 
 _log = structlog.get_logger()
 
 
 class ArtifactCleanup:
-    """Removes artifacts at the start and after each job; calls ``on_collected`` if any were removed."""
+    """Removes artifacts at the start and after each job; publishes it if answers named some of them.
 
-    def __init__(self, store: Store, artifacts: Artifacts, on_collected: Callable[[], None]) -> None:
+    ``list_used_kernels`` returns the kernels that were looked up within some seconds: their artifacts go last.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        artifacts: Artifacts,
+        list_used_kernels: Callable[[float], Collection[str]],
+        publish: PublishEvent,
+    ) -> None:
         self._store = store
         self._artifacts = artifacts
-        self._on_collected = on_collected
+        self._list_used_kernels = list_used_kernels
+        self._publish = publish
+        self._collected_at = monotonic()
         self._due = anyio.Event()
+
+    def handle_event(self, event: Event) -> None:
+        """Have the cap checked after each job."""
+        if isinstance(event, JobDone):
+            self.request_collection()
 
     def request_collection(self) -> None:
         """Have the cap checked soon, because there are new artifacts, or the cap has changed."""
@@ -43,8 +61,15 @@ class ArtifactCleanup:
             await self._due.wait()
 
     async def _collect_artifacts(self) -> None:
-        won = {winner.artifact for winner in self._store.list_winners() if winner.artifact is not None}
-        removed = await self._artifacts.collect_garbage(won)
+        won = {winner.artifact: winner.context.kernel for winner in self._store.list_winners() if winner.artifact}
+        # Lookups are answered from memory, so what was served since the last collection is recorded only now.
+        now = monotonic()
+        used = {*self._list_used_kernels(now - self._collected_at)}
+        self._collected_at = now
+        await anyio.to_thread.run_sync(
+            self._artifacts.mark_served, [artifact for artifact, kernel in won.items() if kernel in used]
+        )
+        removed = await self._artifacts.collect_garbage(won.keys())
         if removed:
-            self._on_collected()
+            self._publish(AnswersChanged())
             _log.info("artifacts_collected", artifacts=len(removed), freed_bytes=sum(removed.values()))

@@ -1,11 +1,8 @@
 """The composition root: builds every part of a daemon once, each from the parts before it.
 
-Every part is complete after its construction, and nothing runs before all are built. Two cycles are avoided:
-
-- *Events.* Parts that act on events (caches, clean-up, probes) are built before the router; parts that publish events
-  are built after it.
-- *Callbacks.* A part that calls a later part gets a function defined in this module, which is first called when the
-  daemon runs.
+Every part is complete after its construction, and nothing runs before all are built. A part that calls a later part
+gets a function defined in this module, which is first called when the daemon runs. Parts publish events to the router,
+which is built last, and delivers them to the parts that act on events.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import msgspec
 
 from ktuned.adoption import Adoptions, KeyTunings
+from ktuned.answers import KernelStates, Knowledge
 from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
@@ -43,18 +41,9 @@ from ktuned.fleet import (
     StartProcess,
 )
 from ktuned.ipc import Trust
-from ktuned.lookup import (
-    AnswerCaches,
-    BestAnswers,
-    Certainty,
-    FollowUps,
-    Lookups,
-    Publication,
-    ServedWinners,
-    WinnerTable,
-)
-from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
-from ktuned.protocol import JobInfo, KernelStale
+from ktuned.lookup import FollowUps, Lookups, WinnerTable
+from ktuned.model import Device, KernelInfo
+from ktuned.protocol import Event, KernelStale, Root
 from ktuned.scheduling import (
     HostObserver,
     IdlePolicy,
@@ -64,7 +53,6 @@ from ktuned.scheduling import (
     JobRequests,
     Jobs,
     PortfolioFitter,
-    Portfolios,
     Preparation,
     Reading,
     Renewal,
@@ -140,6 +128,9 @@ class Parts:
         )
 
         # These are called only when the daemon runs; the parts that they use are built below.
+        def publish_event(event: Event) -> None:
+            router.publish_event(event)
+
         def on_host_up(host: str, cores: int) -> None:
             fleet.add_host(host, cores)
             probes.add_host(host)
@@ -183,7 +174,12 @@ class Parts:
         )
         admission = self.admission = Admission(catalog, fleet, store, deadlines)
         environments = Environments(
-            fleet, store, deadlines=deadlines, wait_for_hosts=cluster.await_hosts, base_env=replaced.base_env
+            fleet,
+            store,
+            deadlines=deadlines,
+            wait_for_hosts=cluster.await_hosts,
+            base_env=replaced.base_env,
+            publish=publish_event,
         )
         machine = self.machine = Machine(
             environments,
@@ -191,33 +187,20 @@ class Parts:
             chosen=settings.file.devices,
         )
 
-        # Parts that act on events, and the router.
-        events = self.events = replaced.events or Events()
-        caches = self.caches = AnswerCaches(WinnerTable(os.path.dirname(settings.socket), epoch=events.epoch))
-        artifact_cleanup = self.artifact_cleanup = ArtifactCleanup(
-            store, artifacts, on_collected=caches.forget_all_answers
+        known = Knowledge(
+            admission, artifacts, catalog, machine, store, list_failed_jobs=job_machine.failures.list_messages
         )
-        probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
-
-        def on_job_end(job: JobInfo) -> None:
-            publication.publish_tuned(job)
-            team_store.note_job_end(job.kernel)
-            portfolios.request_fit(job.kernel)
-
-        router = self.router = EventRouter(events, artifact_cleanup, caches, probes, on_job_end)
+        states = self.states = KernelStates(known)
+        probes = self.probes = Probes(catalog, environments, str(settings.state))
 
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
 
         inspector = self.inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root)
 
-        def on_names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
-            caches.rename_contexts(kernel, store.list_winners(kernel), names)
-
-        traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
+        traces = self.traces = Traces(catalog, store, publish=publish_event)
 
         # Winners of other daemons.
-        portfolios = self.portfolios = Portfolios(store)
         exchange = self.exchange = WinnerExchange(
             admission=admission,
             catalog=catalog,
@@ -225,8 +208,7 @@ class Parts:
             machine=machine,
             store=store,
             artifacts=artifacts,
-            portfolios=portfolios,
-            publish=router.publish_event,
+            publish=publish_event,
         )
         team_store = self.team_store = TeamStore(
             settings.file.share,
@@ -239,7 +221,6 @@ class Parts:
         )
 
         # Parts that tune.
-        served = self.served = ServedWinners(store, machine, caches)
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
@@ -250,9 +231,7 @@ class Parts:
             machine=machine,
             traces=traces,
             deadlines=deadlines,
-            find_anchor=store.anchors.find_anchor,
-            list_served=served.list_winners,
-            list_portfolio=portfolios.find_configs,
+            find_state=states.find_state,
             await_shared=team_store.await_first_look,
         )
 
@@ -269,7 +248,7 @@ class Parts:
             artifacts=artifacts,
             prepare=preparation.prepare_brief,
             inspect=inspect_kernel,
-            publish=router.publish_event,
+            publish=publish_event,
             read=replaced.read or observer.read_host_use,
             intervals=replaced.intervals or Intervals(),
         )
@@ -285,7 +264,7 @@ class Parts:
             store=store,
             jobs=jobs,
             requests=requests,
-            publish=router.publish_event,
+            publish=publish_event,
         )
 
         intake = self.intake = Intake(
@@ -298,8 +277,7 @@ class Parts:
             list_configured=lambda: {root.path for root in self.settings.roots},
         )
 
-        self.portfolio_fitter = PortfolioFitter(
-            portfolios,
+        portfolio_fitter = self.portfolio_fitter = PortfolioFitter(
             admission=admission,
             catalog=catalog,
             fleet=fleet,
@@ -308,64 +286,43 @@ class Parts:
             requests=requests,
             store=store,
             deadlines=deadlines,
-            on_change=caches.forget_answers,
+            publish=publish_event,
         )
 
         # Parts that answer lookups and watch files.
-        certainty = self.certainty = Certainty(catalog, machine)
-        follow_ups = self.follow_ups = FollowUps(admission, jobs, caches, fleet.gate)
-        answers = BestAnswers(
-            admission=admission,
-            artifacts=artifacts,
-            certainty=certainty,
-            failures=job_machine.failures,
-            portfolios=portfolios,
-            served=served,
-            store=store,
-        )
-        publication = self.publication = Publication(
-            catalog=catalog,
-            machine=machine,
-            caches=caches,
-            certainty=certainty,
-            served=served,
-            answers=answers,
-            follow_ups=follow_ups,
-        )
-        lookups = self.lookups = Lookups(
-            catalog=catalog,
-            answers=answers,
-            follow_ups=follow_ups,
-            publication=publication,
-            caches=caches,
-            jobs=jobs,
+        follow_ups = self.follow_ups = FollowUps(admission, jobs, fleet.gate, publish_event)
+        events = self.events = replaced.events or Events()
+        table = WinnerTable(os.path.dirname(settings.socket), epoch=events.epoch)
+        lookups = self.lookups = Lookups(table, catalog, states, follow_ups, jobs)
+        artifact_cleanup = self.artifact_cleanup = ArtifactCleanup(
+            store, artifacts, lookups.publication.list_used_kernels, publish_event
         )
 
         self.adoptions = Adoptions(
             settings.state,
             catalog=catalog,
             intake=intake,
-            keys=KeyTunings(catalog=catalog, machine=machine, requests=requests, jobs=jobs, store=store),
+            keys=KeyTunings(
+                catalog=catalog, machine=machine, requests=requests, jobs=jobs, store=store, publish=publish_event
+            ),
             lookups=lookups,
             jobs=jobs,
             machine=machine,
         )
 
         def list_kernels_in_use() -> set[str]:
-            return {*publication.list_used_kernels(), *(job.kernel for job in jobs.list_live_jobs())}
+            return {*lookups.publication.list_used_kernels(), *(job.kernel for job in jobs.list_live_jobs())}
 
         async def on_toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
-            caches.forget_all_answers()
             for kernel in outdated:
                 if store.list_winners(kernel.name):
-                    router.publish_event(KernelStale(kernel=kernel.name, digest=kernel.digest))
+                    publish_event(KernelStale(kernel=kernel.name, digest=kernel.digest))
             await renewal.reverify_probed(kernels, outdated)
 
         self.toolchain_survey = ToolchainSurvey(
             catalog,
             environments,
             list_used_kernels=list_kernels_in_use,
-            on_doubt=caches.forget_all_answers,
             on_probe=on_toolchain_probed,
             intervals=replaced.toolchain_intervals,
         )
@@ -374,8 +331,12 @@ class Parts:
             catalog,
             inspector,
             renewal.react_to_changes,
-            publication.list_used_kernels,
-            on_doubts_changed=caches.forget_all_answers,
+            lookups.publication.list_used_kernels,
+        )
+
+        # Answers first: whoever acts on an event may need them.
+        router = self.router = EventRouter(
+            events, states, lookups, artifact_cleanup, probes, team_store, portfolio_fitter
         )
 
 

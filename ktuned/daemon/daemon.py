@@ -12,7 +12,6 @@ and the next daemon continues them.
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import socket
@@ -29,7 +28,7 @@ from ktuned.daemon.reload import Reload
 from ktuned.daemon.status import collect_status
 from ktuned.daemon.systemd import Notifier
 from ktuned.model import KtunedError
-from ktuned.protocol import StatusAnswer, WorkFigures
+from ktuned.protocol import AnswersChanged, StatusAnswer, WorkFigures
 from ktuned.serve import (
     CallMethods,
     Checks,
@@ -40,10 +39,12 @@ from ktuned.serve import (
     JobMethods,
     KernelMethods,
     LookupMethods,
+    Responses,
     Server,
     Subscriptions,
     TrialMethods,
     keep_reachable,
+    remove_socket,
 )
 
 _log = structlog.get_logger()
@@ -91,7 +92,8 @@ class Daemon:
         self.lifetime.apply_limit(parts.settings.idle_exit_s)
         self.reload = Reload(parts, self.lifetime, notifier, self._describe_activity)
         self.handlers = {handler.method.name: handler for handler in self._list_handlers()}
-        self.server = Server(self.handlers.values(), shortcuts=parts.caches.shortcuts)
+        self.responses = Responses(lambda: parts.states.version)
+        self.server = Server(self.handlers.values(), responses=self.responses)
         self._notifier = notifier
         self._last_end = last_end
 
@@ -103,7 +105,7 @@ class Daemon:
         return [
             *DaemonMethods(
                 events=events,
-                table=parts.caches.table,
+                table=lookups.table,
                 status=self._collect_status,
                 probe=parts.probes.collect_reports,
                 stop=self.stopping.set,
@@ -120,9 +122,9 @@ class Daemon:
             *TrialMethods(
                 catalog=catalog,
                 jobs=jobs,
-                lookups=lookups,
                 machine=machine,
-                served=parts.served,
+                publish=parts.router.publish_event,
+                states=parts.states,
                 store=store,
             ).list_handlers(),
             *LookupMethods(lookups).list_handlers(),
@@ -148,7 +150,7 @@ class Daemon:
             *CallMethods(parts.adoptions, fleet.applications).list_handlers(),
             *KernelMethods(
                 catalog=catalog,
-                explainer=Explainer(catalog, parts.admission, machine, store, parts.certainty),
+                explainer=Explainer(catalog, parts.states, store),
                 intake=parts.intake,
             ).list_handlers(),
             *self.reload.list_handlers(),
@@ -160,7 +162,8 @@ class Daemon:
     def _read_totals(self) -> WorkFigures:
         """Return totals since the start; they never decrease."""
         answered = self.server.describe_traffic().answered
-        return WorkFigures(requests=answered, lookups=self.parts.lookups.answered, trials=self.parts.router.trials)
+        lookups = self.parts.lookups.answered + self.responses.lookups
+        return WorkFigures(requests=answered, lookups=lookups, trials=self.parts.router.trials)
 
     def _list_reasons_to_stay(self) -> list[str]:
         """Return the reasons why an idle daemon does not end: ``clients``, ``jobs``, ``watches``."""
@@ -199,14 +202,22 @@ class Daemon:
                 parts.toolchain_survey.run_until_cancelled,
                 self._resume_work,
                 self.lifetime.run_until_cancelled,
-                *([functools.partial(keep_reachable, place, self.server.accept_from)] if is_bound else ()),
+                *([self._keep_reachable] if is_bound else ()),
             ):
                 tasks.start_soon(work)
             await self.stopping.wait()
             self._notifier.report_stopping()
             _log.info("stopping")
+            if is_bound:
+                # Before anything else ends: the next command starts a daemon, which waits for the end of this one.
+                remove_socket(place)
             await self.server.drain_requests()
             tasks.cancel_scope.cancel()
+
+    async def _keep_reachable(self) -> None:
+        await keep_reachable(
+            self.parts.settings.socket, self.server.accept_from, self.parts.lookups.table.restore_file, self.stopping
+        )
 
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -222,8 +233,6 @@ class Daemon:
         """Continue the last daemon's work, after probing the machine's devices."""
         if self.parts.catalog.roots:
             await self.parts.probes.collect_reports()
-            # Answers from before the probe may be based on an older report.
-            self.parts.caches.forget_all_answers()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._renew_changes)
@@ -234,8 +243,8 @@ class Daemon:
         """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
         # The doubts of a start are over, because the watcher has now looked at every file.
-        self.parts.certainty.record_catch_up()
-        self.parts.caches.forget_all_answers()
+        self.parts.states.start_doubts.end_doubts()
+        self.parts.router.publish_event(AnswersChanged())
         await self.parts.renewal.queue_reverification()
         # The exchange comes last, because contexts must be today's.
         await self.parts.team_store.run_until_cancelled()

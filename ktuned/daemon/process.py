@@ -77,7 +77,7 @@ async def serve_until_stopped(
     idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
     with (
         Notifier(handover.notify_path) as notifier,
-        state_directory.hold_directories(settings.state, settings.cache),
+        state_directory.hold_directories(settings.state, settings.cache, settings.socket),
         record_end(settings.state) as last_end,
         socket_of as listening,
     ):

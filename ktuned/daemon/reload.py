@@ -19,7 +19,7 @@ from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.settings import Settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.model import KtunedError
-from ktuned.protocol import RELOAD, NoParams, ReloadAnswer
+from ktuned.protocol import RELOAD, AnswersChanged, NoParams, ReloadAnswer
 from ktuned.serve import Handler, Peer
 
 _log = structlog.get_logger()
@@ -101,6 +101,7 @@ class Reload:
             parts.team_store.apply_settings(settings.file.share)
         parts.cluster.apply_settings(settings.file.cluster, has_memory_limits=settings.has_memory_limits)
         await self._apply_roots(settings)
+        parts.router.publish_event(AnswersChanged())
 
     async def _apply_roots(self, settings: Settings) -> None:
         catalog, store, intake = self._parts.catalog, self._parts.store, self._parts.intake

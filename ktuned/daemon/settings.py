@@ -18,7 +18,9 @@ import msgspec
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
 from ktuned.fleet import ClusterSettings, choose_compile_slots, count_compile_workers, memory
-from ktuned.model import Root, SettingsError, listed
+from ktuned.ipc import read_regular_file
+from ktuned.model import SettingsError, listed
+from ktuned.protocol import Root
 from ktuned.scheduling import POLICIES
 from ktuned.serve import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
@@ -182,14 +184,13 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 def _read_config(path: Path) -> ConfigFile:
     try:
-        if path.exists() and not path.is_file():
-            # Reading a pipe would block until there is a writer.
-            raise SettingsError(f"{path} cannot be read: it is not a regular file", hint="put one in its place")
-        text = path.read_bytes()
+        text = read_regular_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return ConfigFile()
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="correct its mode or its owner") from error
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror}", hint="put a file of yours in its place"
+        ) from error
     try:
         table = msgspec.toml.decode(text)
         _check_value(table, ConfigFile, "")

@@ -1,8 +1,8 @@
 """The daemon's directories: private, and held by one daemon at a time.
 
-Two daemons on one store would each know only part of its state, so a lock on a file decides which one runs. Linux
-releases the lock when the process ends for any reason. The directories are private because whoever can write there can
-run code as the user: artifacts are code, and the store says which are loaded.
+Two daemons on one store would each know only part of its state, so a lock on a file decides which one runs. The
+directories are private because whoever can write there can run code as the user: artifacts are code, and the store says
+which are loaded.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from ktuned.ipc import LockHeld, Trust, Untrusted, hold_lock
+from ktuned.ipc import Trust, Untrusted
 from ktuned.model import StoreError
-
-LOCK_NAME: Final = "lock"
-"""A file in the state directory; it names the process that holds its lock."""
+from ktuned.serve import LOCK_NAME, LockHeld, hold_lock
 
 PRIVATE_UMASK: Final = 0o077
 """Files of the daemon and its workers are readable only by their user."""
@@ -25,8 +23,10 @@ _PRIVATE_DIRECTORY: Final = 0o700
 
 
 @contextmanager
-def hold_directories(state: Path, cache: Path) -> Iterator[None]:
+def hold_directories(state: Path, cache: Path, socket: str) -> Iterator[None]:
     """Make the directories, and hold the lock of the state directory during the block.
+
+    Waits for a daemon that still ends; ``socket`` is the path that this daemon is going to serve.
 
     Raises:
         StoreError: the directories cannot be used, another user could replace files in them, or another daemon holds
@@ -37,7 +37,7 @@ def hold_directories(state: Path, cache: Path) -> Iterator[None]:
             for directory in (state, cache):
                 directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIRECTORY)
                 Trust().check_directory(str(directory))
-            held.enter_context(hold_lock(state / LOCK_NAME))
+            held.enter_context(hold_lock(state / LOCK_NAME, socket))
         except OSError as error:
             raise StoreError(
                 f"{state} cannot be used: {error.strerror}",
@@ -50,7 +50,7 @@ def hold_directories(state: Path, cache: Path) -> Iterator[None]:
             ) from error
         except LockHeld as error:
             raise StoreError(
-                f"a daemon (pid {error.holder}) already keeps its state in {state}",
-                hint=f"`kill {error.holder}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
+                f"a daemon (pid {error.pid}) already keeps its state in {state}",
+                hint=f"`kill {error.pid}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
             ) from error
         yield

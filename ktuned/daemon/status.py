@@ -7,10 +7,9 @@ import resource
 from collections.abc import Iterator
 from time import monotonic
 
-import ktuned
 from ktuned.daemon.assembly import Parts
 from ktuned.daemon.lifetime import Lifetime
-from ktuned.protocol import RootInfo, StatusAnswer
+from ktuned.protocol import VERSION, RootInfo, StatusAnswer
 from ktuned.serve import Server
 from ktuned_client.wire import PROTOCOL_VERSION
 
@@ -20,7 +19,7 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
     jobs, fleet = parts.jobs, parts.fleet
     return StatusAnswer(
         pid=os.getpid(),
-        version=ktuned.__version__,
+        version=VERSION,
         protocol=PROTOCOL_VERSION,
         socket=parts.settings.socket,
         home=str(parts.settings.state),

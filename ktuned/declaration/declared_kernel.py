@@ -293,7 +293,8 @@ class Kernel:
         text = canonical(problem)
         if text not in self._known_layouts:
             specs = self.evaluate_inputs(problem)
-            self._known_layouts[text] = {name: find_layout(value) for name, value in specs.items()}
+            layouts = {name: find_layout(value) for name, value in specs.items()}
+            self._known_layouts[text] = {name: layout for name, layout in layouts.items() if layout is not None}
         return self._known_layouts[text]
 
     @cached_property

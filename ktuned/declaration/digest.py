@@ -27,7 +27,7 @@ from ktuned.declaration.declared_files import find_declared_files
 from ktuned.declaration.declared_kernel import Kernel
 from ktuned.declaration.value_text import describe_value
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
-from ktuned.ipc import Untrusted, stamp_files
+from ktuned.ipc import Untrusted, read_regular_file, stamp_files
 from ktuned.model import KernelInfo, ProjectName
 
 DIGEST_VERSION = 4
@@ -151,14 +151,13 @@ def _read_sources(kernel: Kernel) -> dict[Path, bytes]:
     """Return the bytes of the declared sources. What these include is learned when they are compiled."""
     found: dict[Path, bytes] = {}
     for name, path in zip(kernel.sources, kernel.source_paths, strict=True):
-        if not path.is_file():
-            raise kernel.site.make_error(
-                f"the source {name!r} does not exist", hint="sources are relative to the kernel file"
-            )
         try:
-            found[path] = path.read_bytes()
+            found[path] = read_regular_file(path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            hint = "sources are relative to the kernel file"
+            raise kernel.site.make_error(f"the source {name!r} does not exist", hint=hint) from error
         except OSError as error:
-            raise kernel.site.make_error(f"the source {error.filename} cannot be read: {error.strerror}") from error
+            raise kernel.site.make_error(f"the source {name!r} cannot be read: {error.strerror}") from error
     return found
 
 

@@ -28,7 +28,7 @@ from ktuned.declaration.declaration import DeclarationCollector, EndOfDeclaratio
 from ktuned.declaration.declared_kernel import Kernel
 from ktuned.declaration.user_values import fold_to_line
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded, ImportEnd, is_ours
-from ktuned.ipc import ABSENT, Untrusted, normalize_path, stamps_agree
+from ktuned.ipc import ABSENT, NotRegularFile, Untrusted, normalize_path, read_regular_file, stamps_agree
 from ktuned.model import KernelFileError, listed
 
 _DISTRIBUTION_OF_PACKAGE = {
@@ -151,7 +151,7 @@ def _load_into_application(path: Path, name: str) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         with collect_declarations(path):
-            return _run_module(path, name, path.read_bytes())[0]
+            return _run_module(path, name, read_regular_file(path))[0]
     except Exception as error:
         raise _make_import_error(error, path) from error
     finally:
@@ -171,11 +171,12 @@ def find_module_file(module: ModuleType) -> Path | None:
 
 
 def _execute_kernel_file(path: Path) -> None:
-    if path.exists() and not path.is_file():
-        # Reading a pipe would wait for its writer, and a device has no end.
-        raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
-    with OBSERVER.pause_recording():
-        text = path.read_bytes()
+    try:
+        with OBSERVER.pause_recording():
+            text = read_regular_file(path)
+    except NotRegularFile as error:
+        hint = "put a Python file in its place"
+        raise KernelFileError(f"{path} cannot be read: {error.strerror}", path=str(path), hint=hint) from error
     _, OBSERVER.import_end = _run_module(path, _make_module_name(path), OBSERVER.record_execution(path, text))
 
 

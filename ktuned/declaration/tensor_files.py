@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from ktuned.ipc import read_regular_file
 from ktuned.model import UsageError
 
 _DEVICE = ContextVar("_DEVICE", default="cpu")
@@ -48,8 +49,7 @@ def load_tensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = os.path.join(os.path.dirname(os.path.abspath(caller)), path)
     try:
         # Read as a whole: mapped tensors would change if the file is saved again while they are measured.
-        with open(file, "rb") as stream:
-            data = stream.read()
+        data = read_regular_file(file)
     except OSError as error:
         raise UsageError(f"load_tensors cannot read {file}: {error.strerror}") from None
     try:

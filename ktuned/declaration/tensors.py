@@ -172,11 +172,16 @@ def _find_shape_fault(shape: object) -> str:
     return "" if is_one or isinstance(shape, int) else f"the shape {shape!r} is neither an int nor a tuple of ints"
 
 
-def find_layout(entry: Any) -> Layout:
-    """Return the dtype, shape and strides of an entry of ``inputs``: a :class:`TensorSpec`, a tensor or an array."""
+def find_layout(entry: Any) -> Layout | None:
+    """Return the dtype, shape and strides of an entry of ``inputs``: a :class:`TensorSpec`, a tensor or an array.
+
+    A sparse tensor has no strides, and thus no layout.
+    """
     if isinstance(entry, TensorSpec):
         strides = tuple(math.prod(entry.shape[axis + 1 :]) for axis in range(len(entry.shape)))
         return entry.dtype, entry.shape, strides
+    if str(getattr(entry, "layout", "")).startswith("torch.sparse"):
+        return None
     if hasattr(entry, "stride"):
         return str(entry.dtype).removeprefix("torch."), tuple(entry.shape), tuple(entry.stride())
     return str(entry.dtype), tuple(entry.shape), tuple(step // entry.itemsize for step in entry.strides)

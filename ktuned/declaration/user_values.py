@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import KernelFileError, KtunedError, Scalar, listed
+from ktuned.model import KernelFileError, KtunedError, Scalar, escape_surrogates, listed
 
 MAX_MESSAGE_CHARS = 500
 """Length at which messages of user code are cut, so that an error fits on a terminal."""
@@ -132,6 +132,8 @@ def find_scalar_fault(value: object) -> str:
         return f"{value!r} is not a finite number"
     if type(value) is int and value not in _INTEGERS:
         return f"{value!r} does not fit into 64 bits"
+    if type(value) is str and escape_surrogates(value) != value:
+        return f"{value!r} is not Unicode: it holds a lone surrogate"
     return ""
 
 

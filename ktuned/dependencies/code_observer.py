@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from ktuned.dependencies import distributions
 from ktuned.dependencies.distributions import is_unowned
 from ktuned.dependencies.origin import InstalledPlace, find_installed_place, is_foreign, is_ours, prepare_origins
-from ktuned.ipc import Trust, normalize_path, stamp
+from ktuned.ipc import Trust, normalize_path, read_regular_file, stamp
 
 _get_code = SourceFileLoader.get_code
 _get_bytecode = SourcelessFileLoader.get_code
@@ -150,7 +150,7 @@ class CodeObserver:
         if path not in self._contents:
             self.check_trust([path])
             with self.pause_recording():
-                self._contents[path] = path.read_bytes()
+                self._contents[path] = read_regular_file(path)
         return self._contents[path]
 
     def check_trust(self, paths: Iterable[Path]) -> None:

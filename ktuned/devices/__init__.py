@@ -1,8 +1,15 @@
 """Backends, toolchains and devices of each interpreter, and changes of them."""
 
 from ktuned.devices.environments import Environments
-from ktuned.devices.machine import Machine
+from ktuned.devices.machine import Machine, explain_unmeasurable
 from ktuned.devices.probes import Probes
 from ktuned.devices.toolchain_survey import SurveyIntervals, ToolchainSurvey
 
-__all__ = ["Environments", "Machine", "Probes", "SurveyIntervals", "ToolchainSurvey"]
+__all__ = [
+    "Environments",
+    "Machine",
+    "Probes",
+    "SurveyIntervals",
+    "ToolchainSurvey",
+    "explain_unmeasurable",
+]

@@ -56,7 +56,7 @@ from ktuned.model import (
     canonical,
     suggest_name,
 )
-from ktuned.protocol import EnvironmentInfo
+from ktuned.protocol import AnswersChanged, EnvironmentInfo, PublishEvent
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -104,6 +104,7 @@ class Environments:
         base_env: The workers' variables; by default the daemon's own.
         wait_for_hosts: Waits until the hosts are known.
         look_s: How long a look at a toolchain is valid, in seconds.
+        publish: Announces that answers may have changed, because a report has, or whether it holds.
     """
 
     def __init__(
@@ -115,7 +116,9 @@ class Environments:
         base_env: Mapping[str, str] | None = None,
         wait_for_hosts: Callable[[], Awaitable[None]] = _await_no_hosts,
         look_s: float = LOOK_S,
+        publish: PublishEvent = lambda event: None,
     ) -> None:
+        self._publish = publish
         self._look_s = look_s
         self._wait_for_hosts = wait_for_hosts
         self._fleet = fleet
@@ -188,6 +191,7 @@ class Environments:
             if not environment.host:
                 # Each device of this machine has a lane, which needs a core without compilers.
                 self._fleet.leave_cores(self._count_local_devices())
+            self._publish(AnswersChanged())
             return report
 
     async def _ask_worker(self, environment: Environment) -> EnvironmentReport:
@@ -238,9 +242,12 @@ class Environments:
         """Return the variables that workers of an environment are started with on this machine."""
         return {**self._base_env, **dict(environment.env)}
 
-    def describe_disagreement(self, environment: Environment) -> str:
-        """Return a line if an interpreter's ktuned differs from this daemon's; else an empty text."""
-        return _describe_disagreement(self._find_known(environment))
+    def explain_doubt(self, environment: Environment) -> str:
+        """Return why answers that depend on an environment's report cannot be fresh; empty if they can."""
+        reason = self.find_doubt(environment)
+        if reason:
+            return f"the toolchain must be probed again: {reason}"
+        return "" if environment.host else _describe_disagreement(self._find_known(environment))
 
     @property
     def notices(self) -> list[str]:
@@ -280,6 +287,7 @@ class Environments:
         """Doubt the reports of a host until it is probed again."""
         for known in self._list_probed_on(host):
             known.doubt = f"{host}: {reason}"
+        self._publish(AnswersChanged())
         for listener in self._listeners:
             listener()
 
@@ -288,6 +296,7 @@ class Environments:
         self._hosts[host] = None
         for known in self._list_probed_on(host):
             known.is_probed = False
+        self._publish(AnswersChanged())
 
     def _list_probed_on(self, host: str) -> list[_KnownEnvironment]:
         return [
@@ -299,6 +308,7 @@ class Environments:
     def remove_host(self, host: str) -> None:
         """Stop using a host. Measurements that were made there are kept."""
         self._hosts.pop(host, None)
+        self._publish(AnswersChanged())
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -340,6 +350,7 @@ class Environments:
         else:
             # The end of a disagreement needs a probe, too, so answers are stale until then.
             known.doubt = reason or f"{known.disagreement} again"
+            self._publish(AnswersChanged())
         return known.doubt
 
     def find_doubt(self, environment: Environment) -> str:

@@ -18,18 +18,19 @@ from ktuned.fleet import Environment
 from ktuned.model import (
     BackendError,
     BackendReport,
-    Context,
     Device,
     DeviceModel,
     DeviceName,
     KernelInfo,
     KeyProblem,
     NotFound,
+    Objective,
     Problem,
     Target,
     UsageError,
-    canonical,
+    needs_own_launches,
 )
+from ktuned.store import Context
 
 _SCHEMES = (cpu.TARGET_PREFIX, "sm_")
 """Prefixes of the targets of CPUs and of NVIDIA's GPUs."""
@@ -234,16 +235,21 @@ class Machine:
             )
         return BackendError(f"backend {backend!r} cannot run here: {reason.message}", hint=reason.hint)
 
-    def build_context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
-        """Return the context of a measurement that is made now."""
+    def build_base_context(self, kernel: KernelInfo, environment: Environment, device: Device) -> Context:
+        """Return the context of a measurement that is made now, without the problem."""
         return Context(
             kernel=kernel.name,
-            problem=KeyProblem(canonical(kernel.select_key_values(problem))),
+            problem=KeyProblem(""),
             device=device.model,
             digest=kernel.digest,
             toolchain=self._digest_toolchain(environment, kernel.backend, device),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
+
+    def build_context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
+        """Return the context of a measurement that is made now."""
+        base = self.build_base_context(kernel, environment, device)
+        return msgspec.structs.replace(base, problem=kernel.make_key_problem(problem))
 
     def is_outdated(self, environment: Environment, backend: str, context: Context) -> bool:
         """Return whether a context's toolchain, or the driver of its device, differs from the present one."""
@@ -302,3 +308,10 @@ _UNKNOWN = BackendReport("")
 def _are_alike(one: Device, other: Device) -> bool:
     """Return whether two devices may share a job's work and each other's winners."""
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
+
+
+def explain_unmeasurable(objective: Objective, device: Device) -> str:
+    """Return why a device cannot measure an objective's metric; empty if it can."""
+    if not device.no_energy or not needs_own_launches(objective):
+        return ""
+    return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

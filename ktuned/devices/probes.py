@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ktuned.catalog import Catalog, make_root_environment
 from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
-from ktuned.protocol import EnvironmentInfo
+from ktuned.protocol import EnvironmentInfo, Event, LaneChanged
 
 
 class Probes:
@@ -21,7 +21,6 @@ class Probes:
         catalog: Knows the roots.
         environments: Probes one environment.
         directory: Where a worker runs if there is no root.
-        on_change: Called after hosts were probed, because answers may differ now.
     """
 
     def __init__(
@@ -29,10 +28,8 @@ class Probes:
         catalog: Catalog,
         environments: Environments,
         directory: str,
-        *,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._listeners = [on_change]
+        self._listeners: list[Callable[[], None]] = []
         self._catalog = catalog
         self._environments = environments
         self._directory = directory
@@ -55,10 +52,11 @@ class Probes:
         # Roots that share an interpreter share its report, which is listed once.
         return [EnvironmentInfo.from_report(report) for report in {id(one): one for one in found}.values()]
 
-    def probe_after_failure(self) -> None:
-        """Probe all devices again soon: one may be gone, and the next job must not rely on it."""
-        self._has_failed = True
-        self._wake.set()
+    def handle_event(self, event: Event) -> None:
+        """Probe all devices again soon when one is sick: it may be gone, and the next job must not rely on it."""
+        if isinstance(event, LaneChanged) and event.state == "sick":
+            self._has_failed = True
+            self._wake.set()
 
     def add_host(self, host: str) -> None:
         """Probe a host soon, on which workers can run from now on."""

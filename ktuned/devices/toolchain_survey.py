@@ -17,7 +17,8 @@ import structlog
 
 from ktuned.catalog import Catalog, make_root_environment
 from ktuned.devices.environments import Environments
-from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
+from ktuned.model import AmbiguousName, KernelInfo, NotFound
+from ktuned.protocol import Root
 
 _log = structlog.get_logger()
 
@@ -39,7 +40,6 @@ class ToolchainSurvey:
         catalog: Knows roots and kernels.
         environments: Knows the reports, and probes.
         list_used_kernels: Returns the kernels that were looked up lately or are tuned.
-        on_doubt: Called when answers become stale because a toolchain must be probed again.
         on_probe: Called after the probe, with all kernels of the root, and those whose fingerprints have changed.
         intervals: How often to look.
     """
@@ -50,14 +50,12 @@ class ToolchainSurvey:
         environments: Environments,
         *,
         list_used_kernels: Callable[[], Iterable[str]],
-        on_doubt: Callable[[], None],
         on_probe: Callable[[list[KernelInfo], list[KernelInfo]], Awaitable[None]],
         intervals: SurveyIntervals | None = None,
     ) -> None:
         self._catalog = catalog
         self._environments = environments
         self._list_used_kernels = list_used_kernels
-        self._on_doubt = on_doubt
         self._on_probe = on_probe
         self._intervals = intervals or SurveyIntervals()
         self._wake = anyio.Event()
@@ -91,7 +89,6 @@ class ToolchainSurvey:
             reason = self._environments.check_toolchain(environment) if was_probed else ""
             if reason:
                 _log.info("toolchain_changed", root=root.path, reason=reason)
-                self._on_doubt()
                 await self._environments.probe_environment(environment)
                 is_doubted = True
         present = self._read_fingerprints(root)

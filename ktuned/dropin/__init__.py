@@ -5,7 +5,7 @@ the daemon for winners (:mod:`~ktuned.dropin.keyed_call`). ``ktuned run`` instal
 it (:mod:`~ktuned.dropin.takeover`). A worker reads the calls that were left (:mod:`~ktuned.dropin.adopted_files`).
 """
 
-from ktuned.dropin.account import FIXED, RECORDED, TUNED, Account, account
+from ktuned.dropin.account import ANSWERED, FIXED, RECORDED, TUNED, Account, account
 from ktuned.dropin.adopted_files import AdoptedFiles
 from ktuned.dropin.application import (
     FunctionName,
@@ -18,7 +18,17 @@ from ktuned.dropin.captures import is_capturing
 from ktuned.dropin.daemon_link import DaemonLink, daemon_link
 from ktuned.dropin.keyed_call import NOT_ACCEPTED, KeyedCall, find_log, leave_to_framework
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
-from ktuned.dropin.launch_machine import Answer, LaunchMachine, Mode, Numerics, Policy, Standing, Upgrade, choose_policy
+from ktuned.dropin.launch_machine import (
+    Answer,
+    Event,
+    LaunchMachine,
+    Mode,
+    Numerics,
+    Policy,
+    Standing,
+    Upgrade,
+    choose_policy,
+)
 from ktuned.dropin.recorded_call import (
     CAPTURED,
     MAX_CAPTURED_BYTES,
@@ -35,6 +45,7 @@ from ktuned.model import CallKey
 from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, spool_directory
 
 __all__ = [
+    "ANSWERED",
     "CALLS",
     "CALL_KEY",
     "CAPTURED",
@@ -53,6 +64,7 @@ __all__ = [
     "CallRecord",
     "DaemonLink",
     "Declaration",
+    "Event",
     "FunctionName",
     "KeyedCall",
     "LaunchCounter",

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 TUNED: Final = "tuned"
 RECORDED: Final = "recorded"
 FIXED: Final = "fixed"
+ANSWERED: Final = "answered by the library"
 
 
 @dataclass

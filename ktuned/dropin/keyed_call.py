@@ -36,7 +36,7 @@ from ktuned.dropin.launch_machine import (
     Followed,
     Launch,
     LaunchMachine,
-    LetFrameworkTune,
+    LeaveAlone,
     Load,
     Loaded,
     Policy,
@@ -128,7 +128,7 @@ class KeyedCall(ABC):
             Exception: what the subclass's methods raise.
         """
         is_captured, is_new = is_capturing(), self.machine.standing is Standing.NEW
-        self.handle_event(Called(is_captured))
+        self.handle(Called(is_captured))
         if self.machine.policy.winners is not None:
             if is_new:
                 self._report_fixed_config()
@@ -174,11 +174,11 @@ class KeyedCall(ABC):
 
     # The machine's instructions
 
-    def handle_event(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Give the machine an event, and carry out its instructions until none is left."""
         events: deque[Event] = deque([event])
         while events:
-            for instruction in self.machine.handle_event(events.popleft()):
+            for instruction in self.machine.handle(events.popleft()):
                 match instruction:
                     case Ask():
                         events.append(Answered(self.ask_daemon()))
@@ -193,8 +193,8 @@ class KeyedCall(ABC):
                         events.append(Loaded(instruction.config) if is_fit else Unfit(instruction.config))
                     case Launch():
                         self.launch_config(instruction.config, once=instruction.once)
-                    case LetFrameworkTune():
-                        self.let_framework_tune(instruction.reason)
+                    case LeaveAlone():
+                        leave_to_framework(self.framework, self._name, instruction.reason)
 
     def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""
@@ -224,15 +224,11 @@ class KeyedCall(ABC):
         """Take later answers from the daemon, too."""
         daemon_link().follow_key(self._key, self._take_in_answer)
 
-    def let_framework_tune(self, reason: str) -> None:
-        """Leave the key to the framework's own tuner."""
-        leave_to_framework(self.framework, self._name, reason)
-
     def _take_in_answer(self, answer: Answer) -> bool:
         self._record_ending(answer)
         allow_captures()
         with use_device(self.device):
-            self.handle_event(Followed(answer))
+            self.handle(Followed(answer))
         return self.machine.is_followed
 
     def _record_ending(self, answer: Answer) -> None:

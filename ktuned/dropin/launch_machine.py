@@ -34,6 +34,9 @@ Three rules hold in every state. A call never waits, except once in the mode ``w
 is never launched, whatever the daemon says. While a graph is captured, nothing is asked, recorded, loaded or decided:
 the next call outside of a capture begins anew.
 
+With ``exact`` numerics no key reaches FRAMEWORK, because the framework's tuner may launch a config with other bits. The
+key's first config is launched instead, and the reason is reported.
+
 The machine returns instructions instead of calling the framework, because frameworks load, launch and replace kernels
 in different ways, and with one of them the decision is made in the middle of the framework's own method.
 :class:`~ktuned.dropin.keyed_call.KeyedCall` carries them out; tests run every sequence of events without it.
@@ -42,10 +45,11 @@ in different ways, and with one of them the decision is made in the middle of th
 from __future__ import annotations
 
 import os
-from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, Self, get_args
+
+import msgspec
 
 from ktuned.dropin.winners_file import WinnersFile, read_winners_once
 from ktuned.model import EXACT, NUMERICS, TOLERANCE
@@ -119,8 +123,7 @@ def choose_policy(own: Policy | None, of_process: Policy | None) -> Policy | Non
     return own if own.winners is not None else replace(own, winners=of_process.winners)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What the daemon knows of a key.
 
     Attributes:
@@ -153,43 +156,37 @@ class Standing(Enum):
 # Events
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
+class Called(msgspec.Struct, frozen=True):
     """A call needs a decision; ``is_capturing`` says whether a graph is being captured."""
 
     is_capturing: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """The daemon's answer to :class:`Ask` or :class:`Wait`; ``None`` if none runs."""
 
     answer: Answer | None
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True):
     """The call is in the spool; or it is not, and ``fault`` says why another process could not tune it."""
 
     fault: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+class Followed(msgspec.Struct, frozen=True):
     """A later answer about a key that is followed."""
 
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """A config was loaded, and can be launched."""
 
     config: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unfit:
+class Unfit(msgspec.Struct, frozen=True):
     """A config cannot be compiled, loaded or launched on this device."""
 
     config: str
@@ -201,50 +198,43 @@ Event = Called | Answered | Recorded | Followed | Loaded | Unfit
 # Instructions
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """Ask the daemon what it knows; reply with :class:`Answered`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """Write the call to the spool; reply with :class:`Recorded`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Wait until the key's tuning has ended; reply with :class:`Answered`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Follow:
+class Follow(msgspec.Struct, frozen=True):
     """Report later answers as :class:`Followed`, until one is final or the tuning has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Load a config; reply with :class:`Loaded` or :class:`Unfit`. If the daemon named it, ``answer`` is its answer."""
 
     config: str
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True):
     """Launch a config from now on; with ``once`` only in this call, so that the next call is decided anew."""
 
     config: str
     once: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LetFrameworkTune:
-    """Leave the key to the framework's own tuner."""
+class LeaveAlone(msgspec.Struct, frozen=True):
+    """Report why the key is not tuned. The framework's own tuner decides, unless a :class:`Launch` follows."""
 
-    reason: str = ""
+    reason: str
 
 
-Instruction = Ask | Record | Wait | Follow | Load | Launch | LetFrameworkTune
+Instruction = Ask | Record | Wait | Follow | Load | Launch | LeaveAlone
 
 
 @dataclass
@@ -266,134 +256,114 @@ class LaunchMachine:
     standing: Standing = Standing.NEW
     config: str = ""
     is_followed: bool = False
-    _candidates: deque[str] = field(default_factory=deque)
+    _candidates: tuple[str, ...] = ()
     _known: Answer | None = None
     _target: Standing = Standing.FIRST
-    _has_waited: bool = False
     _is_recorded: bool = False
     _first_answer: Answer | None = None
-
-    def handle_event(self, event: Event) -> list[Instruction]:
-        """Take in an event; return the instructions to carry out, in order."""
-        match event:
-            case Called():
-                return self._decide_call(event)
-            case Answered():
-                return self._take_in_answer(event.answer)
-            case Recorded():
-                return self._take_in_record(event.fault)
-            case Followed():
-                return self._take_in_later_answer(event.answer)
-            case Loaded():
-                return self._take_in_loaded(event.config)
-            case Unfit():
-                return self._take_in_unfit(event.config)
 
     @property
     def is_settled(self) -> bool:
         """Whether the decision is final: the config never changes again in this process, or the framework decides."""
-        return self.standing is Standing.FRAMEWORK or (self.standing is not Standing.NEW and not self.is_followed)
+        return self.standing is not Standing.NEW and not self.is_followed
 
-    def _decide_call(self, call: Called) -> list[Instruction]:
+    @property
+    def winner_latency_us(self) -> float | None:
+        """The measured latency of a winner that never changes again; otherwise ``None``."""
+        if self.standing is Standing.WINNER and self.is_settled and self._known is not None:
+            return self._known.latency_us
+        return None
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take in an event; return the instructions to carry out, in order. An event that comes too late has none."""
         if self.standing is not Standing.NEW:
-            return []
-        first = self.configs[0] if self.fixed is None or self.fixed.config is None else self.fixed.config
-        if call.is_capturing:
-            return [Launch(first, once=True)]
-        return [Ask()] if self.policy.winners is None else self._try_configs(self.fixed, Standing.WINNER)
+            return self._handle_later(event)
+        always = self.policy.upgrade == "always"
+        match event:
+            case Called(is_capturing=True):
+                fixed = None if self.fixed is None else self.fixed.config
+                return [Launch(fixed or self.configs[0], once=True)]
+            case Called():
+                return [Ask()] if self.policy.winners is None else self._try_configs(self.fixed, Standing.WINNER)
+            case Answered(Answer(config=config, is_final=True, is_open=False) as answer) if config in self.configs:
+                return self._try_configs(answer, Standing.WINNER, follows=always)
+            case Answered(answer) if not self._is_recorded:
+                self._first_answer = answer
+                return [Record()]
+            case Answered(None):
+                # The daemon is gone, which ends the one wait.
+                return self._go_without_daemon()
+            case Answered(answer):
+                return self._try_configs(answer, Standing.KNOWN)
+            case Recorded(fault) if not self._is_recorded:
+                self._is_recorded = True
+                if fault:
+                    return self._leave_alone(fault)
+                if self._first_answer is None:
+                    return self._go_without_daemon()
+                if self.policy.mode == "wait":
+                    return [Wait()]
+                return self._try_configs(self._first_answer, Standing.KNOWN, follows=self.policy.upgrade != "never")
+            case Loaded(config) if self._candidates[:1] == (config,):
+                self.standing, self.config = self._target, config
+                return [Launch(config)]
+            case Unfit(config) if self._candidates[:1] == (config,):
+                self._candidates = self._candidates[1:]
+                self._target, self._known = Standing.FIRST, None
+                return self._load_next()
+        return []
 
-    def _take_in_answer(self, answer: Answer | None) -> list[Instruction]:
-        if self.standing is not Standing.NEW:
+    def _handle_later(self, event: Event) -> list[Instruction]:
+        """Handle an event of a key that is decided already: only a later answer may change its config."""
+        if not self.is_followed:
             return []
-        is_known = answer is not None and answer.config in self.configs
-        if answer is not None and is_known and answer.is_final and not answer.is_open:
-            self.is_followed = self.policy.upgrade == "always"
-            return [*self._try_configs(answer, Standing.WINNER), *([Follow()] if self.is_followed else [])]
-        if self._has_waited:
-            # The one wait is over: it brought no winner, or the daemon is gone (no answer).
-            return self._go_without_daemon() if answer is None else self._try_configs(answer, Standing.KNOWN)
-        if not self._is_recorded:
-            self._first_answer = answer
-            return [Record()]
-        return self._try_configs(answer, Standing.KNOWN)
-
-    def _take_in_record(self, fault: str) -> list[Instruction]:
-        if self.standing is not Standing.NEW or self._is_recorded:
-            return []
-        self._is_recorded = True
-        answer = self._first_answer
-        if fault:
-            return self._leave_to_framework(fault)
-        if answer is None:
-            return self._go_without_daemon()
-        if self.policy.mode == "wait":
-            self._has_waited = True
-            return [Wait()]
-        self.is_followed = self.policy.upgrade != "never"
-        return [*self._try_configs(answer, Standing.KNOWN), *([Follow()] if self.is_followed else [])]
+        always = self.policy.upgrade == "always"
+        match event:
+            case Followed(Answer(is_open=False) as answer):
+                if answer.config not in self.configs:
+                    # The tuning ended without a config that may be launched.
+                    self.is_followed = always
+                    return []
+                # If the tuning found no winner, the key gets the config that a first call would get now, such as a
+                # near key's winner.
+                self._target, self._known = Standing.WINNER if answer.is_final else Standing.KNOWN, answer
+                if answer.config != self.config:
+                    return [Load(answer.config, answer)]
+                self.standing, self.is_followed = self._target, always
+            case Loaded(config) if config in self.configs:
+                # The config of a later answer, loaded while the application ran.
+                self.standing, self.config, self.is_followed = self._target, config, always
+                return [Launch(config)]
+            case Unfit() if self.standing is not Standing.WINNER:
+                # The later answer's config is unfit for this device: calls keep the current one.
+                self.is_followed = always
+        return []
 
     def _go_without_daemon(self) -> list[Instruction]:
         # The record stays in the spool for a daemon that starts later. This process has no daemon to follow.
         if self.policy.takes_over:
             return self._try_configs(None, Standing.FIRST)
-        return self._leave_to_framework("no daemon runs")
+        return self._leave_alone("no daemon runs")
 
-    def _try_configs(self, answer: Answer | None, target: Standing) -> list[Instruction]:
+    def _try_configs(self, answer: Answer | None, target: Standing, *, follows: bool = False) -> list[Instruction]:
         """Load the answer's config; if it is unfit, try the other configs in their order."""
-        self._candidates = deque(self.configs)
-        self._target, self._known = Standing.FIRST, None
+        self._candidates, self._target, self._known = self.configs, Standing.FIRST, None
         if answer is not None and (answer is self.fixed or answer.config in self.configs) and answer.config is not None:
-            self._candidates = deque(dict.fromkeys([answer.config, *self.configs]))
+            self._candidates = tuple(dict.fromkeys([answer.config, *self.configs]))
             self._target, self._known = target, answer
-        return self._load_next()
+        self.is_followed = follows
+        return [*self._load_next(), *([Follow()] if follows else [])]
 
     def _load_next(self) -> list[Instruction]:
         if not self._candidates:
-            # The framework's own tuner will raise its own error for this.
-            return self._leave_to_framework("no config can be launched here")
+            # The framework will raise its own error for this.
+            return self._leave_alone("no config can be launched here")
         return [Load(self._candidates[0], self._known)]
 
-    def _take_in_loaded(self, config: str) -> list[Instruction]:
-        if self.standing is Standing.FRAMEWORK:
-            return []
-        if self.standing is Standing.NEW:
-            if not self._candidates or self._candidates[0] != config:
-                return []
-            self.standing, self.config = self._target, config
-            return [Launch(config)]
-        if self.is_followed and config in self.configs:
-            # The config of a later answer, loaded while the application ran.
-            self.standing, self.config = self._target, config
-            self.is_followed = self.policy.upgrade == "always"
-            return [Launch(config)]
-        return []
-
-    def _take_in_unfit(self, config: str) -> list[Instruction]:
-        if self.standing is Standing.NEW and self._candidates and self._candidates[0] == config:
-            self._candidates.popleft()
-            self._target, self._known = Standing.FIRST, None
-            return self._load_next()
-        if self.is_followed and self.standing in (Standing.FIRST, Standing.KNOWN):
-            # The later answer's config is unfit for this device: calls keep the current one.
-            self.is_followed = self.policy.upgrade == "always"
-        return []
-
-    def _take_in_later_answer(self, answer: Answer) -> list[Instruction]:
-        if not self.is_followed or self.standing in (Standing.NEW, Standing.FRAMEWORK) or answer.is_open:
-            return []
-        if answer.config not in self.configs:
-            # The tuning ended without a config that may be launched.
-            self.is_followed = self.policy.upgrade == "always"
-            return []
-        # If the tuning found no winner, the key gets the config that a first call would get now, such as a near key's
-        # winner.
-        self._target = Standing.WINNER if answer.is_final else Standing.KNOWN
-        if answer.config == self.config:
-            self.standing = self._target
-            self.is_followed = self.policy.upgrade == "always"
-            return []
-        return [Load(answer.config, answer)]
-
-    def _leave_to_framework(self, reason: str) -> list[Instruction]:
-        self.standing, self.is_followed = Standing.FRAMEWORK, False
-        return [LetFrameworkTune(reason)]
+    def _leave_alone(self, reason: str) -> list[Instruction]:
+        self.is_followed = False
+        if not self.policy.is_exact:
+            self.standing = Standing.FRAMEWORK
+            return [LeaveAlone(reason)]
+        self.standing, self.config = Standing.FIRST, self.configs[0]
+        return [LeaveAlone(reason), Launch(self.config)]

@@ -6,6 +6,7 @@ nothing. The drop-in itself is imported when the program imports the framework.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Collection, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -57,15 +58,33 @@ def adopt_subclasses(base: type[Any], adopt: Callable[[type[Any]], None]) -> Non
 
 
 def explain_bypass(cls: type[Any], framework: str, method: str, calls: Collection[str]) -> str:
-    """Return why calls never reach a drop-in: a subclass's own ``method`` calls none of ``calls``; else empty."""
+    """Return why calls never reach a drop-in: a subclass's own ``method`` calls none of ``calls``; else empty.
+
+    Methods of the class that it calls are followed, too.
+    """
     for base in cls.__mro__:
         if base.__module__.startswith(f"{framework.lower()}."):
             break
-        own_method = vars(base).get(method)
-        code = getattr(own_method, "__code__", None)
-        if own_method is not None and (code is None or not {*calls} & {*code.co_names}):
+        if method in vars(base) and not _names_called(cls, vars(base)[method]) & {*calls}:
             return f"{base.__module__}.{base.__qualname__} has a {method} of its own, which never calls {framework}'s"
     return ""
+
+
+def _names_called(cls: type[Any], method: Any) -> set[str]:
+    """Return the names that a method uses, and those of its class's methods that it calls; of ``super().f`` also ``f``.
+
+    A name that belongs to another object (``self.fn.run``) counts only if the method also calls its parent's.
+    """
+    names: set[str] = set()
+    pending = [method]
+    while pending:
+        code = getattr(inspect.unwrap(pending.pop()), "__code__", None)
+        found = set() if code is None else {*code.co_names} - names
+        if code is not None and not {"super", *(base.__name__ for base in cls.__mro__)} & found:
+            found.discard(code.co_name)
+        names |= found
+        pending += [vars(base)[name] for name in found for base in cls.__mro__[:-1] if callable(vars(base).get(name))]
+    return names
 
 
 def when_imported(module: str, change: Change) -> None:

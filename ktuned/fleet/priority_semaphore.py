@@ -23,7 +23,7 @@ import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
 
 LEVEL = 100
-"""Difference in rank between two levels of priority (:class:`~ktuned.model.Priority`)."""
+"""Difference in rank between two levels of priority (:class:`~ktuned.protocol.Priority`)."""
 
 NO_JOB = 0
 """The number under which ktuned's own work waits for a turn. No job has this number, and its rank is the lowest."""

@@ -3,9 +3,9 @@
 from ktuned.ipc import decoding, frames, manifest, parent, replies, requests
 from ktuned.ipc.decoding import InvalidMessage
 from ktuned.ipc.journal import FAULT_AT, JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
-from ktuned.ipc.lock import LockHeld, hold_lock
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.places import Places, locate_artifact, locate_staging, make_absolute, make_relative
+from ktuned.ipc.regular_files import NotRegularFile, open_regular_file, read_regular_file
 from ktuned.ipc.stamps import (
     ABSENT,
     DIRECTORY,
@@ -36,8 +36,8 @@ __all__ = [
     "HeldItems",
     "InvalidMessage",
     "Journal",
-    "LockHeld",
     "Manifest",
+    "NotRegularFile",
     "PhaseEntry",
     "Places",
     "Recipe",
@@ -48,7 +48,6 @@ __all__ = [
     "find_changed_file",
     "follow_links",
     "frames",
-    "hold_lock",
     "is_directory_stamp",
     "locate_artifact",
     "locate_staging",
@@ -56,7 +55,9 @@ __all__ = [
     "make_relative",
     "manifest",
     "normalize_path",
+    "open_regular_file",
     "parent",
+    "read_regular_file",
     "read_sight",
     "read_sight_text",
     "replies",

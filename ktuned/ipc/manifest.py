@@ -6,17 +6,15 @@ that loads a winner without a daemon.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import json
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from ktuned.ipc.regular_files import open_regular_file
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1
@@ -72,18 +70,10 @@ def digest_file(path: Path) -> str:
     """
     digest = hashlib.sha256()
     # Use no stream's buffer, nor the large one of hashlib.file_digest: most files are small, and a lane is waiting.
-    with _open_regular(path) as stream:
+    with open_regular_file(path) as stream:
         while some := stream.read(_READ_BYTES):
             digest.update(some)
     return digest.hexdigest()
-
-
-def _open_regular(path: Path) -> io.FileIO:
-    stream = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-        stream.close()
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return stream
 
 
 def write(
@@ -118,7 +108,7 @@ def read(directory: Path) -> Manifest:
         DamagedArtifact: there is no manifest, or it cannot be understood.
     """
     try:
-        with _open_regular(directory / MANIFEST_NAME) as stream:
+        with open_regular_file(directory / MANIFEST_NAME) as stream:
             data = json.loads(stream.read())
         if data["version"] != MANIFEST_VERSION:
             raise DamagedArtifact(f"{directory.name}: manifest version {data['version']} is not {MANIFEST_VERSION}")

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import time_ns
 from types import MappingProxyType
 from typing import NamedTuple
+
+from ktuned.ipc.regular_files import open_regular_file
 
 MAX_LINKS = 40
 """Most links that are followed for one file, as in Linux: a longer chain is taken for a circle."""
@@ -95,10 +96,8 @@ def stamp(path: Path) -> str:
 
 def _digest_file(path: Path) -> str:
     try:
-        with open(path, "rb", opener=_open_without_waiting) as stream:
+        with open_regular_file(path) as stream:
             found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                return ABSENT
             if found.st_size < LARGE_BYTES:
                 return hashlib.file_digest(stream, "sha256").hexdigest()
             sight = Sight.from_stat(found)
@@ -111,11 +110,9 @@ def _digest_file(path: Path) -> str:
                     _kept.clear()
                 _kept[sight] = digest
             return _kept[sight]
-    except IsADirectoryError:
+    except OSError:
         listing = _digest_listing(path)
         return listing and f"{listing}{_describe_target(path)}"
-    except OSError:
-        return ABSENT
 
 
 def stamp_directory(path: Path) -> str:
@@ -210,7 +207,3 @@ def follow_links(path: Path) -> Iterator[Path]:
     real = Path(os.path.realpath(path))
     if real not in (path, place):
         yield real
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -67,7 +68,11 @@ class Trust:
             except OSError:
                 continue
             directory = os.path.dirname(path)
-            if directory in checked and stat.S_ISREG(found.st_mode) and _find_fault(found, may_be_sticky=False) is None:
+            if (
+                directory in checked
+                and stat.S_ISREG(found.st_mode)
+                and _find_fault(path, found, may_be_sticky=False) is None
+            ):
                 continue
             self.check_file(path)
             checked.add(directory)
@@ -78,7 +83,7 @@ class Trust:
         if any(str(place) in self.exceptions for place in (Path(real), *Path(real).parents)):
             return
         for place, found in _walk_path(path):
-            fault = _find_fault(found, may_be_sticky=place not in closed)
+            fault = _find_fault(place, found, may_be_sticky=place not in closed)
             if fault:
                 reason, remedy = fault
                 on_the_way = "" if place == path else f" on the way to {path}"
@@ -88,7 +93,7 @@ class Trust:
                 )
 
 
-def _find_fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str] | None:
+def _find_fault(path: str, found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str] | None:
     """Return the fault of one step, and how to fix it."""
     us = os.geteuid()
     if found.st_uid not in (us, 0):
@@ -100,7 +105,35 @@ def _find_fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str
     is_private_group = found.st_gid == 0 or found.st_gid == os.getegid() == us
     if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not is_private_group):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})", "chmod go-w {place}"
+    # The group's bits are an ACL's mask: without them, no entry of the ACL can write.
+    if found.st_mode & stat.S_IWGRP and (writer := _find_writer_in_acl(path, us)):
+        return f"can be written by the {writer}, by its ACL", "setfacl -b {place}"
     return None
+
+
+_ACL_VERSION: Final = 2
+_ACL_ENTRY: Final = struct.Struct("<HHI")
+_ACL_TAGS: Final = {0x02: "user", 0x08: "group"}
+"""Tags of the entries for named users and groups (``linux/posix_acl.h``)."""
+
+_ACL_WRITE: Final = 2
+
+
+def _find_writer_in_acl(path: str, us: int) -> str:
+    """Return another user or group that a file's POSIX ACL lets write, in words; empty if there is none."""
+    try:
+        acl = os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
+    except OSError:
+        # It has none, or its file system knows none.
+        return ""
+    (version,) = struct.unpack_from("<I", acl)
+    if version != _ACL_VERSION:
+        return f"unknown (an ACL of version {version})"
+    for tag, permissions, number in _ACL_ENTRY.iter_unpack(acl[4:]):
+        kind = _ACL_TAGS.get(tag)
+        if kind and permissions & _ACL_WRITE and number not in ((us, 0) if kind == "user" else (0,)):
+            return f"{kind} {number}"
+    return ""
 
 
 def _walk_path(path: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -14,13 +14,13 @@ import anyio.abc
 import msgspec
 import structlog
 
+from ktuned.answers import WantedTuning
 from ktuned.catalog import Admission
 from ktuned.fleet import COURTESY_S, QuietGate
-from ktuned.lookup.answer import WantedTuning
-from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
-from ktuned.protocol import ChannelInfo
+from ktuned.model import Config, KernelInfo, KtunedError, Problem, WinnerKey, canonical
+from ktuned.protocol import AnswersChanged, ChannelInfo, Priority, PublishEvent
 from ktuned.scheduling import Jobs
+from ktuned.store import Context
 
 _log = structlog.get_logger()
 
@@ -54,11 +54,11 @@ class FollowUps:
     :meth:`queue_tuning` and :meth:`queue_check` return at once; :meth:`run_until_cancelled` carries out the work.
     """
 
-    def __init__(self, admission: Admission, jobs: Jobs, caches: AnswerCaches, gate: QuietGate) -> None:
+    def __init__(self, admission: Admission, jobs: Jobs, gate: QuietGate, publish: PublishEvent) -> None:
         self._gate = gate
         self._admission = admission
         self._jobs = jobs
-        self._caches = caches
+        self._publish = publish
         self._requested_tunings: dict[WinnerKey, tuple[Context, str]] = {}
         self._open_questions: dict[tuple[str, ...], anyio.Event] = {}
         """The checks under way, by their keys, each with the event that is set when it ends."""
@@ -141,7 +141,7 @@ class FollowUps:
                 try:
                     async with self._gate.hold_for_computing(COURTESY_S):
                         await self._admission.check_configs(question.kernel, question.problem, question.configs)
-                    self._caches.forget_answers(kernel)
+                    self._publish(AnswersChanged(kernel=question.kernel.name))
                 except KtunedError as error:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)
                 finally:

@@ -17,34 +17,19 @@ published:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from time import monotonic, perf_counter
 from typing import Any, Final
 
 import anyio
 import msgpack
 
+from ktuned.answers import KernelState, KernelStates, Lookup
 from ktuned.catalog import Catalog, check_problem, decide_by_declaration
-from ktuned.devices import Machine
-from ktuned.lookup.answer import Lookup
-from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.lookup.best_answers import BestAnswers
-from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import FollowUps
-from ktuned.lookup.served_winners import ServedWinners
-from ktuned.lookup.winner_table import CONFIRM_EVERY_S
-from ktuned.model import (
-    Config,
-    Device,
-    KernelInfo,
-    KernelName,
-    KtunedError,
-    NotFound,
-    Objective,
-    Problem,
-    Status,
-)
-from ktuned.protocol import Answer, JobInfo
+from ktuned.lookup.winner_table import CONFIRM_EVERY_S, WinnerTable
+from ktuned.model import Config, Device, KernelInfo, KernelName, KtunedError, NotFound, Objective, Problem
+from ktuned.protocol import Answer, JobInfo, Status
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2
@@ -75,35 +60,30 @@ _NOTHING: Final = (-1, 0)
 class Publication:
     """Writes the table of winners: each answer to a lookup, and the winners of all kernels."""
 
-    def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        machine: Machine,
-        caches: AnswerCaches,
-        certainty: Certainty,
-        served: ServedWinners,
-        answers: BestAnswers,
-        follow_ups: FollowUps,
-    ) -> None:
-        self._table = caches.table
+    def __init__(self, table: WinnerTable, catalog: Catalog, states: KernelStates, follow_ups: FollowUps) -> None:
+        self._table = table
         self._catalog = catalog
-        self._machine = machine
-        self._certainty = certainty
-        self._served = served
-        self._answers = answers
+        self._states = states
         self._follow_ups = follow_ups
         self._published: dict[str, tuple[int, int]] = {}
         """For each kernel, the generation in which all its winners were last published, and their number."""
         self._change = anyio.Event()
-        caches.when_changed = self.request_publication
+        states.when_touched = self._end_entries
 
     def list_used_kernels(self, within_s: float = USED_S) -> list[str]:
         """Return the kernels in use: those that were looked up within the last ``within_s`` seconds."""
         return self._table.list_used_kernels((kernel.name for kernel in self._catalog.kernels), monotonic() - within_s)
 
-    def request_publication(self) -> None:
-        """Have winners published again soon, because some may have changed."""
+    def revoke_answers(self, kernel: str) -> None:
+        """End a kernel's entries for good: clients must not give them, not even while the daemon does not answer."""
+        self._table.revoke_entries(kernel)
+
+    def _end_entries(self, kernels: Collection[str] | None) -> None:
+        """End the entries of kernels (None: of all) because their answers may have changed, and publish them again."""
+        if kernels is None:
+            self._table.bump_all_generations()
+        for kernel in kernels or ():
+            self._table.bump_generation(kernel)
         self._change.set()
 
     def publish_answered(
@@ -112,9 +92,14 @@ class Publication:
         """Publish the answer to a lookup, and which kernel the given name means in the given directory."""
         if found.answer.status is Status.STALE and not tune:
             return
-        if not found.is_certain or not self._certainty.is_caught_up or not self._publish_answer(kernel, problem, found):
+        if (
+            not found.is_certain
+            or not self._states.start_doubts.are_over
+            or not self._publish_answer(kernel, problem, found)
+        ):
             return
-        self._write_entry(kernel.name, make_kernel_key(name, directory), self._describe_kernel(kernel))
+        state = self._states.find_state(kernel)
+        self._write_entry(kernel.name, make_kernel_key(name, directory), _describe_kernel(state))
         if self._published.get(kernel.name, _NOTHING)[0] != self._table.generation(kernel.name):
             self._change.set()
 
@@ -128,7 +113,7 @@ class Publication:
         try:
             check_problem(kernel, job.problem)
             self._publish_winner(kernel, job.problem, job.device, job.objective, is_needed=True)
-            self._write_kernel_entries(kernel)
+            self._write_kernel_entries(self._states.find_state(kernel))
         except KtunedError:
             # The kernel has other problems than when the job began, or is below no watched root any more.
             return
@@ -165,13 +150,13 @@ class Publication:
                 room -= count
                 continue
             try:
-                environment = self._catalog.find_kernel_environment(kernel)
+                state = self._states.find_state(kernel)
             except NotFound:
                 # Its file is below no watched root any more.
                 continue
-            winners = self._served.list_winners(kernel, environment)[:MAX_WINNERS]
+            winners = list(state.winners.values())[:MAX_WINNERS]
             if winners:
-                self._write_kernel_entries(kernel)
+                self._write_kernel_entries(state)
             for winner in winners:
                 # The answer can be found if the winner has all values of the key (the whole problem without
                 # `specialize`).
@@ -185,7 +170,7 @@ class Publication:
                 self._published[name] = generation, len(winners)
                 room -= len(winners)
             if name not in used:
-                self._served.drop_winners(name)
+                self._states.release_state(name)
 
     def _publish_winner(
         self, kernel: KernelInfo, problem: Problem, device: str, objective: Objective, *, is_needed: bool
@@ -199,8 +184,8 @@ class Publication:
             objective: The objective.
             is_needed: Whether the kernel is in use. Then workers check the configs that are in doubt.
         """
-        is_needed = is_needed and self._certainty.is_caught_up
-        found = self._answers.find_best_answer(kernel, problem, device, objective, is_needed=is_needed)
+        is_needed = is_needed and self._states.start_doubts.are_over
+        found = self._states.find_answer(kernel, problem, device, objective, compares=is_needed)
         if found.undecided and is_needed:
             # The winner is published after the check, as another answer than before.
             self._follow_ups.queue_check(kernel, problem, found.undecided)
@@ -222,36 +207,22 @@ class Publication:
         key = make_winner_prefix(kernel.name, answer.device, answer.objective) + key
         payload = _encode_answer(config, answer, measured)
         # An answer whose tuning was requested stays as it is.
-        if asks_first and not self._table.holds_entry(kernel.name, key, payload):
-            payload = _encode_answer(config, answer, measured, asks_first=True)
-        return self._write_entry(kernel.name, key, payload)
+        return self._write_entry(kernel.name, key, payload, asks_first=asks_first)
 
-    def _write_kernel_entries(self, kernel: KernelInfo) -> None:
+    def _write_kernel_entries(self, state: KernelState) -> None:
         """Publish how keys of a kernel's winners are formed, under its full name, and its short name if that is unique.
 
-        A new kernel with the same short name ends all entries (see AnswerCaches.forget_all_answers).
+        A new kernel with the same short name ends all entries (see KernelStates.handle_event).
         """
-        description = self._describe_kernel(kernel)
+        kernel, description = state.kernel, _describe_kernel(state)
         names = [kernel.name, kernel.kernel] if self._catalog.is_only_namesake(kernel) else [kernel.name]
         for name in names:
             self._write_entry(kernel.name, make_kernel_key(name, None), description)
 
-    def _describe_kernel(self, kernel: KernelInfo) -> bytes:
-        """Return the payload from which clients learn how to form the keys of a kernel's winners."""
-        devices = self._machine.list_devices(self._catalog.find_kernel_environment(kernel), kernel.backend)
-        keys = None
-        if kernel.specialize is not None or kernel.bucket:
-            keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None
-        described = [kernel.name, kernel.file, kernel.objective(None), _map_device_names(devices), keys]
-        rules = [kernel.specialize, dict(kernel.bucket)]
-        if len(packed := _pack_value(described + rules)) > MAX_DESCRIPTION_BYTES:
-            # Too many devices to list their names: a lookup that names one goes to the daemon instead.
-            described[3] = _map_device_names(devices[:1])
-            packed = _pack_value(described + rules)
-        return packed
-
-    def _write_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
-        return self._table.holds_entry(kernel, key, payload) or self._table.publish_entry(kernel, key, payload)
+    def _write_entry(self, kernel: str, key: bytes, payload: bytes, *, asks_first: bool = False) -> bool:
+        return self._table.holds_entry(kernel, key, payload) or self._table.publish_entry(
+            kernel, key, payload, asks_first=asks_first
+        )
 
 
 async def _yield_slice(start: float) -> float:
@@ -263,7 +234,22 @@ async def _yield_slice(start: float) -> float:
     return perf_counter()
 
 
-def _encode_answer(config: Config, answer: Answer, measured: Problem | None, *, asks_first: bool = False) -> bytes:
+def _describe_kernel(state: KernelState) -> bytes:
+    """Return the payload from which clients learn how to form the keys of a kernel's winners."""
+    kernel, devices = state.kernel, [place.device for place in state.places]
+    keys = None
+    if kernel.specialize is not None or kernel.bucket:
+        keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None
+    described = [kernel.name, kernel.file, kernel.objective(None), _map_device_names(devices), keys]
+    rules = [kernel.specialize, dict(kernel.bucket)]
+    if len(packed := _pack_value(described + rules)) > MAX_DESCRIPTION_BYTES:
+        # Too many devices to list their names: a lookup that names one goes to the daemon instead.
+        described[3] = _map_device_names(devices[:1])
+        packed = _pack_value(described + rules)
+    return packed
+
+
+def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> bytes:
     """Return an entry's payload; ``measured`` is the winner's problem if it may differ from the requested one."""
     return _pack_value(
         [
@@ -276,7 +262,6 @@ def _encode_answer(config: Config, answer: Answer, measured: Problem | None, *, 
             answer.is_final,
             dict(answer.metrics) or None,
             None if measured is None else dict(measured),
-            asks_first,
         ]
     )
 

@@ -3,18 +3,16 @@
 A lookup runs on the event loop and never waits. It takes these steps:
 
 1. Find the kernel.
-2. Find the best answer (:mod:`ktuned.lookup.best_answers`). This changes nothing, and the table of winners is filled in
-   the same way.
+2. Compute the best answer from the kernel's state (:mod:`ktuned.answers`). This changes nothing, and the table of
+   winners is filled in the same way.
 3. Queue the work that would improve the answer: a tuning, a worker's verdict on a config.
 4. Publish the answer in the table of winners.
 
 Two cases differ. A request for a settled answer waits for a worker's verdict (:meth:`Lookups.settle_answer`). And a
 client that finds the answer in the table of winners does not send a request at all.
 
-Answers are reused by the bytes of the question (:mod:`ktuned.lookup.shortcuts`) until something changes that may affect
-them; :mod:`ktuned.lookup.answer_caches` is the only place where they are invalidated. The tuning that follows a
-lookup is requested at most once for each state of the kernel. If it has just failed for these very files, it is not
-requested, and the answer's message is the failure.
+The tuning that follows a lookup is requested at most once for each state of the kernel. If it has just failed for these
+very files, it is not requested, and the answer's message is the failure.
 """
 
 from __future__ import annotations
@@ -26,15 +24,13 @@ from time import monotonic
 import anyio
 from msgspec.structs import replace
 
+from ktuned.answers import Admits, KernelStates, Lookup
 from ktuned.catalog import Catalog, check_problem
-from ktuned.lookup.answer import Lookup
-from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.lookup.best_answers import BestAnswers
 from ktuned.lookup.follow_ups import FollowUps
-from ktuned.lookup.ladder import Admits
 from ktuned.lookup.publication import Publication
-from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem, Status
-from ktuned.protocol import Answer
+from ktuned.lookup.winner_table import WinnerTable
+from ktuned.model import KernelInfo, KtunedError, NotFound, Objective, Problem
+from ktuned.protocol import Answer, AnswersChanged, Event, JobDone, Status
 from ktuned.scheduling import Jobs
 
 SETTLE_S = 5.0
@@ -49,35 +45,30 @@ class Lookups:
     """Answers lookups; :meth:`run_until_cancelled` carries out their follow-ups.
 
     Attributes:
-        caches: The caches of answers.
-        shortcuts: Answers, by the bytes of their questions.
+        answered: The number of lookups answered since the start.
+        publication: Writes the table of winners.
         table: The table of winners, for clients.
     """
 
     def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        answers: BestAnswers,
-        follow_ups: FollowUps,
-        publication: Publication,
-        caches: AnswerCaches,
-        jobs: Jobs,
+        self, table: WinnerTable, catalog: Catalog, states: KernelStates, follow_ups: FollowUps, jobs: Jobs
     ) -> None:
-        self.caches = caches
-        self.shortcuts = caches.shortcuts
-        self.table = caches.table
+        self.answered = 0
+        self.publication = Publication(table, catalog, states, follow_ups)
+        self.table = table
         self._catalog = catalog
-        self._answers = answers
+        self._states = states
         self._follow_ups = follow_ups
-        self._publication = publication
         self._jobs = jobs
-        self._answered = 0
 
-    @property
-    def answered(self) -> int:
-        """The number of lookups answered since the start."""
-        return self._answered + self.shortcuts.lookups
+    def handle_event(self, event: Event) -> None:
+        """Publish the winner of a job that has ended; drop what must not be given any more."""
+        match event:
+            case JobDone():
+                self.publication.publish_tuned(event.job_state)
+            case AnswersChanged(kernel=str(kernel), is_revoked=True):
+                self._follow_ups.forget_tunings(kernel)
+                self.publication.revoke_answers(kernel)
 
     def look_up(
         self,
@@ -89,6 +80,7 @@ class Lookups:
         directory: str | None = None,
         objective: str | None = None,
         admits: Admits | None = None,
+        repeats: int = 0,
     ) -> Lookup:
         """Return the answer for one problem.
 
@@ -100,12 +92,13 @@ class Lookups:
             directory: Decides which project a short name means.
             objective: The objective; None for the kernel's own.
             admits: Replaces the check against the kernel's space, if only the caller knows which configs it may launch.
+            repeats: How many equal lookups were answered with the last answer to this one.
 
         Raises:
             AmbiguousName: several kernels have this short name.
             UsageError: the kernel has no such problem, or no such objective.
         """
-        self._answered += 1
+        self.answered += 1
         try:
             kernel = self._catalog.resolve_kernel(name, directory)
         except NotFound as error:
@@ -128,15 +121,10 @@ class Lookups:
         self.table.note_use(kernel.name)
         check_problem(kernel, problem)
         found = self._find_and_improve_answer(
-            kernel, problem, device, kernel.objective(objective), tune=tune, admits=admits
+            kernel, problem, device, kernel.objective(objective), tune=tune, admits=admits, repeats=repeats
         )
-        self._publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
+        self.publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
         return found
-
-    def forget_results(self, kernel: str) -> None:
-        """Let lookups tune a kernel again, because its results were forgotten or its inputs were replaced."""
-        self._follow_ups.forget_tunings(kernel)
-        self.caches.forget_answers(kernel)
 
     def _find_and_improve_answer(
         self,
@@ -147,15 +135,15 @@ class Lookups:
         *,
         tune: bool,
         admits: Admits | None,
+        repeats: int,
     ) -> Lookup:
         """Return the best answer, and queue the work that would improve it."""
-        found = self._answers.find_best_answer(kernel, problem, device, objective, tune=tune, admits=admits)
+        found = self._states.find_answer(kernel, problem, device, objective, tune=tune, admits=admits)
         if found.undecided:
             self._follow_ups.queue_check(kernel, problem, found.undecided)
         if tune and found.tuning is not None:
             self._follow_ups.queue_tuning(found.tuning)
-            # Count this lookup, and those that got the previous answer from its shortcut.
-            self._jobs.count_lookups(found.tuning.key, 1 + self.shortcuts.repeats)
+            self._jobs.count_lookups(found.tuning.key, 1 + repeats)
         return replace(found, answer=replace(found.answer, generation=self.table.generation(kernel.name)))
 
     async def settle_answer(self, found: Lookup, look_up: Callable[[], Lookup], ends_at: float) -> Lookup:
@@ -177,4 +165,4 @@ class Lookups:
         """Carry out the follow-ups of lookups, and keep the table of winners up to date, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_ups.run_until_cancelled)
-            tasks.start_soon(self._publication.run_until_cancelled)
+            tasks.start_soon(self.publication.run_until_cancelled)

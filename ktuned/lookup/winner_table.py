@@ -21,10 +21,12 @@ copies the entry, and takes the copy only if the sequence was even and is unchan
 The checksum also protects on machines that reorder loads. A daemon that is killed during a write leaves an odd
 sequence, so the entry counts as absent.
 
-**Current or absent.** An entry holds while its generation equals the one in its kernel's slot. The daemon adds one to a
-kernel's generation after each commit that may change the kernel's answers, and to all generations when it starts. The
-same rule ends the decoded answers that a client keeps. Kernels that share a slot only cause each other unnecessary
-requests.
+**Current, or the last resort.** An entry holds while its generation equals the one in its kernel's slot. The daemon
+adds one to a kernel's generation after each commit that may change the kernel's answers, and to all generations when it
+starts. The same rule ends the decoded answers that a client keeps. A client asks the daemon instead of using an entry
+of an earlier generation; only if the daemon does not answer in time, the entry is given as ``stale``. Answers that must
+not be given at all, because they were forgotten, are *revoked*: the generation's upper half grows, and entries with
+another upper half are absent. Kernels that share a slot only cause each other unnecessary requests.
 
 **Fresh only while watched.** The header says until when (``CLOCK_MONOTONIC``) a daemon watches the files behind fresh
 answers. A running daemon moves that time ahead every few seconds; once it has passed, fresh answers count as stale.
@@ -36,7 +38,7 @@ file.
 Each daemon begins with an empty file of its own, so it never has to trust or repair a file that another daemon left
 half written. It ends the file before, and renames its own into place. Nothing here waits. At no moment can a reader
 mistake anything for a valid answer: see the order of the steps in :meth:`WinnerTable.bump_generation`,
-:meth:`WinnerTable.publish_entry` and :meth:`WinnerTable._grow_table`.
+:meth:`WinnerTable.publish_entry` and :meth:`WinnerTable._replace_file`.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from ktuned_client.table import (
     ENTRIES_WORD,
     ENTRY_WORDS,
     EPOCH_WORD,
+    ERA_SHIFT,
     FIRST_SLOT,
     MAGIC,
     MAX_CONTENT_BYTES,
@@ -107,7 +110,7 @@ class WinnerTable:
         self._open_views()
         if before is None:
             # A random start, so that two tables never have equal generations unless they were copied.
-            start = secrets.randbits(62)
+            start = _begin_era(secrets.randbits(30))
             for slot in range(FIRST_SLOT, WORDS):
                 self._words[slot] = start
         else:
@@ -118,8 +121,7 @@ class WinnerTable:
         # the other order, clients that have the old table open would find valid answers there without any daemon.
         if before is not None:
             _end_table(before)
-        if self.path is not None:
-            os.rename(self._staged, self.path)
+        self._place_file()
         self._use_times = _map_use_times(os.path.join(directory, USES_NAME))
 
     def generation(self, kernel: str) -> int:
@@ -129,9 +131,14 @@ class WinnerTable:
     def bump_generation(self, kernel: str) -> None:
         """Announce that the answers for a kernel may have changed; call this after the change.
 
-        From then on, no entry of the kernel is valid until it is published again.
+        From then on, the kernel's entries are only a last resort until they are published again.
         """
         self._increment_word(find_slot(kernel))
+
+    def revoke_entries(self, kernel: str) -> None:
+        """End a kernel's entries for good, also as a last resort."""
+        slot = find_slot(kernel)
+        self._words[slot] = _begin_era((self._words[slot] >> ERA_SHIFT) + 1)
 
     def bump_all_generations(self) -> None:
         """Announce that any answer may have changed."""
@@ -142,20 +149,23 @@ class WinnerTable:
         """Confirm that this daemon watches the files behind fresh answers; the confirmation is valid for WATCHED_S."""
         self._words[WATCHED_WORD] = clock_gettime_ns(CLOCK_MONOTONIC) + int(WATCHED_S * 1e9)
 
-    def publish_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
-        """Publish an entry under a kernel's present generation; return whether there was room for it."""
+    def publish_entry(self, kernel: str, key: bytes, payload: bytes, *, asks_first: bool = False) -> bool:
+        """Publish an entry under a kernel's present generation; return whether there was room for it.
+
+        With ``asks_first`` it gets the generation before, so that clients ask the daemon before they use it.
+        """
         if self.path is None or len(key) + len(payload) > MAX_CONTENT_BYTES:
             return False
         slot = find_slot(kernel)
         at = self._find_place(key)
-        while at is None and self._grow_table():
+        while at is None and self._replace_file(2):
             at = self._find_place(key)
         if at is None:
             # The largest table is full here, so an entry of the least recently used kernel leaves.
             at = min(self._probe_offsets(key), key=lambda at: self._find_last_use(self._words[at + 2] >> 32))
             if self._find_last_use(self._words[at + 2] >> 32) > self._find_last_use(slot):
                 return False
-        self._write_entry(at, slot, key, payload)
+        self._write_entry(at, slot, self._words[slot] - asks_first, key, payload)
         return True
 
     def holds_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
@@ -212,14 +222,14 @@ class WinnerTable:
         return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
     def _find_place(self, key: bytes) -> int | None:
-        """Return where a key's entry is or may be written: its own place, an unused one, or one that is not valid."""
+        """Return where a key's entry is or may be written: its own place, an unused one, or a revoked one's."""
         free = None
         for at in self._probe_offsets(key):
             if not self._words[at]:
                 return at if free is None else free
             if self._has_key(at, key):
                 return at
-            if free is None and self._is_invalid_entry(at):
+            if free is None and self._is_revoked(self._words, at):
                 free = at
         return free
 
@@ -229,8 +239,9 @@ class WinnerTable:
         _, key_bytes, content = self._read_entry(at)
         return content[:key_bytes] == key
 
-    def _is_invalid_entry(self, at: int) -> bool:
-        return self._words[self._words[at + 2] >> 32] != self._words[at + 3]
+    @staticmethod
+    def _is_revoked(words: memoryview, at: int) -> bool:
+        return bool((words[words[at + 2] >> 32] ^ words[at + 3]) >> ERA_SHIFT)
 
     def _read_entry(self, at: int) -> tuple[int, int, bytes]:
         """Return an entry's slot, the length of its key, and its key and payload."""
@@ -239,9 +250,9 @@ class WinnerTable:
         start = 8 * at + 32
         return lengths >> 32, key_bytes, bytes(self._bytes[start : start + key_bytes + payload_bytes])
 
-    def _write_entry(self, at: int, slot: int, key: bytes, payload: bytes) -> None:
+    def _write_entry(self, at: int, slot: int, generation: int, key: bytes, payload: bytes) -> None:
         lengths = slot << 32 | len(key) << 16 | len(payload)
-        rest = _HEAD.pack(lengths, self._words[slot]) + key + payload
+        rest = _HEAD.pack(lengths, generation) + key + payload
         sequence = self._words[at]
         # With an odd sequence, readers ignore the entry from now on, and forever if this process is killed now.
         self._words[at] = sequence | 1
@@ -268,12 +279,27 @@ class WinnerTable:
     def _staged(self) -> str:
         return f"{self.path}.{os.getpid()}"
 
-    def _grow_table(self) -> bool:
-        """Replace the file by one with twice as many entries; return whether that was possible."""
+    def restore_file(self) -> None:
+        """Put files with the same content into place if somebody has removed the directory or the table's file."""
+        if self.path is not None and _identify(self.path) != self._identity and self._replace_file(1):
+            before = self._use_times
+            self._use_times = _map_use_times(os.path.join(os.path.dirname(self.path), USES_NAME))
+            self._use_times[:] = before
+            before.release()
+
+    def _place_file(self) -> None:
+        """Rename the new file to the table's name."""
+        self._identity = None
+        if self.path is not None:
+            os.rename(self._staged, self.path)
+            self._identity = _identify(self.path)
+
+    def _replace_file(self, factor: int) -> bool:
+        """Replace the file by one with ``factor`` times as many entries; return whether that was possible."""
         entries = self._words[ENTRIES_WORD]
-        if 2 * entries > self._max_entries:
+        if factor * entries > self._max_entries:
             return False
-        larger, has_file = self._make_table(2 * entries)
+        larger, has_file = self._make_table(factor * entries)
         if not has_file:
             larger.close()
             return False
@@ -283,7 +309,7 @@ class WinnerTable:
         self._bytes[_GENERATIONS] = before_bytes[_GENERATIONS]
         self._words[WATCHED_WORD] = before_words[WATCHED_WORD]
         for at in range(WORDS, WORDS + entries * ENTRY_WORDS, ENTRY_WORDS):
-            if before_words[at] and before_words[before_words[at + 2] >> 32] == before_words[at + 3]:
+            if before_words[at] and not self._is_revoked(before_words, at):
                 copied = bytes(before_bytes[8 * at : 8 * (at + ENTRY_WORDS)])
                 place = next((to for to in self._probe_places(before_words[at + 1] >> 32) if not self._words[to]), None)
                 if place is not None:
@@ -292,8 +318,7 @@ class WinnerTable:
         before_bytes.release()
         # In this order, as at the start: until the new file is in place, readers find a table without valid answers.
         _end_table(before)
-        assert self.path is not None
-        os.rename(self._staged, self.path)
+        self._place_file()
         return True
 
     def _probe_places(self, tag: int) -> Iterator[int]:
@@ -307,6 +332,20 @@ class WinnerTable:
             for entry in os.scandir(directory):
                 if entry.name.startswith(f"{name}."):
                     os.unlink(entry.path)
+
+
+def _begin_era(era: int) -> int:
+    """Return an era's first generation; there is one before it in the same era, for entries that ask first."""
+    return (era << ERA_SHIFT | 1) % 2**64
+
+
+def _identify(path: str) -> tuple[int, int] | None:
+    """Return which file lies at a path, by device and inode; ``None`` if none does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _map_new_file(path: str, size: int) -> mmap.mmap | None:

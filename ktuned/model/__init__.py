@@ -1,11 +1,10 @@
-"""Values that every package shares: identities, configs, devices, plans, trials, jobs, winners, errors.
+"""Values that both the daemon and its workers use: identities, configs, devices, plans, results, errors.
 
 Plain and frozen. They need only the standard library and msgspec, because workers run under the project's interpreter.
 """
 
-from ktuned.model.backend_report import Absence, BackendReport, Fault
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
-from ktuned.model.device import NO_COUNTER, Device, explain_unmeasurable, read_device_kind
+from ktuned.model.device import NO_COUNTER, Absence, BackendReport, Device, Fault, read_device_kind
 from ktuned.model.errors import (
     AmbiguousName,
     BackendError,
@@ -26,8 +25,7 @@ from ktuned.model.errors import (
     suggest_name,
 )
 from ktuned.model.expressions import Expression, Term
-from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelInfo, Root, RootSettings, SpaceInfo
+from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelInfo, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -44,9 +42,6 @@ from ktuned.model.keys import (
     make_key_problem,
     parse_key_problem,
 )
-from ktuned.model.near import find_stand_ins
-from ktuned.model.noise import describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
-from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
     ENERGY,
     EXACT,
@@ -83,7 +78,6 @@ from ktuned.model.peaks import (
     name_arithmetic_metric,
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.staleness import SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
@@ -94,26 +88,15 @@ from ktuned.model.trace import (
     extend_digest,
     reduce_digest,
 )
-from ktuned.model.trial import (
-    NO_DETAIL,
-    Context,
-    KnownConfig,
-    ListedTrial,
-    Trial,
-    TrialDetail,
-    TrialResult,
-    Winner,
-)
+from ktuned.model.trial import NO_DETAIL, Bits, TrialDetail, TrialResult, have_same_bits
 from ktuned.model.values import (
     FAILURES,
     NOT_TRIED,
     RETRIED_BY_NEXT_JOB,
-    TRIED_AGAIN,
     Config,
     Outcome,
     Problem,
     Scalar,
-    Status,
     canonical,
     is_among,
     median,
@@ -130,7 +113,6 @@ __all__ = [
     "FAILURES",
     "FLOAT32",
     "LATENCY",
-    "MAX_PRIORITY",
     "MEMORY",
     "NOT_TRIED",
     "NO_COUNTER",
@@ -140,37 +122,27 @@ __all__ = [
     "PRECISIONS",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
-    "SPACE",
     "TOLERANCE",
-    "TRIED_AGAIN",
     "UNOBSERVED",
     "UNTIL",
     "Absence",
     "AmbiguousName",
     "BackendError",
     "BackendReport",
-    "BitClass",
-    "BitClasses",
     "Bits",
     "CallKey",
-    "Change",
     "Config",
-    "Context",
     "Device",
     "DeviceModel",
     "DeviceName",
     "Expression",
     "Fault",
     "IllegalMove",
-    "Job",
-    "JobState",
     "KernelFileError",
     "KernelInfo",
     "KernelName",
     "KeyProblem",
-    "KnownConfig",
     "KtunedError",
-    "ListedTrial",
     "NotFound",
     "Objective",
     "Observation",
@@ -180,52 +152,38 @@ __all__ = [
     "Plan",
     "PlanDefaults",
     "Preset",
-    "Priority",
     "Problem",
     "ProjectName",
     "Role",
-    "Root",
-    "RootSettings",
     "Scalar",
     "SettingsError",
     "Share",
     "SpaceInfo",
-    "Status",
     "StoreDamaged",
     "StoreError",
     "Target",
     "Term",
-    "Trial",
     "TrialDetail",
     "TrialResult",
     "Unsupported",
     "UsageError",
-    "Winner",
     "WinnerKey",
     "WorkerError",
     "add_digests",
     "apply_bucket_rules",
     "canonical",
     "choose_search_objective",
-    "compare_contexts",
     "compute_gain",
     "compute_shares",
     "convert_to_cost",
-    "describe_change",
     "describe_error",
-    "describe_noise",
-    "describe_price",
     "digest_variable",
     "escape_controls",
     "escape_controls_in_json",
     "escape_surrogates",
-    "explain_unmeasurable",
     "extend_digest",
     "find_first_error",
-    "find_notices",
     "find_rule_fault",
-    "find_stand_ins",
-    "format_notice",
     "format_objective_suffix",
     "get_project_name",
     "have_same_bits",
@@ -233,9 +191,6 @@ __all__ = [
     "is_exact",
     "is_latency",
     "is_maximized",
-    "is_noisy",
-    "is_ratio_implausible",
-    "is_reference_noisy",
     "listed",
     "make_full_name",
     "make_key_problem",

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -40,14 +39,7 @@ from ktuned.model.keys import (
     make_full_name,
     make_key_problem,
 )
-from ktuned.model.objective import (
-    ENERGY,
-    LATENCY,
-    Objective,
-    is_exact,
-    name_figure,
-    read_objective,
-)
+from ktuned.model.objective import ENERGY, LATENCY, Objective, is_exact, name_figure, read_objective
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.trace import (
     DISTRIBUTION,
@@ -66,41 +58,6 @@ changes about once per octave."""
 
 _DIRECTORY = "dir"
 """The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
-
-
-class RootSettings(msgspec.Struct, frozen=True):
-    """Settings of a root that ``config.toml`` or a request gives explicitly; they override all others."""
-
-    name: str = ""
-    python: str = ""
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """A watched directory with kernel files.
-
-    Attributes:
-        path: the directory.
-        name: its project's name.
-        python: the interpreter of its workers.
-        env: their environment variables.
-        polling: whether it is polled, for file systems that do not report all changes, such as network file systems.
-        asked: the settings that were given explicitly.
-        project_digest: SHA-256 of the ``ktuned.toml`` from which the root was made.
-        defaults: that file's budgets, for kernel files that set none.
-        workers: a directory above it whose projects share their workers with it; empty if it has its own workers.
-    """
-
-    path: str
-    name: str
-    python: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    polling: bool = False
-    asked: RootSettings = field(default=RootSettings(), compare=False)
-    project_digest: str = field(default="", compare=False)
-    defaults: PlanDefaults = field(default_factory=PlanDefaults)
-    workers: str = ""
 
 
 class SpaceInfo(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ arithmetic of another precision than float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -44,8 +44,7 @@ class Peaks(msgspec.Struct, frozen=True):
     measured: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The share of a device's limit that a kernel reaches, by a metric; ``of`` names the limit."""
 
     of: str
@@ -64,8 +63,8 @@ def name_arithmetic_metric(precision: str) -> str:
 def compute_shares(metrics: Mapping[str, float], peaks: Peaks) -> list[Share]:
     """Return a kernel's share of each limit for which there is a metric, the largest first.
 
-    The limit with the largest share is the one that holds the kernel back, if any does. A share above 100 % means that
-    the data stayed in a cache, or that the limit was measured under worse conditions.
+    The limit with the largest share is the one that holds the kernel back, if any does. A figure that the kernel
+    exceeds is no limit for it, and is left out: the data stayed in a cache, or the figure was measured under load.
 
     Args:
         metrics: a config's figures by name.
@@ -77,6 +76,6 @@ def compute_shares(metrics: Mapping[str, float], peaks: Peaks) -> list[Share]:
     found = [
         Share(name, metrics[metric] / limit, metric)
         for metric, (name, limit) in limits.items()
-        if metric in metrics and limit
+        if limit and metrics.get(metric, math.inf) <= limit
     ]
     return sorted(found, key=lambda one: -one.share)

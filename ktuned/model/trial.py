@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, Phase, WinnerKey
-from ktuned.model.objective import LATENCY, Objective, is_exact, select_figure
-from ktuned.model.values import Config, Outcome, Problem
+from ktuned.model.keys import Phase
+from ktuned.model.objective import Objective, is_exact, select_figure
+from ktuned.model.values import Outcome
 
-MEASURING_VERSION = 1
-"""Raised whenever measuring changes, so that latencies that were measured in different ways are never compared."""
+Bits = tuple[str, ...]
+"""Digests of a config's outputs, by input."""
 
 
-class Context(msgspec.Struct, frozen=True):
-    """Everything that a measurement depends on, except the config."""
-
-    kernel: KernelName
-    problem: KeyProblem
-    device: DeviceModel
-    digest: str
-    toolchain: str
-    device_fingerprint: str
-    measuring_version: int = MEASURING_VERSION
-
-    @property
-    def key(self) -> WinnerKey:
-        """The key of the winner by latency that a measurement in this context may become."""
-        return self.key_for(LATENCY)
-
-    def key_for(self, objective: Objective) -> WinnerKey:
-        """Return the key of the winner by an objective that a measurement in this context may become."""
-        return WinnerKey(self.kernel, self.problem, self.device, objective)
+def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
+    """Return whether a config's outputs equal the anchor's on all inputs; None if some are unknown."""
+    common = min(len(bits), len(anchor))
+    if tuple(bits[:common]) != tuple(anchor[:common]):
+        return False
+    return None if not anchor or len(bits) < len(anchor) else True
 
 
 class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -164,95 +151,3 @@ class TrialResult(msgspec.Struct, frozen=True):
     def add_details(self, **details: Any) -> Self:
         """Return the result with further fields of its detail: ``result.add_details(cores=2)``."""
         return replace(self, detail=replace(self.detail, **details))
-
-
-class Trial(TrialResult, frozen=True, kw_only=True):
-    """One config that was tried on one problem on one device model, as the store keeps it.
-
-    ``problem`` has only the values that enter the key. ``digest`` is the kernel's digest. ``updated`` is a Unix time in
-    s.
-    """
-
-    id: int
-    job: int
-    kernel: KernelName
-    problem: Problem
-    device: DeviceModel
-    config: Config
-    digest: str
-    updated: float
-
-    @property
-    def result(self) -> TrialResult:
-        """The result alone."""
-        return TrialResult(*(getattr(self, name) for name in TrialResult.__struct_fields__))
-
-    def without_detail(self) -> Self:
-        """Return the trial without its detail, as lists and events show it."""
-        return replace(self, detail=NO_DETAIL)
-
-
-class ListedTrial(Trial, frozen=True, kw_only=True):
-    """A trial as ``results`` lists it; its ``detail`` is empty unless it was asked for.
-
-    Attributes:
-        winner: whether it is the winner by any objective.
-        objectives: the objectives by which it is the winner.
-        facts: the numbers among the backend's facts.
-        bit_class: its class of equal bits: a letter, ``nondeterministic``, or nothing.
-    """
-
-    winner: bool = False
-    objectives: tuple[Objective, ...] = ()
-    facts: Mapping[str, float] = msgspec.field(default_factory=dict)
-    # The protocol's name is a keyword of Python.
-    bit_class: str = msgspec.field(default="", name="class")
-
-    @property
-    def is_winner(self) -> bool:
-        """The same as :attr:`winner`."""
-        return self.winner
-
-
-class KnownConfig(msgspec.Struct, frozen=True):
-    """A config and its result, without the details, which would take ten times as long to read.
-
-    ``text`` is the config as canonical text; ``figure`` is its figure by the objective that the reader asked for.
-    """
-
-    text: str
-    config: Config
-    outcome: Outcome
-    figure: float | None = None
-    compile_s: float = 0.0
-
-
-class Winner(msgspec.Struct, frozen=True):
-    """The best valid trial of a (kernel, problem, device model) by an objective, with the context of its measurement.
-
-    It ``is_final`` once it was decided by a final round. ``note`` says why it is worse than the config that was served
-    before. ``decided`` is a Unix time in s.
-    """
-
-    context: Context
-    trial: int
-    problem: Problem
-    config: Config
-    latency_us: float
-    spread_us: float | None
-    artifact: str | None
-    decided: float
-    is_final: bool = False
-    note: str = ""
-    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
-    objective: Objective = LATENCY
-
-    @property
-    def key(self) -> WinnerKey:
-        """The key whose winner it is."""
-        return self.context.key_for(self.objective)
-
-    @property
-    def figure(self) -> float | None:
-        """The figure by which it won."""
-        return select_figure(self.objective, self.latency_us, self.metrics)

@@ -89,36 +89,3 @@ RETRIED_BY_NEXT_JOB = NOT_TRIED | {Outcome.CONTENDED}
 
 FAILURES = frozenset(Outcome) - RETRIED_BY_NEXT_JOB - {Outcome.MEASURED, Outcome.SLOWER}
 """Outcomes of configs that do not work."""
-
-_RESULT_CHANGES = "when its digest, its toolchain or its driver changes"
-_BUILD_CHANGES = "when its digest or its toolchain changes"
-_QUARANTINED = (
-    "not before its digest, its toolchain or its driver changes: it is quarantined (`ktuned forget` lifts that)"
-)
-_NEXT_JOB = "by the next job: this says nothing about the config"
-
-TRIED_AGAIN: dict[Outcome, str] = {
-    Outcome.MEASURED: _RESULT_CHANGES,
-    Outcome.SLOWER: _RESULT_CHANGES,
-    Outcome.COMPILE_ERROR: _BUILD_CHANGES,
-    Outcome.COMPILE_TIMEOUT: f"when the compile deadline is raised, or {_BUILD_CHANGES}",
-    Outcome.UNSUPPORTED: "on another device",
-    Outcome.MISMATCH: _BUILD_CHANGES,
-    Outcome.LAUNCH_ERROR: _RESULT_CHANGES,
-    Outcome.CRASHED: _QUARANTINED,
-    Outcome.HUNG: _QUARANTINED,
-    Outcome.CONTENDED: _NEXT_JOB,
-    Outcome.CANCELLED: _NEXT_JOB,
-    Outcome.INTERRUPTED: _NEXT_JOB,
-}
-"""When a config with this outcome is tried again, as the end of a sentence."""
-
-
-class Status(StrEnum):
-    """Status of a lookup's answer, best first."""
-
-    FRESH = "fresh"
-    STALE = "stale"
-    NEAR = "near"
-    DEFAULT = "default"
-    UNKNOWN = "unknown"

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from ktuned.model import CallKey, Config, Status
+from ktuned.model import CallKey, Config
 from ktuned.protocol.method import EmptyAnswer, Method, Params
+from ktuned.protocol.winners import Status
 
 
 class CallsParams(Params, frozen=True):

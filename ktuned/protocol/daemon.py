@@ -14,6 +14,9 @@ from ktuned.model import BackendReport, DeviceModel, DeviceName, Fault, Peaks
 from ktuned.protocol.kernels import RootInfo
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params
 
+VERSION: Final = "0.1.0"
+"""The version of ktuned, which ``hello`` and ``status`` tell."""
+
 
 class HelloAnswer(msgspec.Struct, frozen=True):
     """Identity of the daemon. The first three fields are the same in every version of the protocol.

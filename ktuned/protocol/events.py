@@ -18,17 +18,16 @@ from ktuned.model import (
     Config,
     DeviceModel,
     DeviceName,
-    Job,
     KernelName,
     Objective,
     Outcome,
     Problem,
-    Trial,
     select_figure,
 )
-from ktuned.protocol.jobs import JobInfo
+from ktuned.protocol.jobs import Job, JobInfo, StreamPosition
 from ktuned.protocol.kernels import FileError
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params
+from ktuned.protocol.trials import Trial
 
 J = TypeVar("J", bound=Job)
 
@@ -42,20 +41,25 @@ class SubscribeParams(Params, frozen=True):
     types: frozenset[str] | None = None
 
 
-class StreamPosition(msgspec.Struct, frozen=True):
-    """The number of the latest event, within the lifetime of one daemon."""
-
-    epoch: int
-    seq: int
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class Event(StreamPosition, frozen=True, kw_only=True, tag_field="type"):
     """Base of all events: the kernel and the job that they concern, if any. The stream sets ``seq`` and ``epoch``."""
 
     seq: int = 0
     epoch: int = 0
     kernel: KernelName | None = None
     job: int | None = None
+
+
+class EventOfKernel(Event, frozen=True, kw_only=True):
+    """Base of events that concern a kernel."""
+
+    kernel: KernelName
+
+
+class EventOfJob(EventOfKernel, frozen=True, kw_only=True):
+    """Base of events that concern a job."""
+
+    job: int
 
 
 class StreamGap(Event, frozen=True, kw_only=True, tag="gap"):
@@ -66,11 +70,9 @@ PublishEvent = Callable[[Event], None]
 """Sends an event to the parts of the daemon that it concerns and to all subscribers; never blocks."""
 
 
-class JobEvent(Event, frozen=True, kw_only=True):
+class JobEvent(EventOfJob, frozen=True, kw_only=True):
     """A job's state has changed; ``job_state`` is the job as it is now."""
 
-    kernel: KernelName
-    job: int
     job_state: JobInfo
 
     @classmethod
@@ -95,11 +97,9 @@ class JobDone(JobEvent, frozen=True, kw_only=True, tag="job_done"):
     """A job has ended: it is done, was cancelled, or failed."""
 
 
-class JobProgress(Event, frozen=True, kw_only=True):
-    """A job's figures after one more config; the fields are those of :class:`~ktuned.model.Job`."""
+class JobProgress(EventOfJob, frozen=True, kw_only=True):
+    """A job's figures after one more config; the fields are those of :class:`~ktuned.protocol.Job`."""
 
-    kernel: KernelName
-    job: int
     done: int
     total: int | None = None
     outcomes: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -159,20 +159,17 @@ class ConfigCompiled(JobProgress, frozen=True, kw_only=True, tag="config_compile
     reused: bool
 
 
-class Refining(Event, frozen=True, kw_only=True, tag="refining"):
+class Refining(EventOfJob, frozen=True, kw_only=True, tag="refining"):
     """A round of a job's final measurement begins: number ``round`` of ``rounds``, with ``finalists`` configs."""
 
-    kernel: KernelName
-    job: int
     round: int
     rounds: int
     finalists: int
 
 
-class WinnerChanged(Event, frozen=True, kw_only=True, tag="winner"):
+class WinnerChanged(EventOfKernel, frozen=True, kw_only=True, tag="winner"):
     """A problem has another winner. Without a ``job``, it was known before: an edit was undone, or it was imported."""
 
-    kernel: KernelName
     problem: Problem
     device: DeviceModel
     config: Config
@@ -187,18 +184,26 @@ class WinnerChanged(Event, frozen=True, kw_only=True, tag="winner"):
         return select_figure(self.objective, self.latency_us, self.metrics)
 
 
-class KernelStale(Event, frozen=True, kw_only=True, tag="stale"):
+class KernelStale(EventOfKernel, frozen=True, kw_only=True, tag="stale"):
     """A kernel has changed, so its winners, which are older than the change, are stale."""
 
-    kernel: KernelName
     digest: str = ""
 
 
-class NamesLearned(Event, frozen=True, kw_only=True, tag="learned"):
+class NamesLearned(EventOfKernel, frozen=True, kw_only=True, tag="learned"):
     """Compiling or measuring has shown that a kernel also depends on these files; they are watched from now on."""
 
-    kernel: KernelName
     names: tuple[str, ...]
+
+
+class AnswersChanged(Event, frozen=True, kw_only=True, tag="answers"):
+    """Answers for a kernel, or for all, may have changed for a reason without an event of its own. It is not sent.
+
+    Attributes:
+        is_revoked: whether the present answers must not be given any more, not even while no better one is known.
+    """
+
+    is_revoked: bool = False
 
 
 class LaneChanged(Event, frozen=True, kw_only=True, tag="lane"):
@@ -209,16 +214,18 @@ class LaneChanged(Event, frozen=True, kw_only=True, tag="lane"):
     reason: str | None = None
 
 
-class _PauseEvent(Event, frozen=True, kw_only=True):
+class PauseEvent(Event, frozen=True, kw_only=True):
+    """Tuning on a device model (``""``: on all) was paused or resumed; without a ``device``, by a full disk."""
+
     device: str | msgspec.UnsetType = msgspec.UNSET
     reason: str = ""
 
 
-class TuningPaused(_PauseEvent, frozen=True, kw_only=True, tag="paused"):
+class TuningPaused(PauseEvent, frozen=True, kw_only=True, tag="paused"):
     """Tuning was paused on a device model (``""``: on all). Without a ``device``, because nothing can be recorded."""
 
 
-class TuningResumed(_PauseEvent, frozen=True, kw_only=True, tag="resumed"):
+class TuningResumed(PauseEvent, frozen=True, kw_only=True, tag="resumed"):
     """A pause that :class:`TuningPaused` reported has ended."""
 
 

@@ -8,8 +8,57 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType, structs
 
-from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Status
+from ktuned.model import LATENCY, KernelInfo, KernelName, Objective, PlanDefaults, Problem
 from ktuned.protocol.method import Method, Params
+from ktuned.protocol.winners import Status
+
+
+class RootSettings(msgspec.Struct, frozen=True):
+    """Settings of a root that ``config.toml`` or a request gives explicitly; they override all others."""
+
+    name: str = ""
+    python: str = ""
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+
+SPACE = "space"
+"""Kind of a change that only concerns the space; its ``name`` is a sentence about the config."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One difference between two contexts.
+
+    Attributes:
+        kind: ``source``, ``argument`` (of ``@kernel``), ``environment`` (a variable), ``toolchain``, ``driver``,
+            ``measuring`` or ``unknown``.
+        where: a file, relative to the kernel file's directory, or a tool.
+        name: the part of it that changed.
+        before: a version, a value or a short digest; empty if absent.
+        after: likewise, now.
+    """
+
+    kind: str
+    where: str
+    name: str
+    before: str
+    after: str
+
+
+def describe_change(change: Change) -> str:
+    """Return a change as a sentence."""
+    kind, where, name, before, after = change.kind, change.where, change.name, change.before, change.after
+    if kind in ("toolchain", "driver", "measuring"):
+        what = f"{where} {name}".rstrip()
+        return f"{kind}: {what} was {before or 'absent'}, is {after or 'absent'}"
+    if kind == SPACE:
+        return f"{where}: {name}"
+    if kind == "environment":
+        where, name = f"${name}", ""
+    verb = "changed" if before and after else "is new" if after else "is gone"
+    what = f"{where}: `{name}`" if name else where
+    if kind == "unknown":
+        return f"{where} changed; its parts were not recorded"
+    return f"{what} {verb}"
 
 
 class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,9 +92,25 @@ class RootInfo(msgspec.Struct, frozen=True):
     polling: bool = False
 
     @classmethod
-    def from_root(cls, root: Root) -> RootInfo:
+    def from_root(cls, root: RootInfo) -> RootInfo:
         """Return the fields of a root that the protocol has."""
         return msgspec.convert(root, cls, from_attributes=True)
+
+
+class Root(RootInfo, frozen=True):
+    """A watched root, and where its settings come from.
+
+    Attributes:
+        asked: the settings that were given explicitly.
+        project_digest: SHA-256 of the ``ktuned.toml`` from which the root was made.
+        defaults: that file's budgets, for kernel files that set none.
+        workers: a directory above it whose projects share their workers with it; empty if it has its own workers.
+    """
+
+    asked: RootSettings = RootSettings()
+    project_digest: str = ""
+    defaults: PlanDefaults = PlanDefaults()
+    workers: str = ""
 
 
 def find_root(path: str, roots: Iterable[RootInfo]) -> RootInfo | None:

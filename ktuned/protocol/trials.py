@@ -2,12 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Final, Literal, Self
 
 import msgspec
+from msgspec.structs import replace
 
-from ktuned.model import ListedTrial, Outcome, Problem, Scalar
+from ktuned.model import NO_DETAIL, Config, DeviceModel, KernelName, Objective, Outcome, Problem, Scalar, TrialResult
 from ktuned.protocol.method import Method, Params
+
+
+class Trial(TrialResult, frozen=True, kw_only=True):
+    """One config that was tried on one problem on one device model, as the store keeps it.
+
+    ``problem`` has only the values that enter the key. ``digest`` is the kernel's digest. ``updated`` is a Unix time in
+    s.
+    """
+
+    id: int
+    job: int
+    kernel: KernelName
+    problem: Problem
+    device: DeviceModel
+    config: Config
+    digest: str
+    updated: float
+
+    @property
+    def result(self) -> TrialResult:
+        """The result alone."""
+        return TrialResult(*(getattr(self, name) for name in TrialResult.__struct_fields__))
+
+    def without_detail(self) -> Self:
+        """Return the trial without its detail, as lists and events show it."""
+        return replace(self, detail=NO_DETAIL)
+
+
+class ListedTrial(Trial, frozen=True, kw_only=True):
+    """A trial as ``results`` lists it; its ``detail`` is empty unless it was asked for.
+
+    Attributes:
+        winner: whether it is the winner by any objective.
+        objectives: the objectives by which it is the winner.
+        facts: the numbers among the backend's facts.
+        bit_class: its class of equal bits: a letter, ``nondeterministic``, or nothing.
+    """
+
+    winner: bool = False
+    objectives: tuple[Objective, ...] = ()
+    facts: Mapping[str, float] = msgspec.field(default_factory=dict)
+    # The protocol's name is a keyword of Python.
+    bit_class: str = msgspec.field(default="", name="class")
+
+    @property
+    def is_winner(self) -> bool:
+        """The same as :attr:`winner`."""
+        return self.winner
 
 
 class ResultsParams(Params, frozen=True):

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, select_figure
+from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, select_figure
 from ktuned.protocol.method import Method, Params
 from ktuned_client.answers import DaemonError
+
+
+class Status(StrEnum):
+    """Status of a lookup's answer, best first."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    NEAR = "near"
+    DEFAULT = "default"
+    UNKNOWN = "unknown"
 
 
 class LookupParams(Params, frozen=True):

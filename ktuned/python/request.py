@@ -9,12 +9,13 @@ import msgspec
 
 from ktuned.cli import choose_presenter, ensure_daemon, follow_tuning, print_message
 from ktuned.declaration import Kernel, end_declarations
-from ktuned.model import JobState, KernelFileError, KtunedError, UsageError, canonical
+from ktuned.model import KernelFileError, KtunedError, UsageError, canonical
 from ktuned.protocol import (
     KERNELS,
     TUNE,
     FileError,
     JobInfo,
+    JobState,
     KernelsParams,
     TuneAnswer,
     TuneParams,

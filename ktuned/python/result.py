@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 from ktuned.cli import load_all_trials
-from ktuned.model import ListedTrial as Trial
+from ktuned.protocol import ListedTrial as Trial
 from ktuned.protocol import ResultsParams
 from ktuned_client import Client, Hit
 from ktuned_client.answers import Config, Problem

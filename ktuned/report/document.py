@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from ktuned.model import Scalar
+from ktuned.model import Peaks, Scalar, Share
 from ktuned.report.columns import PackedColumns
+from ktuned.store import ContextSums, Winner
 
 
 class Standing(Struct, frozen=True):
@@ -29,35 +30,6 @@ class Bar(Struct, frozen=True):
     spread_us: float | None = None
 
 
-class PeakShare(Struct, frozen=True):
-    """The share of a device's limit that a winner reaches; ``figure`` is the winner's metric with its unit."""
-
-    what: str
-    share: float
-    figure: str
-
-
-class DevicePeaks(Struct, frozen=True):
-    """The measured limits of a device: bandwidth in GB/s, and TFLOP/s by the name of the metric that they limit."""
-
-    gbps: float | None
-    tflops: Mapping[str, float]
-
-
-class WinnerSummary(Struct, frozen=True):
-    """The winner of a section; ``row`` is its index among the section's trials, or -1 if it is not there."""
-
-    row: int
-    config: Mapping[str, Scalar]
-    latency_us: float
-    spread_us: float | None
-    decided: float
-    is_final: bool
-    note: str
-    metrics: Mapping[str, float]
-    share: PeakShare | None = None
-
-
 class Failure(Struct, frozen=True):
     """Configs that failed alike: their number, the first line of their message, and one of them as an example."""
 
@@ -71,11 +43,7 @@ class Failure(Struct, frozen=True):
 class SourceState(Struct, frozen=True):
     """One state of sources and tools in which trials were made, and its changes since the state before."""
 
-    first: float
-    trials: int
-    measured: int
-    latency_us: float | None
-    config: Mapping[str, Scalar] | None
+    trials: ContextSums
     changes: Sequence[str]
     is_shown: bool
 
@@ -96,28 +64,28 @@ class OtherWinner(Struct, frozen=True):
     ``gain`` is how many times better than the fastest it is by this objective.
     """
 
-    objective: str
+    winner: Winner
     figure: float
     unit: str
     fastest: float | None
     gain: float | None
-    latency_us: float
-    config: Mapping[str, Scalar]
 
 
 class Section(Struct, frozen=True):
     """One kernel, problem and device model: its winner, the trials of one context, and the history of contexts.
 
-    ``ends`` has each knob's least and greatest number in the space, or nothing for a knob whose values are not numbers.
-    ``left_out`` is the number of trials that the page has no room for. ``others`` are the winners by other objectives.
-    ``numerics`` lists the classes of configs with equal output bits, and the cost of the anchor's class.
+    ``share`` is the largest share of a device's limit that the winner reaches. ``ends`` has each knob's least and
+    greatest number in the space, or nothing for a knob whose values are not numbers. ``left_out`` is the number of
+    trials that the page has no room for. ``others`` are the winners by other objectives. ``numerics`` lists the classes
+    of configs with equal output bits, and the cost of the anchor's class.
     """
 
     kernel: str
     problem: Mapping[str, Scalar]
     device: str
     standing: Standing
-    winner: WinnerSummary | None
+    winner: Winner | None
+    share: Share | None
     default: Mapping[str, Scalar] | None
     bars: Sequence[Bar]
     knobs: Sequence[str]
@@ -129,7 +97,7 @@ class Section(Struct, frozen=True):
     failures: Sequence[Failure]
     history: Sequence[SourceState]
     jobs: Sequence[JobFigures]
-    roof: DevicePeaks | None = None
+    roof: Peaks | None = None
     others: Sequence[OtherWinner] = ()
     numerics: Sequence[str] = ()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
@@ -10,15 +9,13 @@ from time import time
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ktuned.model import (
-    BANDWIDTH_METRIC,
     LATENCY,
     NOT_TRIED,
     Config,
-    Context,
     DeviceModel,
-    Job,
     KernelInfo,
     KernelName,
     KeyProblem,
@@ -27,34 +24,28 @@ from ktuned.model import (
     Peaks,
     Problem,
     SpaceInfo,
-    Winner,
     WinnerKey,
     canonical,
-    compare_contexts,
     compute_gain,
     compute_shares,
-    describe_change,
-    name_arithmetic_metric,
     name_unit,
     parse_key_problem,
     select_figure,
     strip_numerics,
 )
+from ktuned.protocol import Job, describe_change
 from ktuned.report.columns import COARSE, PackedColumns, Packer
 from ktuned.report.document import (
     Bar,
-    DevicePeaks,
     Document,
     Failure,
     JobFigures,
     OtherWinner,
-    PeakShare,
     Section,
     SourceState,
     Standing,
-    WinnerSummary,
 )
-from ktuned.store import ContextSums, Overview, TrialRow
+from ktuned.store import Context, ContextSums, Overview, TrialRow, Winner, compare_contexts
 
 MAX_TRIALS = 100_000
 """Most trials on a page, which take 2 MB. From a larger store, the page has each section's fastest trials and a sample.
@@ -175,7 +166,8 @@ def _build_section(
         problem=problem if kernel is None else kernel.order_problem(problem),
         device=key.device,
         standing=standing,
-        winner=None if winner is None else _describe_winner(winner, kept, knobs, peaks),
+        winner=None if winner is None else _order_knobs(winner, knobs),
+        share=next(iter(compute_shares(winner.metrics, peaks)), None) if winner and peaks else None,
         default=None if kernel is None or kernel.default is None else kernel.order_config(kernel.default),
         bars=_compare_with_default(winner, jobs),
         knobs=knobs,
@@ -187,7 +179,7 @@ def _build_section(
         failures=_count_failures(kept, configs, knobs),
         history=_describe_history(overview, group, shown, kernel),
         jobs=[JobFigures(job.id, job.reason, job.started, job.cost, _first_line(job.message)) for job in jobs],
-        roof=None if peaks is None else _to_device_peaks(peaks),
+        roof=peaks,
         others=[other for won in others if (other := _describe_difference(won, winner, knobs)) is not None],
         numerics=overview.load_bit_classes(shown.id).describe_classes(),
     )
@@ -291,49 +283,17 @@ def _first_line(message: str) -> str:
     return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
 
 
-def _describe_winner(
-    winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str], peaks: Peaks | None
-) -> WinnerSummary:
-    place = next((place for place, row in enumerate(rows) if row.id == winner.trial), -1)
-    return WinnerSummary(
-        place,
-        _in_order(winner.config, knobs) or winner.config,
-        winner.latency_us,
-        winner.spread_us,
-        winner.decided,
-        winner.is_final,
-        winner.note,
-        winner.metrics,
-        None if peaks is None else _compute_peak_shares(winner.metrics, peaks),
-    )
-
-
 def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[str]) -> OtherWinner | None:
     figure = won.figure
     if figure is None:
         return None
     beside = None if fastest is None else select_figure(won.objective, fastest.latency_us, fastest.metrics)
-    return OtherWinner(
-        won.objective,
-        figure,
-        name_unit(won.objective),
-        beside,
-        compute_gain(won.objective, beside, figure),
-        won.latency_us,
-        _in_order(won.config, knobs) or won.config,
-    )
+    gain = compute_gain(won.objective, beside, figure)
+    return OtherWinner(_order_knobs(won, knobs), figure, name_unit(won.objective), beside, gain)
 
 
-def _to_device_peaks(peaks: Peaks) -> DevicePeaks:
-    return DevicePeaks(peaks.gbps, {name_arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
-
-
-def _compute_peak_shares(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
-    found = compute_shares(metrics, peaks)
-    if not found:
-        return None
-    figure = f"{metrics[found[0].metric]:.4g} {'GB/s' if found[0].metric == BANDWIDTH_METRIC else 'TFLOP/s'}"
-    return PeakShare(found[0].of, found[0].share, figure)
+def _order_knobs(winner: Winner, knobs: Sequence[str]) -> Winner:
+    return structs.replace(winner, config=_in_order(winner.config, knobs) or winner.config)
 
 
 def _compare_with_default(winner: Winner | None, jobs: Sequence[Job]) -> list[Bar]:
@@ -371,18 +331,7 @@ def _describe_history(
         [],
         *(_describe_changes(overview, old.context, new.context, kernel) for old, new in pairwise(ordered)),
     ]
-    return [
-        SourceState(
-            sums.first,
-            sums.trials,
-            sums.measured,
-            None if sums.best is None else sums.best.latency_us,
-            None if sums.best is None else json.loads(sums.best.config),
-            change,
-            sums is shown,
-        )
-        for sums, change in zip(ordered, changes, strict=True)
-    ]
+    return [SourceState(sums, change, sums is shown) for sums, change in zip(ordered, changes, strict=True)]
 
 
 def _describe_changes(overview: Overview, then: Context, now: Context, kernel: KernelInfo | None) -> list[str]:

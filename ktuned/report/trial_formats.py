@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import ListedTrial, Outcome
+from ktuned.model import Outcome
+from ktuned.protocol import ListedTrial
 
 Trials = Sequence[ListedTrial]
 

@@ -7,7 +7,7 @@ from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Intervals, Jobs
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.portfolios import PortfolioFitter, Portfolios
+from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
@@ -24,7 +24,6 @@ __all__ = [
     "Jobs",
     "KnownFailures",
     "PortfolioFitter",
-    "Portfolios",
     "Preparation",
     "Reading",
     "Renewal",

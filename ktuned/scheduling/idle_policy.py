@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ktuned.model import Job, Priority
+from ktuned.protocol import Job, Priority
 
 POLICIES = ("always", "idle", "manual")
 """``always`` tunes whenever there is work, ``idle`` only while no other program uses the machine, ``manual`` only what

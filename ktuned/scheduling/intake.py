@@ -19,7 +19,6 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Final
@@ -48,9 +47,9 @@ from ktuned.catalog import (
     remake_root,
 )
 from ktuned.devices import Machine
-from ktuned.ipc import stamp, stamps_agree
-from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, StoreError, UsageError
-from ktuned.protocol import FileError
+from ktuned.ipc import read_regular_file, stamp, stamps_agree
+from ktuned.model import KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
+from ktuned.protocol import FileError, Job, Root
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
 from ktuned.store import Store
@@ -211,9 +210,9 @@ class Intake:
         if known is not None and python in (None, known.python):
             return known
         if known is not None:
-            asked = replace(known, asked=structs.replace(known.asked, python=python or ""))
+            asked = structs.replace(known, asked=structs.replace(known.asked, python=python or ""))
             root = await anyio.to_thread.run_sync(remake_root, asked, None, self._inspector.trust)
-            root = replace(known, python=root.python, asked=root.asked)
+            root = structs.replace(known, python=root.python, asked=root.asked)
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
@@ -370,7 +369,7 @@ def _file_differs(stamps: Mapping[str, str]) -> bool:
 def _find_undecorated_kernel(path: str) -> str:
     """Return the name of a function with two parameters, like a kernel function's (p, c), and without a decorator."""
     try:
-        tree = ast.parse(Path(path).read_bytes())
+        tree = ast.parse(read_regular_file(path))
     except (OSError, SyntaxError, ValueError):
         return ""
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))

@@ -51,8 +51,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED
-from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
-from ktuned.protocol import JobEvent, JobPaused, JobQueued
+from ktuned.model import IllegalMove, Plan, WinnerKey
+from ktuned.protocol import Job, JobEvent, JobPaused, JobQueued, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy
 from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.queue import JobQueue, extend_plan

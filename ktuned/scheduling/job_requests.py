@@ -13,17 +13,14 @@ from ktuned.devices import Machine
 from ktuned.model import (
     EXACT,
     LATENCY,
-    MAX_PRIORITY,
     PRESETS,
     UNTIL,
     BackendError,
     Config,
     DeviceModel,
-    Job,
     KernelInfo,
     Objective,
     Plan,
-    Priority,
     Problem,
     UsageError,
     WinnerKey,
@@ -31,6 +28,7 @@ from ktuned.model import (
     canonical,
     with_numerics,
 )
+from ktuned.protocol import MAX_PRIORITY, Job, Priority
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store

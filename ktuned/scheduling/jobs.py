@@ -24,8 +24,7 @@ from ktuned.model import (
     LATENCY,
     Device,
     IllegalMove,
-    Job,
-    JobState,
+    KernelName,
     KeyProblem,
     KtunedError,
     NotFound,
@@ -37,12 +36,15 @@ from ktuned.model import (
     median,
 )
 from ktuned.protocol import (
+    AnswersChanged,
     ChannelInfo,
+    Job,
     JobCounts,
     JobDone,
     JobEvent,
     JobInfo,
     JobStarted,
+    JobState,
     LaneChanged,
     PublishEvent,
     TuningPaused,
@@ -373,9 +375,10 @@ class Jobs:
         with suppress(IllegalMove):
             await self._handle(BeginAgainAsked(job.id, reason))
 
-    def forget_failures(self, kernel: str | None = None) -> None:
+    def forget_failures(self, kernel: KernelName | None = None) -> None:
         """Forget failures of one kernel or of all, so that lookups may request the same jobs again."""
-        self._machine.failures.forget_failures(kernel)
+        if self._machine.failures.forget_failures(kernel):
+            self._publish(AnswersChanged(kernel=kernel))
 
     def list_live_jobs(self) -> list[Job]:
         """Return the running jobs, then the waiting jobs in their order."""
@@ -654,7 +657,7 @@ class Jobs:
         log = _log.warning if lane.health.is_sick else _log.info
         log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
         # A sick device may have been the reason why a job found nothing that works.
-        self._machine.failures.forget_failures()
+        self.forget_failures()
         self._publish(LaneChanged(device=lane.device.name, state=lane.state, reason=lane.health.reason))
 
     async def _watch_host_use(self) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ktuned.model import LATENCY, Context, JobState, Objective
+from ktuned.model import KernelInfo, Objective
+from ktuned.protocol import JobState
 from ktuned.scheduling.queue import extend_plan
+from ktuned.store import Context
 from ktuned.tuning import JobBrief
 
 MAX_FAILED = 10_000
@@ -40,10 +42,19 @@ class KnownFailures:
                 del self._messages[next(iter(self._messages))]
             self._messages[key] = message
 
-    def find_message(self, context: Context, plan_digest: str, objective: Objective = LATENCY) -> str:
-        """Return how the newest job in a context failed; empty if it did not fail, or if there was no job."""
-        return self._messages.get((context, objective, plan_digest), "")
+    def list_messages(self, kernel: KernelInfo) -> dict[tuple[Context, Objective], str]:
+        """Return how the newest jobs of a kernel failed, for its present plan, by context and objective."""
+        return {
+            (context, objective): message
+            for (context, objective, plan), message in self._messages.items()
+            if context.kernel == kernel.name and plan == kernel.plan_digest
+        }
 
-    def forget_failures(self, kernel: str | None = None) -> None:
-        """Forget a kernel's failures, or all of them: something outside of contexts makes another try worthwhile."""
+    def forget_failures(self, kernel: str | None = None) -> bool:
+        """Forget a kernel's failures, or all of them: something outside of contexts makes another try worthwhile.
+
+        Return whether there were any.
+        """
+        before = len(self._messages)
         self._messages = {key: said for key, said in self._messages.items() if kernel not in (None, key[0].kernel)}
+        return len(self._messages) < before

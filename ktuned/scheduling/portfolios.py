@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -35,25 +35,22 @@ from ktuned.ipc import requests
 from ktuned.model import (
     LATENCY,
     Config,
-    JobState,
     KernelInfo,
     KtunedError,
     Objective,
     Outcome,
-    Priority,
     Problem,
     Role,
-    Winner,
     canonical,
     convert_to_cost,
     is_exact,
 )
 from ktuned.portfolio import FAILED, Matrix, shortlist_configs, weigh_by_launches
+from ktuned.protocol import AnswersChanged, Event, JobDone, JobState, Priority, PublishEvent
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
-from ktuned.store import Store, StoredPortfolio
-from ktuned_client.portfolio_tree import find_leaf, list_configs
+from ktuned.store import Store, StoredPortfolio, Winner
 
 MIN_KEYS: Final = 8
 """Fewest tuned keys: a tree of fewer says nothing about others that their nearest key does not say."""
@@ -75,72 +72,12 @@ SETTLE_S: Final = 2.0
 
 _log = structlog.get_logger()
 
-Tree = Mapping[str, Any]
-"""A tree as :mod:`ktuned_client.portfolio_tree` describes it."""
-
-
-class Portfolios:
-    """The portfolios in use, read from the store once; and the kernels whose portfolios are to be fitted."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._due: set[str] = set()
-        self._has_due = anyio.Event()
-        self._known: dict[str, dict[tuple[str, Objective], StoredPortfolio]] = {}
-
-    def find_portfolio(self, kernel: KernelInfo, device: str, objective: Objective) -> StoredPortfolio | None:
-        """Return a kernel's portfolio on a device model, by an objective."""
-        if not kernel.portfolio or is_exact(objective):
-            return None
-        if kernel.name not in self._known:
-            stored = self._store.load_portfolios(kernel.name)
-            self._known[kernel.name] = {(one.device, one.objective): one for one in stored}
-            # The last daemon may have ended before a fit.
-            self.request_fit(kernel.name)
-        return self._known[kernel.name].get((device, objective))
-
-    def find_configs(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> list[Config]:
-        """Return a portfolio's configs, the one for a problem first; none if there is no portfolio."""
-        found = self.find_portfolio(kernel, device, objective)
-        if found is None:
-            return []
-        return [find_leaf(found.tree, kernel.select_key_values(problem))["config"], *list_configs(found.tree)]
-
-    def request_fit(self, kernel: str) -> None:
-        """Have a kernel's portfolios fitted soon: one of its jobs has ended."""
-        self._due.add(kernel)
-        self._has_due.set()
-
-    async def wait_for_request(self) -> None:
-        """Wait until a fit is requested."""
-        await self._has_due.wait()
-
-    def take_requested(self) -> list[str]:
-        """Return the kernels whose portfolios are to be fitted, and forget them."""
-        due, self._due = sorted(self._due), set()
-        self._has_due = anyio.Event()
-        return due
-
-    async def keep_portfolio(self, stored: StoredPortfolio) -> None:
-        """Store a portfolio, and use it from now on.
-
-        Raises:
-            StoreError: The portfolio cannot be stored.
-        """
-        await self._store.save_portfolio(stored)
-        self._known.pop(stored.kernel, None)
-
 
 class PortfolioFitter:
-    """Fits the portfolios, and has the costs measured that a fit lacks.
-
-    Args:
-        on_change: Called with the name of a kernel whose lookups get new answers.
-    """
+    """Fits the portfolios, and has the costs measured that a fit lacks."""
 
     def __init__(
         self,
-        portfolios: Portfolios,
         *,
         admission: Admission,
         catalog: Catalog,
@@ -150,9 +87,8 @@ class PortfolioFitter:
         requests: JobRequests,
         store: Store,
         deadlines: Mapping[str, float],
-        on_change: Callable[[str], None],
+        publish: PublishEvent,
     ) -> None:
-        self._portfolios = portfolios
         self._admission = admission
         self._catalog = catalog
         self._fleet = fleet
@@ -161,16 +97,28 @@ class PortfolioFitter:
         self._requests = requests
         self._store = store
         self._deadlines = deadlines
-        self._on_change = on_change
+        self._publish = publish
+        self._due = {*store.list_kernels_without_portfolio(MIN_KEYS)}
+        """The kernels whose portfolios are to be fitted. The last daemon may have ended before a fit."""
+        self._has_due = anyio.Event()
         self._asked: set[tuple[int, str]] = set()
         """The cells that were requested: hashes of contexts, and configs."""
+
+    def handle_event(self, event: Event) -> None:
+        """Have a kernel's portfolios fitted soon after one of its jobs has ended."""
+        if isinstance(event, JobDone):
+            self._due.add(event.kernel)
+            self._has_due.set()
 
     async def run_until_cancelled(self) -> None:
         """Fit the portfolios of kernels whose jobs have ended, until cancelled."""
         while True:
-            await self._portfolios.wait_for_request()
+            if not self._due:
+                await self._has_due.wait()
             await anyio.sleep(SETTLE_S)
-            for name in self._portfolios.take_requested():
+            self._has_due = anyio.Event()
+            due, self._due = sorted(self._due), set()
+            for name in due:
                 live = [job for job in self._jobs.list_live_jobs() if job.kernel == name]
                 if any(job.state is not JobState.PAUSED for job in live):
                     # The end of the last one adds the kernel again.
@@ -236,8 +184,8 @@ class PortfolioFitter:
         # Fit, unless the costs are those of the last fit.
         matrix = msgspec.to_builtins(Matrix(keys, weights, tuple(costs)))
         fitted_to = hashlib.sha256(canonical({"configs": kernel.portfolio, **matrix}).encode()).hexdigest()
-        known = self._portfolios.find_portfolio(kernel, device, objective)
-        if known is not None and known.fitted_to == fitted_to:
+        known = self._store.load_portfolios(kernel.name)
+        if any((one.device, one.objective, one.fitted_to) == (device, objective, fitted_to) for one in known):
             return
         request = requests.FitPortfolio(matrix, kernel.portfolio)
         async with self._fleet.lend_worker(Role.INSPECT, self._catalog.find_kernel_environment(kernel)) as worker:
@@ -245,8 +193,8 @@ class PortfolioFitter:
         if reply.fault:
             _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
             return
-        await self._portfolios.keep_portfolio(StoredPortfolio(kernel.name, device, objective, fitted_to, reply.tree))
-        self._on_change(kernel.name)
+        await self._store.save_portfolio(StoredPortfolio(kernel.name, device, objective, fitted_to, reply.tree))
+        self._publish(AnswersChanged(kernel=kernel.name))
         _log.info("portfolio_fitted", kernel=kernel.name, device=device, objective=objective, keys=len(keys))
 
     def _list_best_costs(self, winner: Winner) -> dict[str, float]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
+from ktuned.answers import KernelState
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, make_root_environment
-from ktuned.devices import Machine
-from ktuned.fleet import Environment
+from ktuned.devices import Machine, explain_unmeasurable
 from ktuned.model import (
     PRESETS,
-    Config,
-    Job,
     KernelFileError,
     KernelInfo,
     NotFound,
@@ -19,11 +17,9 @@ from ktuned.model import (
     Problem,
     Unsupported,
     UsageError,
-    Winner,
-    WinnerKey,
-    explain_unmeasurable,
     is_exact,
 )
+from ktuned.protocol import Job
 from ktuned.tuning import AwaitShared, Compiler, JobBrief, PresentKey, merge_deadlines
 
 
@@ -45,9 +41,7 @@ class Preparation:
 
     Args:
         judges_contention: Whether load by other programs makes a measurement ``contended``; may be changed.
-        find_anchor: Returns the config that was chosen as the anchor for exact numerics, in place of the default.
-        list_served: Returns the winners that a kernel's lookups are answered with.
-        list_portfolio: Returns the configs of a kernel's portfolio, the one for a problem first.
+        find_state: Returns a kernel's state, from which its lookups are answered.
         await_shared: Waits for others' winners of a key.
     """
 
@@ -60,9 +54,7 @@ class Preparation:
         machine: Machine,
         traces: Traces,
         deadlines: Mapping[str, float],
-        find_anchor: Callable[[WinnerKey], Config | None],
-        list_served: Callable[[KernelInfo, Environment], Sequence[Winner]],
-        list_portfolio: Callable[[KernelInfo, str, Objective, Problem], list[Config]],
+        find_state: Callable[[KernelInfo], KernelState],
         await_shared: AwaitShared | None = None,
     ) -> None:
         self.judges_contention = judges_contention
@@ -71,9 +63,7 @@ class Preparation:
         self._machine = machine
         self._traces = traces
         self._deadlines = deadlines
-        self._find_anchor = find_anchor
-        self._list_served = list_served
-        self._list_portfolio = list_portfolio
+        self._find_state = find_state
         self._await_shared = await_shared
 
     def prepare_brief(self, job: Job) -> JobBrief:
@@ -99,7 +89,9 @@ class Preparation:
                 raise Unsupported(unmeasurable)
         context = self._machine.build_context(kernel, environment, job.problem, found.representative)
         declared_default = kernel.default
-        kernel = kernel.with_anchor(job.plan.anchor or self._find_anchor(context.key_for(objective)), objective)
+        find_state = partial(self._find_state, kernel)
+        anchor = job.plan.anchor or find_state().anchors.get((context.problem, context.device))
+        kernel = kernel.with_anchor(anchor, objective)
         if is_exact(objective) and kernel.default is None:
             raise UsageError(
                 f"{kernel.name} declares no default whose bits the winner could have",
@@ -120,8 +112,8 @@ class Preparation:
             judge_contention=self.judges_contention,
             admission=self._admission,
             traces=self._traces,
-            served=partial(self._list_served, kernel, environment),
-            portfolio=partial(self._list_portfolio, kernel, context.device, objective, job.problem),
+            served=lambda: tuple(find_state().winners.values()),
+            portfolio=lambda: find_state().list_portfolio_configs(context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
             await_shared=self._await_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),

@@ -19,7 +19,8 @@ from time import monotonic
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.model import LATENCY, Job, JobState, KeyProblem, Plan, WinnerKey
+from ktuned.model import LATENCY, KeyProblem, Plan, WinnerKey
+from ktuned.protocol import Job, JobState
 from ktuned.scheduling.ranks import Standing
 
 EVERYTHING = ""

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import msgspec
 
 from ktuned.fleet import age_rank
-from ktuned.model import Priority
+from ktuned.protocol import Priority
 
 AGE_S = 600.0
 """A job that has waited this long gains one level. A job of default size takes some minutes."""

@@ -38,25 +38,22 @@ from ktuned.fleet import Environment
 from ktuned.model import (
     PRESETS,
     BackendError,
-    Job,
     KernelInfo,
     KtunedError,
     Objective,
     Plan,
-    Priority,
     Problem,
     StoreError,
     UsageError,
-    Winner,
     WinnerKey,
     WorkerError,
     canonical,
 )
-from ktuned.protocol import KernelsReloaded, KernelStale, PublishEvent
+from ktuned.protocol import Job, KernelsReloaded, KernelStale, Priority, PublishEvent
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
-from ktuned.store import Store
+from ktuned.store import Store, Winner
 from ktuned.tuning import JobBrief, PresentKey, publish_winner, restore_winner
 
 _log = structlog.get_logger()

@@ -8,16 +8,19 @@ from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
 from ktuned.serve.job_methods import JobMethods
 from ktuned.serve.kernel_methods import KernelMethods
-from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
+from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable, remove_socket
+from ktuned.serve.lock import LOCK_NAME, LockHeld, find_holder, hold_lock
 from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.peaks import DevicePeaks
+from ktuned.serve.responses import Responses
 from ktuned.serve.server import Server
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.team_store import ShareSettings, TeamStore
 from ktuned.serve.trial_methods import TrialMethods
 
 __all__ = [
+    "LOCK_NAME",
     "CallMethods",
     "Checks",
     "DaemonMethods",
@@ -28,8 +31,10 @@ __all__ = [
     "Handler",
     "JobMethods",
     "KernelMethods",
+    "LockHeld",
     "LookupMethods",
     "Peer",
+    "Responses",
     "Server",
     "ShareSettings",
     "Subscriptions",
@@ -37,6 +42,9 @@ __all__ = [
     "TrialMethods",
     "WinnerExchange",
     "bind_socket",
+    "find_holder",
+    "hold_lock",
     "inherit_socket",
     "keep_reachable",
+    "remove_socket",
 ]

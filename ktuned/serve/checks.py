@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from ktuned.catalog import Catalog
 from ktuned.fleet import Fleet, Lane
-from ktuned.model import Device, Job, KtunedError, NotFound, Winner
-from ktuned.protocol import CHECK, CheckAnswer, CheckedWinner, CheckParams
+from ktuned.model import Device, KtunedError, NotFound
+from ktuned.protocol import CHECK, CheckAnswer, CheckedWinner, CheckParams, Job
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import Artifacts, Store
+from ktuned.store import Artifacts, Store, Winner
 from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-import ktuned
 from ktuned.lookup import WinnerTable
 from ktuned.protocol import (
     BACKENDS,
     HELLO,
     SHUTDOWN,
     STATUS,
+    VERSION,
     BackendsAnswer,
     EmptyAnswer,
     EnvironmentInfo,
@@ -57,7 +57,7 @@ class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Return the daemon's version and process id."""
         return HelloAnswer(
             protocol=PROTOCOL_VERSION,
-            build=ktuned.__version__,
+            build=VERSION,
             epoch=self.events.epoch,
             table=self.table.path,
             pid=os.getpid(),

@@ -22,7 +22,6 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    Context,
     DeviceModel,
     KernelInfo,
     KeyProblem,
@@ -31,9 +30,7 @@ from ktuned.model import (
     Objective,
     Observation,
     Problem,
-    Status,
     UsageError,
-    Winner,
     WinnerKey,
     WorkerError,
     canonical,
@@ -42,6 +39,7 @@ from ktuned.model import (
 from ktuned.protocol import (
     EXPORT,
     IMPORT,
+    AnswersChanged,
     ExportAnswer,
     ExportedFunction,
     ExportedWinner,
@@ -51,12 +49,12 @@ from ktuned.protocol import (
     ImportedWinner,
     ImportParams,
     PublishEvent,
+    Status,
     WinnerChanged,
     WinnersDocument,
 )
-from ktuned.scheduling import Portfolios
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Artifacts, Store, StoredPortfolio, exchange
+from ktuned.store import IMPORTED, Artifacts, Context, Store, StoredPortfolio, Winner, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
@@ -74,7 +72,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     store: Store
     artifacts: Artifacts
-    portfolios: Portfolios
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -290,9 +287,11 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _adopt_portfolios(self, kernel: KernelInfo, document: WinnersDocument) -> None:
         """Use a document's portfolios where there are none yet; those fitted here know this machine."""
-        for objective, tree in document.portfolios.items():
-            if self.portfolios.find_portfolio(kernel, document.device, objective) is None:
-                await self.portfolios.keep_portfolio(StoredPortfolio(kernel.name, document.device, objective, "", tree))
+        known = {(one.device, one.objective) for one in self.store.load_portfolios(kernel.name)}
+        for objective, tree in document.portfolios.items() if kernel.portfolio else ():
+            if (document.device, objective) not in known:
+                await self.store.save_portfolio(StoredPortfolio(kernel.name, document.device, objective, "", tree))
+        self.publish(AnswersChanged(kernel=kernel.name))
 
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return a kernel's full name; if it does not exist any more, the name as given."""

@@ -8,53 +8,38 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Catalog, complete_config
-from ktuned.devices import Machine
-from ktuned.lookup import Certainty, explain_unobserved
-from ktuned.model import (
-    SPACE,
-    Change,
-    Context,
-    Job,
-    JobState,
-    KernelInfo,
-    KtunedError,
-    Problem,
-    Status,
-    Winner,
-    canonical,
-    compare_contexts,
-    find_notices,
-)
-from ktuned.protocol import WinnerStanding
-from ktuned.store import Store
+from ktuned.answers import KernelState, KernelStates, explain_unobserved
+from ktuned.catalog import Catalog, complete_config
+from ktuned.model import KernelInfo, Problem, canonical
+from ktuned.protocol import SPACE, Change, Job, JobState, Status, WinnerStanding, find_notices
+from ktuned.store import Context, Store, Winner, compare_contexts
 
 
 class Explainer(msgspec.Struct, frozen=True):
-    """Compares winners' contexts with the context of a measurement made now, as far as that is known.
+    """Explains the standing of winners from their kernel's state, and from the store what has changed since.
 
     Attributes:
-        catalog: Finds kernels and their environments.
-        admission: Knows which configs a space has.
-        machine: Builds contexts.
-        store: Has the winners and their jobs.
-        certainty: Knows whether kernels' present contexts are certain.
+        catalog: Knows the watched roots.
+        states: Has the kernels' states.
+        store: Has the winners' jobs, and what digests stand for.
     """
 
     catalog: Catalog
-    admission: Admission
-    machine: Machine
+    states: KernelStates
     store: Store
-    certainty: Certainty
 
     def explain_winners(self, kernel: KernelInfo) -> tuple[WinnerStanding, ...]:
         """Return the standing of each winner that still answers lookups."""
-        winners = self.store.list_winners(kernel.name)
+        if self.catalog.find_root(kernel.file) is None:
+            return ()
+        state = self.states.find_state(kernel)
         # Winners from when other keys of the problem were specialised answer no lookups any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
-        return tuple(self._explain_winner(kernel, winner) for winner in winners if keys in (None, set(winner.problem)))
+        winners = state.winners.values()
+        return tuple(self._explain_winner(state, winner) for winner in winners if keys in (None, set(winner.problem)))
 
-    def _explain_winner(self, kernel: KernelInfo, winner: Winner) -> WinnerStanding:
+    def _explain_winner(self, state: KernelState, winner: Winner) -> WinnerStanding:
+        kernel = state.kernel
         standing = WinnerStanding(
             problem=winner.problem,
             device=winner.context.device,
@@ -66,48 +51,24 @@ class Explainer(msgspec.Struct, frozen=True):
             message="",
             notices=self._collect_notices(winner),
         )
-        if fault := self.catalog.find_file_fault(kernel):
-            return _describe_as_stale(standing, fault)
-        try:
-            now = self._build_context_now(kernel, winner)
-        except KtunedError as error:
-            return _describe_as_stale(standing, error.message)
+        if state.fault:
+            return _describe_as_stale(standing, state.fault)
+        place = state.find_place(winner.context.device)
+        if place is None:
+            return _describe_as_stale(standing, f"its device {winner.context.device} is not here")
+        now = state.make_context(place, winner.problem)
+        doubt = state.suspicion or self.states.start_doubts.find_doubt(state) or place.doubt
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
             standing = _describe_as_stale(standing, self._read_log_since(winner), changes)
-        elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.certainty.find_doubt(kernel):
+        elif doubt := explain_unobserved(kernel) if kernel.unobserved else doubt:
             standing = _describe_as_stale(standing, doubt)
-        outside = self._explain_unserved_config(kernel, winner)
+        outside = _explain_unserved_config(state, winner)
         return (
             standing
             if outside is None
             else _describe_as_stale(standing, standing.message, [*standing.changes, outside])
         )
-
-    def _explain_unserved_config(self, kernel: KernelInfo, winner: Winner) -> Change | None:
-        """Return why a winner's config is not served unchanged in the present space; None if it is."""
-        file = os.path.basename(kernel.file)
-        config = complete_config(kernel, winner.config)
-        held = canonical(winner.config)
-        verdict = self.admission.find_known_verdict(kernel, self._find_whole_problem(kernel, winner), config)
-        if verdict and config == winner.config:
-            return None
-        if verdict:
-            return Change(SPACE, file, f"{held} lacks a knob: it is served as {canonical(config)}", "", "")
-        if verdict is False:
-            return Change(SPACE, file, f"{held} is not in the space any more: it is not served", "", "")
-        return Change(SPACE, file, f"{held} is served once a worker has found it in the space", "", "")
-
-    def _find_whole_problem(self, kernel: KernelInfo, winner: Winner) -> Problem:
-        """Return a whole problem that a winner is for, because constraints see the whole problem."""
-        wanted = winner.context.problem
-        declared = (problem for problem in kernel.problems if kernel.make_key_problem(problem) == wanted)
-        return next(declared, winner.problem)
-
-    def _build_context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
-        environment = self.catalog.find_kernel_environment(kernel)
-        device = self.machine.find_device(environment, kernel.backend, winner.context.device)
-        return self.machine.build_context(kernel, environment, winner.problem, device)
 
     def _describe_changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
         versions = self.store.load_fingerprint_versions
@@ -133,6 +94,24 @@ class Explainer(msgspec.Struct, frozen=True):
             is_alike = job.device == winner.context.device and job.objective == winner.objective
             if is_alike and _has_key_values(job.problem, winner.problem):
                 yield job
+
+
+def _explain_unserved_config(state: KernelState, winner: Winner) -> Change | None:
+    """Return why a winner's config is not served unchanged in the present space; None if it is."""
+    kernel = state.kernel
+    file = os.path.basename(kernel.file)
+    config = complete_config(kernel, winner.config)
+    held = canonical(winner.config)
+    # Constraints see the whole problem.
+    declared = (problem for problem in kernel.problems if kernel.make_key_problem(problem) == winner.context.problem)
+    verdict = state.find_verdict(next(declared, winner.problem), config)
+    if verdict and config == winner.config:
+        return None
+    if verdict:
+        return Change(SPACE, file, f"{held} lacks a knob: it is served as {canonical(config)}", "", "")
+    if verdict is False:
+        return Change(SPACE, file, f"{held} is not in the space any more: it is not served", "", "")
+    return Change(SPACE, file, f"{held} is served once a worker has found it in the space", "", "")
 
 
 def _describe_as_stale(standing: WinnerStanding, message: str, changes: Sequence[Change] = ()) -> WinnerStanding:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Applications
-from ktuned.model import Config, Job, KernelInfo, NotFound, Priority, UsageError, canonical, read_objective
+from ktuned.model import Config, KernelInfo, NotFound, UsageError, canonical, read_objective
 from ktuned.protocol import (
     CANCEL,
     COMPILE,
@@ -23,12 +23,14 @@ from ktuned.protocol import (
     CancelParams,
     CompileParams,
     FileError,
+    Job,
     JobInfo,
     JobParams,
     JobsAnswer,
     JobsParams,
     PauseAnswer,
     PauseParams,
+    Priority,
     TuneAnswer,
     TuneParams,
 )
@@ -124,7 +126,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         notices += [self._describe_ambiguity(kernel) for kernel in self.catalog.kernels if kernel.name not in known]
         if params.trials is not None or params.time_limit_s is not None:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
-        return TuneAnswer(described, position.epoch, position.seq, tuple(errors), tuple(filter(None, notices)))
+        return TuneAnswer(position.epoch, position.seq, described, tuple(errors), tuple(filter(None, notices)))
 
     def _describe_ambiguity(self, kernel: KernelInfo) -> str:
         """Return a notice if a new kernel's short name may also mean another project's kernel; empty otherwise."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ktuned.catalog import Catalog
-from ktuned.model import NotFound, Root, UsageError
+from ktuned.model import NotFound, UsageError
 from ktuned.protocol import (
     ADD,
     KERNELS,
@@ -18,6 +18,7 @@ from ktuned.protocol import (
     KernelEntry,
     KernelsAnswer,
     KernelsParams,
+    Root,
     RootInfo,
     UnwatchAnswer,
     UnwatchParams,

@@ -1,4 +1,4 @@
-"""The listening socket, bound here or handed over. A lock, and not the socket's file, ensures one daemon per path."""
+"""The listening socket, bound here or handed over, in a directory whose lock the daemon holds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final
 import anyio
 import structlog
 
-from ktuned.ipc import LockHeld, hold_lock
 from ktuned.model import KtunedError
+from ktuned.serve.lock import LockHeld, hold_lock
 from ktuned_client import paths
 
 LOOK_S: Final = 2.0
-"""Interval at which it is checked that the socket's file is still there."""
+"""Interval at which it is checked that the socket's directory and file are still there."""
 
 CONNECT_S: Final = 1.0
-"""Deadline for finding out whether somebody listens at a socket's file."""
+"""Deadline for finding out which process listens at a socket."""
 
 _log = structlog.get_logger()
 
@@ -30,21 +30,22 @@ class CannotListen(KtunedError):
     code = "cannot_listen"
 
 
+class PathServed(CannotListen):
+    """Another daemon, with the id ``pid`` if that is known, serves a socket's path."""
+
+    def __init__(self, path: str, pid: int | None) -> None:
+        who = "a daemon that does not answer holds" if pid is None else f"a daemon (pid {pid}) already serves"
+        super().__init__(f"{who} {path}", hint="stop it with `ktuned stop`")
+
+
 @contextlib.contextmanager
 def bind_socket(path: str) -> Iterator[socket.socket]:
-    """Hold the lock beside ``path`` and yield a listening socket there; remove the socket's file at the end.
+    """Hold the lock of the directory of ``path`` and yield a listening socket there; remove the socket at the end.
 
     Raises:
-        CannotListen: another daemon holds the lock, or the path or its directory cannot be used.
+        CannotListen: another daemon serves the path, or the path or its directory cannot be used.
     """
-    try:
-        paths.check_length(path)
-        paths.make_directory(os.path.dirname(path))
-    except paths.UntrustedSocket as error:
-        raise CannotListen(error.message, hint=error.hint) from error
-    except OSError as error:
-        raise _cannot_listen(path, error) from error
-    with _hold_lock_beside(path):
+    with _hold_directory(path):
         try:
             listening = _listen_at(path)
         except OSError as error:
@@ -53,38 +54,60 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
             with listening:
                 yield listening
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            remove_socket(path)
 
 
-async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[None]]) -> None:
-    """Make the socket and the lock beside it again whenever their files are gone; runs until cancelled.
+def remove_socket(path: str) -> None:
+    """Remove this process's socket. A socket that another process serves stays."""
+    if paths.find_server(path, CONNECT_S) in (None, os.getpid()):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
-    Each new socket is passed to ``listen``. Cleaners such as systemd's for ``/tmp`` remove old files, and a daemon's
-    may be old. Without the socket no client could reach the daemon; without the lock another daemon would not see that
-    the path is served.
+
+async def keep_reachable(
+    path: str,
+    listen: Callable[[socket.socket], Awaitable[None]],
+    restore_table: Callable[[], None],
+    stopping: anyio.Event,
+) -> None:
+    """Make the socket, its directory and the files in it again whenever they are gone, until ``stopping`` is set.
+
+    Cleaners such as systemd's for ``/tmp`` remove old files, and a daemon's may be old. If another daemon serves the
+    path by then, this one sets ``stopping``: no client could reach it.
+
+    Args:
+        path: The socket that :func:`bind_socket` has bound.
+        listen: Called with each new socket.
+        restore_table: Makes the table of winners in the socket's directory again if it is gone.
+        stopping: Set when the daemon is to stop.
     """
+    held, bound = _identify(os.path.dirname(path)), _identify(path)
     with contextlib.ExitStack() as locks:
         while True:
-            await anyio.sleep(LOOK_S)
+            with anyio.move_on_after(LOOK_S):
+                await stopping.wait()
+            if stopping.is_set():
+                return
             try:
-                if not os.path.lexists(_lock_path(path)):
-                    paths.make_directory(os.path.dirname(path))
-                    locks.enter_context(_hold_lock_beside(path))
-                # The file may also be another daemon's; then it stays.
-                if os.path.lexists(path):
-                    continue
-                listening = _listen_at(path)
+                if _identify(os.path.dirname(path)) != held:
+                    await anyio.to_thread.run_sync(locks.enter_context, _hold_directory(path))
+                    held = _identify(os.path.dirname(path))
+                if _identify(path) != bound:
+                    await listen(_listen_at(path))
+                    bound = _identify(path)
+                    _log.warning("socket_bound_again", socket=path)
+                restore_table()
+            except PathServed as error:
+                _log.error("socket_taken", socket=path, reason=str(error))
+                stopping.set()
+                return
             except (OSError, CannotListen) as error:
                 _log.error("socket_lost", socket=path, reason=str(error))
-                continue
-            await listen(listening)
-            _log.warning("socket_bound_again", socket=path)
 
 
 @contextlib.contextmanager
 def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
-    """Yield a listening socket that a service manager made, and hold the lock beside its file.
+    """Yield a listening socket that a service manager made, and hold the lock of its directory.
 
     The file belongs to the manager, so it is neither bound here nor removed at the end. Clients that connect while no
     daemon runs wait in the manager's queue.
@@ -104,31 +127,29 @@ def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
             os.chmod(path, paths.SOCKET_MODE)
         except OSError as error:
             raise _cannot_listen(path, error) from error
-        with _hold_lock_beside(path):
+        with _hold_directory(path):
             yield listening
 
 
 @contextlib.contextmanager
-def _hold_lock_beside(path: str) -> Iterator[None]:
+def _hold_directory(path: str) -> Iterator[None]:
+    """Make the directory of the socket at ``path`` if necessary, and hold its lock within the block."""
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(hold_lock(_lock_path(path)))
+            paths.check_length(path)
+            paths.make_directory(os.path.dirname(path))
+            held.enter_context(hold_lock(os.path.dirname(path), path))
         except LockHeld as error:
-            raise CannotListen(
-                f"a daemon (pid {error.holder}) already serves {path}", hint="stop it with `ktuned stop`"
-            ) from error
+            raise PathServed(path, error.pid) from error
         except OSError as error:
             raise _cannot_listen(path, error) from error
         yield
 
 
-def _lock_path(path: str) -> str:
-    return os.path.join(os.path.dirname(path), paths.LOCK_NAME)
-
-
 def _listen_at(path: str) -> socket.socket:
-    # No other process holds the lock, so an existing socket is a leftover, unless the lock's file was removed.
-    _refuse_served_socket(path)
+    # This process holds the directory's lock, so only a service manager may listen there; other sockets are leftovers.
+    if (server := paths.find_server(path, CONNECT_S)) not in (None, os.getpid()):
+        raise PathServed(path, server)
     with contextlib.suppress(FileNotFoundError):
         paths.check_socket(path)
         os.unlink(path)
@@ -142,13 +163,13 @@ def _listen_at(path: str) -> socket.socket:
     return listening
 
 
-def _refuse_served_socket(path: str) -> None:
+def _identify(path: str) -> tuple[int, int] | None:
+    """Return which file lies at a path, by device and inode; ``None`` if none does."""
     try:
-        with paths.connect(path, CONNECT_S) as connection:
-            pid = paths.check_peer(connection)
+        found = os.lstat(path)
     except OSError:
-        return
-    raise CannotListen(f"a daemon (pid {pid}) already serves {path}", hint="stop it with `ktuned stop`")
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _cannot_listen(path: str, error: OSError) -> CannotListen:

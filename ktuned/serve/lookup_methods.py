@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ktuned.lookup import SETTLE_S, Lookup, Lookups
+from ktuned.answers import Lookup
+from ktuned.lookup import SETTLE_S, Lookups
 from ktuned.model import KtunedError
 from ktuned.protocol import (
     LOOKUP,
@@ -46,7 +47,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
             directory=params.directory,
             objective=params.objective,
         )
-        found = look_up()
+        found = look_up(repeats=peer.repeats)
         if found.undecided and params.settle > 0:
             settle_until = monotonic() + min(params.settle, SETTLE_S)
             return _defer_answer(partial(self.lookups.settle_answer, found, look_up, settle_until))

@@ -27,10 +27,12 @@ class Peer(ABC):
     Attributes:
         on_writable: Called whenever the peer accepts bytes again.
         on_gone: Called once, when the peer is gone.
+        repeats: How often the peers got the last answer to the request that is answered now.
     """
 
     on_writable: Callable[[], object] | None = None
     on_gone: Callable[[], object] | None = None
+    repeats: int = 0
 
     @property
     @abstractmethod

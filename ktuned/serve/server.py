@@ -24,10 +24,10 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ktuned.lookup import Shortcuts
 from ktuned.model import KtunedError
 from ktuned.protocol import TrafficInfo
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
+from ktuned.serve.responses import Responses
 from ktuned_client import paths, wire
 
 MAX_CONNECTIONS: Final = 800
@@ -147,10 +147,11 @@ class Connection(asyncio.BufferedProtocol, Peer):
             return
         received = bytes(self._server.read_buffer[:nbytes])
         # A repeated request is answered by its bytes, without decoding, if no part of another request is left over.
-        shortcuts = self._server.shortcuts
+        responses = self._server.responses
         begins_request = self._decoder.is_between_messages and not self._unhandled
-        if shortcuts is not None and begins_request and not self._is_paused:
-            known = shortcuts.find_response(received)
+        if responses is not None and begins_request and not self._is_paused:
+            known = responses.find_response(received)
+            self.repeats = responses.repeats
             if known is not None:
                 self._transport.write(known)
                 return
@@ -160,7 +161,7 @@ class Connection(asyncio.BufferedProtocol, Peer):
         except wire.ProtocolError as error:
             self._refuse_client("protocol", str(error))
             return
-        # The answer to a lone request becomes a shortcut.
+        # The response to a lone request is kept.
         is_lone = begins_request and len(self._unhandled) == 1 and self._decoder.is_between_messages
         self._answer_waiting_requests(received if is_lone else None)
 
@@ -205,8 +206,8 @@ class Connection(asyncio.BufferedProtocol, Peer):
             response = self._server.answer_message(self, message)
             if response is not None:
                 self.send(response)
-                if self._server.shortcuts is not None and lone_request is not None and type(message) is wire.Request:
-                    self._server.shortcuts.keep_response(lone_request, response)
+                if self._server.responses is not None and lone_request is not None and type(message) is wire.Request:
+                    self._server.responses.keep_response(lone_request, response)
         if self.on_writable is not None and self.is_writable:
             self.on_writable()
 
@@ -222,7 +223,7 @@ class Server:
     Args:
         handlers: The handlers of all methods.
         limits: Limits of the connections.
-        shortcuts: The cache of recent answers.
+        responses: Keeps the responses to recent lookups.
 
     Attributes:
         connections: The open connections, and the closed ones that still have a waiting method.
@@ -234,10 +235,10 @@ class Server:
         handlers: Iterable[Handler[Any, Any]],
         limits: Limits | None = None,
         *,
-        shortcuts: Shortcuts | None = None,
+        responses: Responses | None = None,
     ) -> None:
         self.limits = limits or Limits()
-        self.shortcuts = shortcuts
+        self.responses = responses
         self.connections: set[Connection] = set()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._handlers = {
@@ -300,7 +301,7 @@ class Server:
         return TrafficInfo(
             connections=len(self.connections),
             pending=sum(connection.pending for connection in self.connections),
-            answered=self._answered + (0 if self.shortcuts is None else self.shortcuts.taken),
+            answered=self._answered + (0 if self.responses is None else self.responses.taken),
             refused=self._refused,
         )
 

@@ -45,11 +45,11 @@ import structlog
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Health, ProgramFailed, Programs, run_program
-from ktuned.model import LATENCY, Context, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
-from ktuned.protocol import SHARE, ExportedWinner, ShareAnswer, ShareInfo, ShareParams, WinnersDocument
+from ktuned.model import LATENCY, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
+from ktuned.protocol import SHARE, Event, ExportedWinner, JobDone, ShareAnswer, ShareInfo, ShareParams, WinnersDocument
 from ktuned.serve.exchange import MAX_IMPORTED, WinnerExchange
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Store
+from ktuned.store import IMPORTED, Context, Store
 from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()
@@ -209,10 +209,10 @@ class TeamStore:
             lines.append(f"the team's store {place}: {count} left out: {name}: {reason}")
         return lines
 
-    def note_job_end(self, kernel: str) -> None:
-        """Write a kernel's winners soon."""
-        if self._settings.url:
-            self._jobs_ended.add(kernel)
+    def handle_event(self, event: Event) -> None:
+        """Write a kernel's winners soon after one of its jobs has ended."""
+        if isinstance(event, JobDone) and self._settings.url:
+            self._jobs_ended.add(event.kernel)
             self._woken.set()
 
     async def await_first_look(self, key: PresentKey) -> bool:

@@ -11,22 +11,26 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from ktuned.answers import KernelStates
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.lookup import Lookups, ServedWinners
-from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
+from ktuned.model import KernelInfo, NotFound, Objective, UsageError, canonical
 from ktuned.protocol import (
     FORGET,
     RESULTS,
+    AnswersChanged,
     ForgetAnswer,
     ForgetParams,
+    ListedTrial,
     NumericsReport,
+    PublishEvent,
     ResultsAnswer,
     ResultsParams,
+    Trial,
 )
 from ktuned.scheduling import Jobs
 from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
-from ktuned.store import Store
+from ktuned.store import BitClasses, Store, Winner
 
 MAX_DETAILED_ROWS = 200
 """Trials with their details in one answer, because a message has a size limit."""
@@ -40,10 +44,10 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     catalog: Catalog
     machine: Machine
-    lookups: Lookups
-    served: ServedWinners
+    states: KernelStates
     jobs: Jobs
     store: Store
+    publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -82,8 +86,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             trials += [trial for trial in chosen(limit=limit) if trial.latency_us is None]
         trials = trials[:limit]
         # What else is known about them?
-        environment = self.catalog.find_kernel_environment(kernel)
-        winners = self.served.list_winners(kernel, environment)
+        winners = self.states.find_state(kernel).winners.values()
         classes = self._load_bit_classes(trials)
         numerics = [
             NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
@@ -129,7 +132,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             await self.jobs.cancel_jobs_of_kernel(name)
         forgotten = await self.store.forget_trials(name, params.outcome)
         self.jobs.forget_failures(name)
-        self.lookups.forget_results(name)
+        self.publish(AnswersChanged(kernel=name, is_revoked=True))
         return ForgetAnswer(name, forgotten)
 
 

@@ -2,24 +2,35 @@
 
 from ktuned.store import exchange
 from ktuned.store.artifacts import Artifacts
+from ktuned.store.bit_classes import BitClasses, describe_price
+from ktuned.store.contexts import Context, compare_contexts
 from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.exchange import IMPORTED
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
+from ktuned.store.near import find_stand_ins
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
 from ktuned.store.tables import Verdict
+from ktuned.store.winners import KnownConfig, Winner
 
 __all__ = [
     "DISK_ERRORS",
     "IMPORTED",
     "STORE_NAME",
     "Artifacts",
+    "BitClasses",
+    "Context",
     "ContextSums",
+    "KnownConfig",
     "Overview",
     "Store",
     "StoredPortfolio",
     "TrialRow",
     "Verdict",
+    "Winner",
+    "compare_contexts",
+    "describe_price",
     "exchange",
     "explain_file_error",
+    "find_stand_ins",
 ]

@@ -10,8 +10,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -24,9 +24,6 @@ from ktuned.protocol import ArtifactsInfo
 from ktuned.store.faults import explain_file_error
 
 _log = structlog.get_logger()
-
-TOUCH_EVERY_S = 60.0
-"""Resolution of the time when an artifact was last served, so that not every lookup causes a write to the disk."""
 
 _PROBE_BYTES = 256 * 1024
 
@@ -49,7 +46,6 @@ class Artifacts:
         self.directory = directory
         self.cap_bytes = cap_bytes
         self._clock = clock
-        self._touched: dict[str, float] = {}
         self._made: dict[str, anyio.Event] = {}
         self._size: int | None = None
 
@@ -179,18 +175,13 @@ class Artifacts:
             raise explain_file_error(error, f"artifact {key} cannot be removed") from error
         self._size = None
 
-    def mark_served(self, key: str) -> None:
-        """Record that an artifact was served, with a resolution of :data:`TOUCH_EVERY_S`."""
+    def mark_served(self, keys: Iterable[str]) -> None:
+        """Record that artifacts were served until now."""
         now = self._clock()
-        # The difference is negative if the clock was set back; then record it, too.
-        if 0 <= now - self._touched.get(key, 0.0) < TOUCH_EVERY_S:
-            return
-        try:
-            os.utime(self.locate_artifact(key) / MANIFEST_NAME, (now, now))
-        except OSError:
-            # The artifact is gone, or its disk is read-only now. Serving continues; only the order of removal suffers.
-            return
-        self._touched[key] = now
+        for key in keys:
+            # An artifact may be gone, or its disk read-only now: only the order of removal suffers.
+            with suppress(OSError):
+                os.utime(self.locate_artifact(key) / MANIFEST_NAME, (now, now))
 
     async def collect_garbage(self, keep: Collection[str]) -> dict[str, int]:
         """Remove the least recently served artifacts, those in ``keep`` last, until the rest is within the cap.

@@ -32,25 +32,21 @@ from ktuned.model import (
     LATENCY,
     Bits,
     Config,
-    Context,
-    Job,
-    JobState,
     KernelInfo,
     Objective,
     Outcome,
     Peaks,
     Plan,
     Problem,
-    Root,
     StoreError,
     TrialResult,
     UsageError,
-    Winner,
     WinnerKey,
     canonical,
 )
-from ktuned.protocol import ChannelInfo, StoreInfo
+from ktuned.protocol import ChannelInfo, Job, JobState, Root, StoreInfo
 from ktuned.store import database_file, exchange, writes
+from ktuned.store.contexts import Context
 from ktuned.store.faults import explain_database_error
 from ktuned.store.learned import LearnedNames
 from ktuned.store.projects import Projects
@@ -58,6 +54,7 @@ from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
 from ktuned.store.tables import Admissions, Anchors
+from ktuned.store.winners import Winner
 from ktuned.store.writer import Writer
 from ktuned.store.writes import Recovered
 

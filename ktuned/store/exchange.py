@@ -15,25 +15,23 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.model import (
-    Context,
     DeviceModel,
-    Job,
-    JobState,
     KernelName,
     Outcome,
     Plan,
-    Priority,
     TrialDetail,
     TrialResult,
-    Winner,
     convert_to_cost,
     is_latency,
     name_unit,
 )
+from ktuned.protocol import Job, JobState, Priority
 from ktuned.store import writes
+from ktuned.store.contexts import Context
 from ktuned.store.faults import explain_database_error
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
+from ktuned.store.winners import Winner
 
 IMPORTED: Final = "import"
 """The ``phase`` of a trial that was not measured here."""

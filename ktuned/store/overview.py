@@ -5,6 +5,7 @@ It never writes, and may be used while a daemon runs: in WAL mode readers do not
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -13,18 +14,21 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from ktuned.model import BitClasses, Context, StoreError
+from ktuned.model import Outcome, StoreError
 from ktuned.store import database_file, rows
+from ktuned.store.bit_classes import BitClasses
+from ktuned.store.contexts import Context
 from ktuned.store.faults import explain_database_error
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader, Row
 from ktuned.store.schema import SCHEMA_VERSION, check_ours
+from ktuned.store.winners import KnownConfig
 
 MESSAGE_LENGTH = 2_000
 """Characters of a trial's message that are read: only its first line is needed, but some begin with long paths."""
 
 _CONTEXTS = f"""SELECT contexts.id, {rows.CONTEXT_COLUMNS}, sums.trials, sums.measured, sums.first, sums.last,
-        best.id, best.config, best.latency_us, best.spread_us
+        best.config, best.latency_us
     FROM contexts JOIN (
         SELECT context_id, count(*) AS trials, sum(outcome = 'measured') AS measured, min(updated) AS first,
             max(updated) AS last FROM trials GROUP BY context_id
@@ -40,16 +44,7 @@ _TRIALS = f"""SELECT id, job_id, config, outcome, latency_us, spread_us, compile
     FROM trials WHERE context_id = ? AND outcome IS NOT NULL ORDER BY id"""
 
 
-class MeasuredSpan(NamedTuple):
-    """The fastest measured trial of a context."""
-
-    trial: int
-    config: str
-    latency_us: float
-    spread_us: float | None
-
-
-class ContextSums(NamedTuple):
+class ContextSums(msgspec.Struct, frozen=True):
     """A context with the numbers of its trials and of measured ones, when the first and last ended, and its fastest."""
 
     id: int
@@ -58,7 +53,7 @@ class ContextSums(NamedTuple):
     measured: int
     first: float
     last: float
-    best: MeasuredSpan | None
+    best: KnownConfig | None
 
 
 class TrialRow(NamedTuple):
@@ -135,8 +130,8 @@ class Overview(Queries):
 
 
 def _decode_context_sums(row: Row) -> ContextSums:
-    number, *context, trials, measured, first, last, trial, config, latency_us, spread_us = row
-    best = None if trial is None else MeasuredSpan(trial, config, latency_us, spread_us)
+    number, *context, trials, measured, first, last, config, latency_us = row
+    best = None if config is None else KnownConfig(config, json.loads(config), Outcome.MEASURED, latency_us)
     return ContextSums(number, Context(*context), trials, measured, first, last, best)
 
 

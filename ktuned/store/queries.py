@@ -7,7 +7,8 @@ They are methods of the daemon's :class:`~ktuned.store.database.Store`, and of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from ktuned.model import (
@@ -15,26 +16,26 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    Context,
     DeviceModel,
-    Job,
-    JobState,
     KernelInfo,
     KernelName,
     KeyProblem,
-    KnownConfig,
     Objective,
     Outcome,
     Peaks,
-    Root,
-    Trial,
-    Winner,
+    Problem,
     WinnerKey,
     canonical,
 )
+from ktuned.protocol import Job, JobState, Root, Trial
 from ktuned.store import rows
+from ktuned.store.contexts import Context
 from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
+from ktuned.store.winners import KnownConfig, Winner
+
+MAX_FAILED = 10_000
+"""Most failed configs of a kernel that lookups know. If one more fails, a lookup may be answered with it."""
 
 MAX_TWINS = 8
 """Most trials with equal content that are compared; they differ in the data they read."""
@@ -103,6 +104,12 @@ class Queries:
         """Return a kernel's portfolios, on all devices and by all objectives."""
         return self._reader.fetch_values(rows.decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ?", kernel)
 
+    def list_kernels_without_portfolio(self, keys: int) -> list[KernelName]:
+        """Return the kernels that have winners of at least so many keys, and no portfolio."""
+        select = """SELECT DISTINCT kernel FROM winners GROUP BY kernel, device, objective HAVING count(*) >= ?
+            EXCEPT SELECT kernel FROM portfolios"""
+        return [kernel for (kernel,) in self._reader.fetch_rows(select, keys)]
+
     # Jobs
 
     def load_pauses(self) -> set[str]:
@@ -137,10 +144,36 @@ class Queries:
             rows.decode_trial, select, *rows.list_context_values(context), canonical(config)
         )
 
-    def has_failed(self, context: Context, config: Config) -> bool:
-        """Return whether a config is known to fail in this very context."""
-        known = self.find_trial(context, config)
-        return known is not None and known.outcome in FAILURES
+    def load_failed_configs(
+        self, kernel: KernelName, digest: str, configs: Collection[str], objectives: int
+    ) -> frozenset[tuple[Context, str]]:
+        """Return which of some configs (as canonical text) are known to fail in a kernel's contexts with a digest.
+
+        Contexts whose problem has a winner by each of so many objectives are left out: lookups get the winner there.
+        """
+        select = f"""SELECT {rows.CONTEXT_COLUMNS}, trials.config {rows.FROM_TRIALS}
+            WHERE contexts.kernel = ? AND contexts.digest = ? AND trials.config IN (SELECT value FROM json_each(?))
+            AND trials.outcome IN ({", ".join("?" * len(FAILURES))})
+            AND (SELECT count(*) FROM winners WHERE (winners.kernel, winners.problem, winners.device)
+                = (contexts.kernel, contexts.problem, contexts.device)) < ? LIMIT ?"""
+        values = kernel, digest, json.dumps(list(configs)), *sorted(FAILURES), objectives, MAX_FAILED
+        return frozenset((Context(*context), config) for *context, config in self._reader.fetch_rows(select, *values))
+
+    def load_least_latencies(self, trials: Collection[int]) -> dict[int, float]:
+        """Return the least latency of any config in each trial's context, by trial."""
+        if not trials:
+            return {}
+        select = """SELECT mine.id, min(other.latency_us) FROM trials mine
+            JOIN trials other ON other.context_id = mine.context_id AND other.outcome = ?
+            WHERE mine.id IN (SELECT value FROM json_each(?)) GROUP BY mine.id"""
+        return dict(self._reader.fetch_rows(select, Outcome.MEASURED, json.dumps(list(trials))))
+
+    def load_job_problems(self, trials: Collection[int]) -> dict[int, Problem]:
+        """Return the whole problem of each trial's job, of which the trial has only what enters the key."""
+        select = """SELECT trials.id, jobs.problem FROM trials JOIN jobs ON jobs.id = trials.job_id
+            WHERE trials.id IN (SELECT value FROM json_each(?))"""
+        found = self._reader.fetch_rows(select, json.dumps(list(trials)))
+        return {trial: json.loads(problem) for trial, problem in found}
 
     def list_best_trials(
         self,

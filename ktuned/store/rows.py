@@ -9,35 +9,30 @@ from typing import Any
 import msgspec
 
 from ktuned.model import (
-    Context,
-    Job,
-    JobState,
     KernelInfo,
-    KnownConfig,
     Objective,
     Outcome,
     Peaks,
     Plan,
-    Root,
-    RootSettings,
-    Trial,
     TrialDetail,
     TrialResult,
-    Winner,
     is_exact,
     is_maximized,
     name_figure,
     needs_metric,
     strip_numerics,
 )
+from ktuned.protocol import Job, JobState, Root, RootSettings, Trial
+from ktuned.store.contexts import Context
 from ktuned.store.reader import Row
+from ktuned.store.winners import KnownConfig, Winner
 from ktuned_client.portfolio_tree import check_tree
 
 CONTEXT_COLUMNS = (
     "contexts.kernel, contexts.problem, contexts.device, contexts.digest, contexts.toolchain, "
     "contexts.device_fingerprint, contexts.measuring_version"
 )
-"""In the order of :class:`~ktuned.model.Context`'s fields; unique together."""
+"""In the order of :class:`~ktuned.store.Context`'s fields; unique together."""
 
 FROM_TRIALS = "FROM trials JOIN contexts ON contexts.id = trials.context_id"
 
@@ -48,12 +43,12 @@ _TRIAL_COLUMNS = {
     **{name: f"trials.{name}" for name in ("config", "outcome", "latency_us", "spread_us", "compile_s", "lane_s")},
     **{name: f"trials.{name}" for name in ("message", "artifact", "updated", "detail")},
 }
-"""The column of each field of :class:`~ktuned.model.Trial`, except its metrics, which are stored with the detail."""
+"""The column of each field of :class:`~ktuned.protocol.Trial`, except its metrics, which are stored with the detail."""
 
 SELECT_TRIALS = f"SELECT {', '.join(_TRIAL_COLUMNS.values())} {FROM_TRIALS}"
 
 SELECT_JOBS = f"SELECT {', '.join(Job.__struct_fields__)} FROM jobs"
-"""The columns have the names of :class:`~ktuned.model.Job`'s fields."""
+"""The columns have the names of :class:`~ktuned.protocol.Job`'s fields."""
 
 SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.latency_us, trials.spread_us,
     trials.artifact, winners.decided, winners.final, winners.note,
@@ -99,7 +94,7 @@ def build_cost_sql(objective: Objective, trials: str = "trials") -> str:
 
 
 def build_known_trials_sql(objective: Objective) -> str:
-    """Return the SELECT of a trial's id, and of :class:`~ktuned.model.KnownConfig`'s fields in their order."""
+    """Return the SELECT of a trial's id, and of :class:`~ktuned.store.KnownConfig`'s fields in their order."""
     columns = f"trials.id, trials.config, trials.outcome, {build_figure_sql(objective)}, trials.compile_s"
     return f"SELECT {columns} {FROM_TRIALS}"
 

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from ktuned.model import Config, WinnerKey, canonical
+from ktuned.model import Config, DeviceModel, KernelName, KeyProblem, WinnerKey, canonical
 from ktuned.store.reader import Reader
 
 T = TypeVar("T")
@@ -52,6 +52,11 @@ class Anchors(Table):
         )
         config: Config | None = json.loads(found[0][0]) if found else None
         return config
+
+    def load_anchors(self, kernel: KernelName) -> dict[tuple[KeyProblem, DeviceModel], Config]:
+        """Return a kernel's chosen anchors, by problem and device model."""
+        found = self._reader.fetch_rows("SELECT problem, device, config FROM anchors WHERE kernel = ?", kernel)
+        return {(problem, device): json.loads(config) for problem, device, config in found}
 
     async def choose_anchor(self, key: WinnerKey, config: Config | None) -> None:
         """Require a config's bits from now on; without a config, the default's."""

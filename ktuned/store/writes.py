@@ -14,22 +14,21 @@ from ktuned.model import (
     RETRIED_BY_NEXT_JOB,
     Bits,
     Config,
-    Context,
-    Job,
-    JobState,
     NotFound,
     Objective,
     Outcome,
     TrialResult,
     UsageError,
-    Winner,
     canonical,
     have_same_bits,
     is_exact,
     name_unit,
 )
+from ktuned.protocol import Job, JobState
 from ktuned.store import rows
+from ktuned.store.contexts import Context
 from ktuned.store.winner_rule import Effect, Standing, judge_result
+from ktuned.store.winners import Winner
 
 NOISE = 1.05
 """Two figures whose ratio is at most this may be equal, the rest being noise."""

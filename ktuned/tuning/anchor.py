@@ -9,16 +9,8 @@ launches, the job ends: nothing can be equal to it.
 from __future__ import annotations
 
 from ktuned.ipc import requests
-from ktuned.model import (
-    RETRIED_BY_NEXT_JOB,
-    Bits,
-    Config,
-    Outcome,
-    Trial,
-    TrialResult,
-    canonical,
-    have_same_bits,
-)
+from ktuned.model import RETRIED_BY_NEXT_JOB, Bits, Config, Outcome, TrialResult, canonical, have_same_bits
+from ktuned.protocol import Trial
 
 
 class Anchor:

@@ -14,8 +14,8 @@ import anyio
 
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import JobState, Outcome, Role, TrialResult
-from ktuned.protocol import ChannelInfo, ConfigCompiled, PublishEvent
+from ktuned.model import Outcome, Role, TrialResult
+from ktuned.protocol import ChannelInfo, ConfigCompiled, JobState, PublishEvent
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage, Enqueue
 from ktuned.tuning.exploration import Explorer, open_space

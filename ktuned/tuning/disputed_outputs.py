@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ktuned.model import Config, Outcome, Trial, TrialResult, canonical
+from ktuned.model import Config, Outcome, TrialResult, canonical
+from ktuned.protocol import Trial
 
 
 class DisputedOutputs:

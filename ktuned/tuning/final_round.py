@@ -36,17 +36,15 @@ from ktuned.ipc import requests
 from ktuned.model import (
     Config,
     Outcome,
-    Trial,
     TrialResult,
-    Winner,
     WorkerError,
     median,
     needs_metric,
     needs_own_launches,
     strip_numerics,
 )
-from ktuned.protocol import PublishEvent, Refining
-from ktuned.store import Store
+from ktuned.protocol import PublishEvent, Refining, Trial
+from ktuned.store import Store, Winner
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.finalists import (

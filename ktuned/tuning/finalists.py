@@ -20,7 +20,8 @@ from typing import Self
 
 import msgspec
 
-from ktuned.model import is_noisy, is_ratio_implausible, median
+from ktuned.model import median
+from ktuned.protocol import is_noisy, is_ratio_implausible
 
 MOST_TIMES = 3
 """At most this many times the preset's number of finalists compete: the rounds of each lengthen the quiet window."""

@@ -8,7 +8,7 @@ trial lacks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,11 +19,9 @@ from ktuned.fleet import Environment
 from ktuned.ipc import requests
 from ktuned.model import (
     Config,
-    Context,
     Device,
     DeviceModel,
     DeviceName,
-    Job,
     KernelInfo,
     Objective,
     Observation,
@@ -32,9 +30,7 @@ from ktuned.model import (
     Problem,
     Scalar,
     Target,
-    Trial,
     TrialResult,
-    Winner,
     WinnerKey,
     add_digests,
     canonical,
@@ -43,6 +39,8 @@ from ktuned.model import (
     is_exact,
     strip_numerics,
 )
+from ktuned.protocol import Job, Trial
+from ktuned.store import Context, Winner
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
 
@@ -131,7 +129,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     judge_contention: bool
     admission: Admission
     traces: Traces
-    served: Callable[[], Sequence[Winner]]
+    served: Callable[[], Collection[Winner]]
     portfolio: Callable[[], Sequence[Config]] = tuple
     group_size: int = 1
     lowers: bool = False

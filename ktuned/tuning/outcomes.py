@@ -30,24 +30,9 @@ from msgspec.structs import replace
 from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
 from ktuned.ipc import requests
-from ktuned.model import (
-    BitClasses,
-    Bits,
-    Config,
-    JobState,
-    Outcome,
-    StoreError,
-    Trial,
-    TrialResult,
-    Winner,
-    canonical,
-    find_stand_ins,
-    format_notice,
-    is_exact,
-    strip_numerics,
-)
-from ktuned.protocol import PublishEvent
-from ktuned.store import IMPORTED, Store
+from ktuned.model import Bits, Config, Outcome, StoreError, TrialResult, canonical, is_exact, strip_numerics
+from ktuned.protocol import AnswersChanged, JobState, PublishEvent, Trial, format_notice
+from ktuned.store import IMPORTED, BitClasses, Store, Winner, find_stand_ins
 from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Findings
@@ -194,6 +179,7 @@ class Outcomes:
         if chosen is not None:
             is_declared = canonical(chosen) == canonical(self._brief.declared_default or {})
             await self._store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
+            self._publish(AnswersChanged(kernel=self._brief.key.kernel))
         await self._store.mark_same_bits(self._brief.context, anchor.bits)
 
     async def refresh_served_configs(self) -> None:

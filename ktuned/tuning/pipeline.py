@@ -42,8 +42,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ktuned.fleet import COURTESY_S, Fleet, Lane, LaneSick, ReferenceUnusable, Worker
 from ktuned.ipc import replies, requests
-from ktuned.model import JobState, Role, Trial, WorkerError, canonical
-from ktuned.protocol import ChannelInfo, PublishEvent
+from ktuned.model import Role, WorkerError, canonical
+from ktuned.protocol import ChannelInfo, JobState, PublishEvent, Trial
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.batches import (
     LANE_S,

@@ -21,12 +21,9 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    KnownConfig,
     Objective,
     Outcome,
-    Trial,
     TrialResult,
-    Winner,
     WinnerKey,
     canonical,
     convert_to_cost,
@@ -34,7 +31,8 @@ from ktuned.model import (
     parse_key_problem,
 )
 from ktuned.portfolio import count_octaves
-from ktuned.store import Store
+from ktuned.protocol import Trial
+from ktuned.store import KnownConfig, Store, Winner
 from ktuned.tuning.job_brief import JobBrief, PresentKey
 from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
 

@@ -14,18 +14,16 @@ from msgspec.structs import replace
 
 from ktuned.model import (
     LATENCY,
-    Job,
     KernelInfo,
     Objective,
     Outcome,
-    Trial,
     TrialResult,
-    Winner,
     choose_search_objective,
     convert_to_cost,
     needs_metric,
 )
-from ktuned.protocol import FIGURES, PublishEvent, TrialDone, WinnerChanged
+from ktuned.protocol import FIGURES, Job, PublishEvent, Trial, TrialDone, WinnerChanged
+from ktuned.store import Winner
 from ktuned.tuning.job_brief import JobBrief
 
 COMPILED: Final = "compiled"

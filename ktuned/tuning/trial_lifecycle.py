@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED, Output
 from ktuned.ipc import requests
-from ktuned.model import Config, IllegalMove, Outcome, Trial, TrialResult
+from ktuned.model import Config, IllegalMove, Outcome, TrialResult
+from ktuned.protocol import Trial
 
 CONTENDED_TRIES: Final = 3
 """How often a trial is measured while other programs use the device, before it ends as ``contended``."""

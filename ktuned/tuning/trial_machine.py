@@ -84,7 +84,8 @@ from ktuned.fleet import (
     is_outside_kill,
 )
 from ktuned.ipc import replies
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, IllegalMove, Outcome, Phase, Trial, TrialDetail, TrialResult
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, TrialState, Verdict
 

@@ -8,7 +8,8 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from ktuned.model import Config, KnownConfig, Outcome, Winner, canonical
+from ktuned.model import Config, Outcome, canonical
+from ktuned.store import KnownConfig, Winner
 
 MAX_NEAR = 8
 """Most configs of other problems and devices that are tried first: a small part of any budget."""

@@ -29,7 +29,8 @@ from ktuned.catalog import (
     may_hold_kernel_files,
 )
 from ktuned.ipc import follow_links
-from ktuned.model import KtunedError, Root
+from ktuned.model import KtunedError
+from ktuned.protocol import Root
 from ktuned.watch.snapshot import SeenFile, Snapshot
 
 _log = structlog.get_logger()
@@ -51,11 +52,8 @@ class Reinspection:
     because answers that depend on them are stale meanwhile.
     """
 
-    def __init__(
-        self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges, on_doubts_changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges) -> None:
         self.notice = ""
-        self._on_doubts_changed = on_doubts_changed
         self._catalog = catalog
         self._inspector = inspector
         self._on_changes = on_changes
@@ -126,8 +124,7 @@ class Reinspection:
         if not by_root:
             return
         for _, files in by_root:
-            self._catalog.mark_suspect_files(files)
-        self._on_doubts_changed()
+            self._catalog.mark_suspect_files({*files})
         async with self._look_for_suspects_meanwhile():
             for root, files in by_root:
                 # While a project file's kernels are not inspected yet, noting the project file must clear no doubt.
@@ -137,10 +134,8 @@ class Reinspection:
                 try:
                     changes = await self._inspector.inspect_files(root, present, set(files) - set(present))
                     self._snapshot.accept_differences(self._catalog.list_inspected_stamps(set(files)), seen)
-                    self._catalog.clear_suspect_files(files)
+                    self._catalog.clear_suspect_files({*files})
                     await self._on_changes(changes, True)
-                    # Announce this also for kernels that the edit has not changed.
-                    self._on_doubts_changed()
                     self.notice = ""
                 except Exception as error:
                     self._seen |= {*files}
@@ -174,7 +169,6 @@ class Reinspection:
             self._catalog.clear_suspect_files(self._seen - found - self._under_way)
             self._catalog.mark_suspect_files(found)
             self._seen = found
-            self._on_doubts_changed()
 
     async def _look_at_files(self, files: Iterable[str]) -> dict[str, SeenFile]:
         """Return the present state of kernel files and of all their dependencies."""

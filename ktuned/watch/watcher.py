@@ -73,9 +73,8 @@ class Intervals(msgspec.Struct, frozen=True):
 class Watcher:
     """Watches the files and directories of the catalog; ``notice`` says what is wrong with the watches.
 
-    ``list_used_kernels`` returns the names of the kernels that were looked up lately. ``on_doubts_changed`` is called
-    when files are known to differ from what was inspected, and again when they were inspected. ``caught_up`` is set
-    once all changes from before the watches were set are known.
+    ``list_used_kernels`` returns the names of the kernels that were looked up lately. ``caught_up`` is set once all
+    changes from before the watches were set are known.
     """
 
     def __init__(
@@ -86,11 +85,10 @@ class Watcher:
         list_used_kernels: Callable[[], Iterable[str]],
         intervals: Intervals | None = None,
         open_watches: OpenWatches = Notifications,
-        on_doubts_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.caught_up = anyio.Event()
         self._catalog = catalog
-        self._inspections = Reinspection(catalog, inspector, on_changes, on_doubts_changed)
+        self._inspections = Reinspection(catalog, inspector, on_changes)
         self._list_used_kernels = list_used_kernels
         self._intervals = intervals or Intervals()
         self._open_watches = open_watches

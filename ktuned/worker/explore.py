@@ -18,6 +18,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ktuned import search
@@ -35,6 +36,7 @@ from ktuned.model import (
     Unsupported,
     UsageError,
     canonical,
+    escape_surrogates,
 )
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
@@ -118,12 +120,19 @@ def make_proposal(kernel: Kernel, problem: Problem, config: Config) -> replies.P
     """Return a proposal of a config, with its Build, or with the outcome if there is none."""
     try:
         build = kernel.build(problem, config).to_plain()
+        # The answer could not be sent, and the whole job would fail.
+        msgspec.msgpack.encode(build)
         cores = kernel.evaluate_cores(problem, config)
     except Unsupported as error:
-        return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
+        return replies.Proposal(config, None, Outcome.UNSUPPORTED, escape_surrogates(str(error)))
+    except UnicodeEncodeError as error:
+        text = escape_surrogates(error.object)
+        return replies.Proposal(
+            config, None, Outcome.COMPILE_ERROR, f"the Build has text with a lone surrogate: {text}"
+        )
     except (KernelFileError, TypeError) as error:
         # The kernel function makes the Build, so its exceptions count as compile errors of this config.
-        return replies.Proposal(config, None, Outcome.COMPILE_ERROR, str(error))
+        return replies.Proposal(config, None, Outcome.COMPILE_ERROR, escape_surrogates(str(error)))
     return replies.Proposal(config, build, cores=cores)
 
 

@@ -20,13 +20,7 @@ from ktuned.backends import Registry
 from ktuned.declaration import describe_kernel, load_file, load_if_changed
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp, stamp_files, stamps_agree
-from ktuned.model import (
-    BackendError,
-    KernelFileError,
-    NotFound,
-    Phase,
-    canonical,
-)
+from ktuned.model import BackendError, KernelFileError, NotFound, Phase, canonical
 from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
 if TYPE_CHECKING:

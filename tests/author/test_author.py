@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 
-from tests.assembled import PATIENCE_S
 from tests.author.conftest import Script, share
 from tests.author.oracle import WRONG
 from tests.author.project import DOWN_EVERY, HASTY_EVERY, IMPORTS, KERNEL, SITES, Project
 from tests.author.tally import Tally
+from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import Daemon
 
 HERE = Path(__file__).parent
@@ -125,14 +125,16 @@ class Author:
             text = text.replace("problems=[dict(n=256)]", "problems=[]").replace("int()", "1")
             before = self._marker()
             (self.project.root / "tune_marker.py").write_text(IMPORTS + text)
-            self.daemon.until(lambda before=before: self._marker() != before, "the marker to be seen")  # type: ignore[misc]
+            self.daemon.wait_until(lambda before=before: self._marker() != before, "the marker to be seen")  # type: ignore[misc]
         if self._is_compiler_new:
             # No marker follows the look at the compiler.
-            self.daemon.until(lambda: bool(self._open_jobs()) or self._is_settled(), "the new compiler to be seen")
+            self.daemon.wait_until(lambda: bool(self._open_jobs()) or self._is_settled(), "the new compiler to be seen")
         # Jobs may begin when a doubt has ended, and end before it has.
         while (left := self._open_jobs()) or self._is_in_doubt():
-            self.daemon.until(lambda left=left: self._open_jobs() != left or not left, "a job to end")  # type: ignore[misc]
-            self.daemon.until(lambda: not self._is_in_doubt(), "every file to be inspected and every compiler probed")
+            self.daemon.wait_until(lambda left=left: self._open_jobs() != left or not left, "a job to end")  # type: ignore[misc]
+            self.daemon.wait_until(
+                lambda: not self._is_in_doubt(), "every file to be inspected and every compiler probed"
+            )
 
     def _is_settled(self) -> bool:
         kernels = self.daemon.client.call("kernels", why=True)["kernels"]
@@ -180,7 +182,7 @@ class Author:
         listed = self.daemon.client.call("kernels", why=True)["kernels"]
         return {
             kernel["kernel"]: frozenset(
-                (entry["trial"], self.daemon.trial(entry["trial"])["updated"]) for entry in kernel["why"]
+                (entry["trial"], self.daemon.fetch_trial(entry["trial"])["updated"]) for entry in kernel["why"]
             )
             for kernel in listed
         }
@@ -206,7 +208,7 @@ class Author:
                 if self._truth_of_trial.setdefault(trial, truth or "") != truth:
                     found.append(name)
                 # A measurement that was taken over is of what the first one measured.
-                origin = self.daemon.trial(trial[0])["detail"].get("carried_from", trial[0])
+                origin = self.daemon.fetch_trial(trial[0])["detail"].get("carried_from", trial[0])
                 if self._truth_of_measurement.setdefault(origin, truth or "") != truth:
                     found.append(f"{name}, carried over")
         return found

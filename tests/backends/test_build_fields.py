@@ -1,4 +1,4 @@
-"""Types of Builds' fields: a slip of the pen is one line, and what means the same is accepted."""
+"""Types of a Build's fields: a typing error is one line, and equivalent values are accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ktuned.backends import Build
 
 
 @dataclass(frozen=True)
-class Recipe(Build):
+class ExampleBuild(Build):
     """A Build with fields of every shape."""
 
     backend: ClassVar[str] = "none"
@@ -31,7 +31,7 @@ class Recipe(Build):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("fields", "message"),
     [
         (dict(flags="-O2"), "flags is the string '-O2', not a tuple: a tuple of one has a comma, ('-O2',)"),
         (dict(args="xy"), "args is the string 'xy', not a tuple: a tuple of one has a comma, ('xy',)"),
@@ -47,22 +47,22 @@ class Recipe(Build):
         (dict(function=object()), "function is a value of the type object, not a str"),
     ],
 )
-def test_a_wrong_type_is_named_with_its_field(given: dict[str, Any], message: str) -> None:
-    """Before the plugin's own code makes something else of it."""
-    with pytest.raises(TypeError) as raised:
-        Recipe(**{"function": "k", **given})
-    assert str(raised.value) == message
+def test_a_wrong_type_is_named_with_its_field(fields: dict[str, Any], message: str) -> None:
+    """The error comes before the plugin's own code converts the value."""
+    with pytest.raises(TypeError) as caught:
+        ExampleBuild(**{"function": "k", **fields})
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         dict(args=["x", 1, 2.5], flags=["-O2"], defines={"A": True}, scale=2, limit=None, grid=[1, 2]),
         dict(args=(), flags=(), defines={}, limit=3, anything=object()),
     ],
 )
-def test_lists_for_tuples_and_ints_for_floats_are_accepted(given: dict[str, Any]) -> None:
-    """Lists for tuples, ints for floats, bools for ints; and what travels comes back."""
-    build = Recipe(function="k", **given)
-    if given.get("anything") is None:
-        assert Recipe.from_plain(build.to_plain()).args == build.args
+def test_lists_for_tuples_and_ints_for_floats_are_accepted(fields: dict[str, Any]) -> None:
+    """Bools for ints, too; the Build survives its travel."""
+    build = ExampleBuild(function="k", **fields)
+    if fields.get("anything") is None:
+        assert ExampleBuild.from_plain(build.to_plain()).args == build.args

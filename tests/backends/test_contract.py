@@ -1,4 +1,4 @@
-"""The registry of plugins, and the plain data that a Build becomes."""
+"""The registry of plugins, and Builds as plain data."""
 
 import re
 import sys
@@ -23,7 +23,7 @@ FAKE_DIRECTORY = Path(__file__).parents[1] / "fake_backend"
 
 @dataclass(frozen=True)
 class Build(backends.Build):
-    """Fields of every kind that may travel."""
+    """A Build with fields of every kind that may travel."""
 
     backend: ClassVar[str] = "plain"
     name: str = "f"
@@ -31,8 +31,8 @@ class Build(backends.Build):
     defines: Mapping[str, Any] | None = None
 
 
-class Plain(Backend):
-    """The least that is a backend."""
+class MinimalBackend(Backend):
+    """A backend with nothing but the required methods."""
 
     name = "plain"
     build = Build
@@ -51,7 +51,7 @@ class Plain(Backend):
         raise NotImplementedError
 
 
-class Newer(Plain):
+class NewerBackend(MinimalBackend):
     api_version = API_VERSION + 1
 
 
@@ -61,30 +61,31 @@ class NotABackend:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """A registry over a plugin module of this test's, with good and bad entry points."""
+    """A registry over a plugin module of this test, with good and bad entry points."""
     plugin = ModuleType("a_plugin")
-    plugin.__dict__.update(Plain=Plain, Newer=Newer, NotABackend=NotABackend, an_instance=Plain())
+    plugin.__dict__.update(
+        MinimalBackend=MinimalBackend, NewerBackend=NewerBackend, NotABackend=NotABackend, an_instance=MinimalBackend()
+    )
     monkeypatch.setitem(sys.modules, "a_plugin", plugin)
     points = {
-        "plain": "a_plugin:Plain",
-        "newer": "a_plugin:Newer",
+        "plain": "a_plugin:MinimalBackend",
+        "newer": "a_plugin:NewerBackend",
         "no_class": "a_plugin:NotABackend",
         "instance": "a_plugin:an_instance",
-        "no_module": "there_is_no_such_module:Plain",
+        "no_module": "there_is_no_such_module:MinimalBackend",
         "no_attribute": "a_plugin:Missing",
     }
     return Registry([EntryPoint(name, value, backends.ENTRY_POINT_GROUP) for name, value in points.items()])
 
 
 def test_a_backend_is_imported_once(registry: Registry) -> None:
-    """Loading gives the plugin's instance, and the same one the next time."""
     first = registry.load("plain")
-    assert type(first) is Plain
+    assert type(first) is MinimalBackend
     assert registry.load("plain") is first
 
 
 def test_listing_imports_nothing(registry: Registry) -> None:
-    """Names are read from metadata: a plugin that cannot be imported is listed like the others."""
+    """Names are read from metadata: a plugin that cannot be imported is listed, too."""
     assert registry.names == ["instance", "newer", "no_attribute", "no_class", "no_module", "plain"]
     assert "there_is_no_such_module" not in sys.modules
     assert registry.read_version("plain") == ""
@@ -104,7 +105,7 @@ def test_listing_imports_nothing(registry: Registry) -> None:
 def test_a_plugin_that_cannot_be_loaded_is_one_line_with_the_reason(
     registry: Registry, name: str, message: str, hint: str
 ) -> None:
-    """An unknown, broken, newer or false plugin is one clear line, each time it is asked for."""
+    """The error is the same each time the plugin is requested."""
     for _ in range(2):
         with pytest.raises(BackendError, match=message) as caught:
             registry.load(name)
@@ -113,20 +114,19 @@ def test_a_plugin_that_cannot_be_loaded_is_one_line_with_the_reason(
 
 
 def test_the_error_without_plugins_says_that_none_is_installed() -> None:
-    """With no plugin at all the error does not list an empty list."""
     with pytest.raises(BackendError, match=r"installed: none"):
         Registry([]).load("plain")
 
 
 def test_a_plugin_is_found_by_its_metadata() -> None:
-    """A directory with a ``dist-info`` on the path is an installed plugin, version included."""
+    """A directory with a ``dist-info`` on the path is an installed plugin with a version."""
     (distribution,) = distributions(path=[str(FAKE_DIRECTORY)])
     registry = Registry([point for point in distribution.entry_points if point.group == backends.ENTRY_POINT_GROUP])
     assert (registry.names, registry.read_version("fake")) == (["fake"], "1.0")
 
 
 def test_a_build_survives_the_wire() -> None:
-    """Tuples, also those in tuples and maps, come back as tuples; maps and scalars as they were."""
+    """Tuples stay tuples at any depth; maps and scalars stay as they are."""
     build = Build("gemm<1,2>", ("A", ("nested", 1), 2.5, True, None, b"\0"), {"N": 4, "flags": ("-O3",)})
     plain = msgpack.unpackb(msgpack.packb(build.to_plain()))
     assert plain["args"] == ["A", ["nested", 1], 2.5, True, None, b"\0"]
@@ -135,13 +135,13 @@ def test_a_build_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, len, 1j], ids=["object", "set", "function", "complex"])
 def test_a_build_refuses_what_cannot_travel(value: object) -> None:
-    """A field that MessagePack cannot carry is named when the Build is made plain, also deep inside."""
+    """Making the Build plain names a value that MessagePack cannot carry, at any depth."""
     with pytest.raises(TypeError, match=f"a Build cannot carry a {type(value).__name__}"):
         Build(args=("A", (value,))).to_plain()
 
 
 def test_hints_name_only_extras_that_exist() -> None:
-    """A backend of ktuned's own plugins has its extra; for any other the hint names no distribution."""
+    """A backend of ktuned's own plugins has an extra; for other backends the hint names no distribution."""
     assert install_hint("tvm_ffi") == "pip install 'ktuned[tvm-ffi]'"
     assert install_hint("tvm_ffi_cuda", "/p/python") == "/p/python -m pip install 'ktuned[tvm-ffi]'"
     assert install_hint("nvrtc").endswith("'ktuned[nvrtc]'")

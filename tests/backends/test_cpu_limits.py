@@ -1,4 +1,4 @@
-"""Limits of a process on the CPUs: affinity and control groups' quotas."""
+"""Limits of a process on the CPUs: affinity and quotas of control groups."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from ktuned.backends import cpu
 
 
 def test_the_least_quota_of_all_groups_above_counts(tmp_path: Path) -> None:
-    """A group's own quota or one above it; none where all are without, or where there is no control group."""
-    cgroup, mounted = tmp_path / "cgroup", tmp_path / "mounted"
-    inner = mounted / "user.slice" / "inner"
-    inner.mkdir(parents=True)
+    """Without any quota or control group there is no limit."""
+    cgroup, mount_point = tmp_path / "cgroup", tmp_path / "mounted"
+    inner_group = mount_point / "user.slice" / "inner"
+    inner_group.mkdir(parents=True)
     cgroup.write_text("0::/user.slice/inner\n")
-    assert "quota" not in cpu.limits(cgroup, mounted)
-    (inner / "cpu.max").write_text("max 100000\n")
-    assert "quota" not in cpu.limits(cgroup, mounted)
-    (inner.parent / "cpu.max").write_text("150000 100000\n")
-    assert cpu.limits(cgroup, mounted)["quota"] == "1.5 cores"
-    (inner / "cpu.max").write_text("50000 100000\n")
-    assert cpu.limits(cgroup, mounted)["quota"] == "0.5 cores"
-    assert "quota" not in cpu.limits(tmp_path / "none", mounted)
+    assert "quota" not in cpu.limits(cgroup, mount_point)
+    (inner_group / "cpu.max").write_text("max 100000\n")
+    assert "quota" not in cpu.limits(cgroup, mount_point)
+    (inner_group.parent / "cpu.max").write_text("150000 100000\n")
+    assert cpu.limits(cgroup, mount_point)["quota"] == "1.5 cores"
+    (inner_group / "cpu.max").write_text("50000 100000\n")
+    assert cpu.limits(cgroup, mount_point)["quota"] == "0.5 cores"
+    assert "quota" not in cpu.limits(tmp_path / "none", mount_point)
 
 
 def test_a_quota_of_version_1_counts_too(tmp_path: Path) -> None:
-    """Its tree is that of the controller ``cpu``; a container's name may be that of a group outside its mount."""
-    cgroup, mounted = tmp_path / "cgroup", tmp_path / "mounted"
-    inner = mounted / "cpu" / "docker"
-    inner.mkdir(parents=True)
+    """Its tree belongs to the controller ``cpu``; a container may be named after a group outside its mount."""
+    cgroup, mount_point = tmp_path / "cgroup", tmp_path / "mounted"
+    inner_group = mount_point / "cpu" / "docker"
+    inner_group.mkdir(parents=True)
     cgroup.write_text("5:cpuset:/\n4:cpu,cpuacct:/docker/0a1b\n0::/\n")
-    for group, granted in ((inner, "-1"), (mounted / "cpu", "150000")):
-        (group / "cpu.cfs_quota_us").write_text(f"{granted}\n")
+    for group, quota_us in ((inner_group, "-1"), (mount_point / "cpu", "150000")):
+        (group / "cpu.cfs_quota_us").write_text(f"{quota_us}\n")
         (group / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu.limits(cgroup, mounted)["quota"] == "1.5 cores"
-    (inner / "cpu.cfs_quota_us").write_text("50000\n")
-    assert cpu.limits(cgroup, mounted)["quota"] == "0.5 cores"
+    assert cpu.limits(cgroup, mount_point)["quota"] == "1.5 cores"
+    (inner_group / "cpu.cfs_quota_us").write_text("50000\n")
+    assert cpu.limits(cgroup, mount_point)["quota"] == "0.5 cores"
 
 
 def test_the_quota_of_a_real_control_group_is_found() -> None:
-    """A process that is moved into one finds its quota, later another one, and ktuned keeps no more cores busy."""
+    """A process that enters the group sees its quota and later changes, and ktuned keeps no more cores busy."""
     tree = cpu.CGROUPS / "cpu" if (cpu.CGROUPS / "cpu").is_dir() else cpu.CGROUPS
     group = tree / f"ktuned_test_{os.getpid()}"
     is_v1 = tree != cpu.CGROUPS
-    limit = group / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")
+    quota_file = group / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")
     try:
         group.mkdir()
-        limit.write_text("50000")
+        quota_file.write_text("50000")
     except OSError as error:
         with suppress(OSError):
             group.rmdir()
@@ -69,7 +69,7 @@ def test_the_quota_of_a_real_control_group_is_found() -> None:
             (group / "cgroup.procs").write_text(str(process.pid))
             process.stdin.write("\n")
             assert process.stdout.readline() == "0.5 cores, 1 at work\n"
-            limit.write_text("250000")
+            quota_file.write_text("250000")
             process.stdin.write("\n")
             assert process.stdout.readline() == f"2.5 cores, {min(2, len(os.sched_getaffinity(0)))} at work\n"
             process.stdin.close()
@@ -78,11 +78,11 @@ def test_the_quota_of_a_real_control_group_is_found() -> None:
 
 
 def test_a_process_that_may_use_all_cores_has_no_affinity(tmp_path: Path) -> None:
-    """Pinned to one of several it names it; all cores are no limit."""
+    """Only a process that is pinned to some cores names them."""
     script = (
         "import os, pathlib; from ktuned.backends import cpu; none = pathlib.Path('/none');"
         "os.sched_setaffinity(0, {max(os.sched_getaffinity(0))}); print(cpu.limits(none, none).get('affinity'))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    last = str(max(os.sched_getaffinity(0)))
-    assert done.stdout.strip() == (last if (os.cpu_count() or 1) > 1 else "None")
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    last_core = str(max(os.sched_getaffinity(0)))
+    assert process.stdout.strip() == (last_core if (os.cpu_count() or 1) > 1 else "None")

@@ -29,7 +29,7 @@ from ktuned.backends.launch_limits import occupancy, occupancy_fact
         # No block fits.
         ("sm_89", 256, 32, 120 * 1024, 0.0),
         ("sm_90a", 1024, 128, 0, 0.0),
-        # A thread that needs no register is one of which the number is not known.
+        # Zero registers means that the number is unknown.
         ("sm_90a", 256, 0, 0, 1.0),
         ("sm_999", 256, 32, 0, None),
         ("native-9c48", 256, 32, 0, None),
@@ -40,6 +40,6 @@ from ktuned.backends.launch_limits import occupancy, occupancy_fact
 def test_the_scarcest_resource_limits_occupancy(
     target: str, threads: int, registers: int, shared_bytes: int, share: float | None
 ) -> None:
-    """The scarcest of threads, blocks, registers and shared memory decides; a fact is left out where it is unknown."""
+    """Threads, blocks, registers and shared memory are limits; an unknown occupancy is left out."""
     assert occupancy(target, threads, registers, shared_bytes) == share
     assert occupancy_fact(target, threads, registers, shared_bytes) == ({} if share is None else {"occupancy": share})

@@ -13,7 +13,7 @@ from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trace import Observation
 from ktuned.model.values import Config
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 
 CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: all([c.us <= p.n])"
 """A constraint that only its code decides."""
@@ -105,7 +105,7 @@ def test_space_digest_goes_by_what_decides_the_space() -> None:
 @pytest.mark.anyio
 async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) -> None:
     """A constraint's verdicts are remembered by problem and config, and stored, for this very space only."""
-    kernel = await parts.inspect(kernel_text(configs=CONSTRAINED))
+    kernel = await parts.inspect_file(make_kernel_text(configs=CONSTRAINED))
     admission = parts.daemon.admission
     configs: list[Config] = [{"us": 10.0}, {"us": 20.0}, {"us": 40.0}]
     assert [admission.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
@@ -115,15 +115,15 @@ async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) ->
         assert [one.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
         assert one.find_known_verdict(kernel, {"n": 20}, {"us": 20.0}) is None
         assert await one.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
-    other = await parts.inspect(kernel_text(configs=CONSTRAINED.replace("<=", "<")))
+    other = await parts.inspect_file(make_kernel_text(configs=CONSTRAINED.replace("<=", "<")))
     assert again.find_known_verdict(other, {"n": 15}, {"us": 10.0}) is None
 
 
 @pytest.mark.anyio
 async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
     """The inspection has asked; not of other problems, nor of values of other types, nor where data decides."""
-    file = kernel_text(configs="us=[10, 20], where=lambda p, c: all([c.us <= p.n])", default="dict(us=10)")
-    kernel = await parts.inspect(file)
+    file = make_kernel_text(configs="us=[10, 20], where=lambda p, c: all([c.us <= p.n])", default="dict(us=10)")
+    kernel = await parts.inspect_file(file)
     known = parts.daemon.admission.find_known_verdict
     assert known(kernel, {"n": 64}, {"us": 10}) is True
     assert [known(kernel, {"n": n}, {"us": 10}) for n in (5, 65, 64.0)] == [None, None, None]
@@ -137,10 +137,10 @@ async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
 @pytest.mark.anyio
 async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
     """What its code cannot say is not served; a file that changed since is no verdict."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or 1 / 0"))
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or 1 / 0"))
     admission = parts.daemon.admission
     assert await admission.check_configs(kernel, {"n": 1}, [{"us": 10.0}]) == [False]
-    parts.write(kernel_text(configs="us=[10.0]"))
+    parts.write_file(make_kernel_text(configs="us=[10.0]"))
     with pytest.raises(Exception, match="changed after it was inspected"):
         await admission.check_configs(kernel, {"n": 2}, [{"us": 10.0}])
     assert admission.find_known_verdict(kernel, {"n": 2}, {"us": 10.0}) is None
@@ -151,7 +151,7 @@ async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> N
     """A data file that a constraint may read has changed: it is asked again, also by the next daemon; what was learned
     since changes nothing.
     """
-    kernel = await parts.inspect(kernel_text(configs=CONSTRAINED))
+    kernel = await parts.inspect_file(make_kernel_text(configs=CONSTRAINED))
     admission = parts.daemon.admission
     limit, other = Observation("limit.txt", "aa", is_data=True), Observation("one.h", "bb", is_source=True)
     read = replace(kernel, learned={limit.name: limit, other.name: other})

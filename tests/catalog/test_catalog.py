@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from ktuned.catalog.catalog import Catalog, Changes, Inspection, check_problem, is_below
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.errors import AmbiguousName, NotFound, UsageError
-from ktuned.model.kernel import KernelInfo, Root, SpaceInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.protocol import FileError
+from ktuned.protocol.kernels import Root
 
 
 def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: Any) -> KernelInfo:

@@ -11,9 +11,9 @@ from ktuned.catalog import Changes
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.ipc.stamps import stamp
 from ktuned.model.errors import StoreError
-from ktuned.model.kernel import Root
+from ktuned.protocol.kernels import Root
 from ktuned.scheduling.job_requests import TuningRequest
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -38,14 +38,14 @@ def status(parts: Parts, name: str) -> str:
 
 async def test_winners_are_fresh_under_a_new_name(parts: Parts) -> None:
     """Nothing that decides differs, as with another checkout; the old name is not known any more."""
-    kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
+    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
     (winner,) = parts.store.list_winners()
     await parts.store.decide_winner(winner.trial, is_final=True)
     await saved(parts, "name = 'gemms'")
     assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
     assert [status(parts, name) for name in ("gemms:it", "project:it", "it")] == ["fresh", "unknown", "fresh"]
-    (told,) = parts.told.of("reloaded")
+    (told,) = parts.recorder.list_events("reloaded")
     assert (told["added"], told["removed"]) == (["gemms:it"], ["project:it"])
     await saved(parts, None)
     assert [status(parts, name) for name in ("gemms:it", "project:it")] == ["unknown", "fresh"]
@@ -54,7 +54,7 @@ async def test_winners_are_fresh_under_a_new_name(parts: Parts) -> None:
 
 async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
     """Its old self is cancelled, and a save asks for all that the kernel declares."""
-    kernel = await parts.inspect(kernel_text())
+    kernel = await parts.inspect_file(make_kernel_text())
     await parts.requests.request_jobs(kernel, TuningRequest())
     await saved(parts, "name = 'gemms'")
     assert [(job.kernel, job.problem) for job in parts.jobs.list_live_jobs()] == [("gemms:it", {"n": 64})]
@@ -63,7 +63,7 @@ async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
 
 async def test_interpreter_and_environment_are_followed(parts: Parts, tmp_path: Path) -> None:
     """A file's kernels are inspected by the interpreter that the project names now."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     python = parts.project / "python"
     used = tmp_path / "used"
     python.write_text(f'#!/bin/sh\ntouch {used}\nexec {sys.executable} "$@"\n')
@@ -79,7 +79,7 @@ async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inspections after its change failed: until they were made, it counts as not inspected."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     path = parts.project / PROJECT_FILE
 
     async def fail(root: Root) -> Changes:
@@ -98,7 +98,7 @@ async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
 
 async def test_a_wrong_file_changes_nothing(parts: Parts) -> None:
     """It is listed as an error until it is mended or gone; the kernels stay."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     await saved(parts, "name = 'gemms'")
     for text in ("name = 1", "name = "):
         await saved(parts, text)
@@ -111,7 +111,7 @@ async def test_a_wrong_file_changes_nothing(parts: Parts) -> None:
         assert parts.catalog.errors == [error], "an inspection of the root leaves it"
     await saved(parts, "name = 'gemms'\n")
     assert parts.catalog.errors == []
-    assert parts.told.of("reloaded")[-1]["mended"] == [str(parts.project / PROJECT_FILE)]
+    assert parts.recorder.list_events("reloaded")[-1]["mended"] == [str(parts.project / PROJECT_FILE)]
     parts.kill_workers()
 
 
@@ -120,7 +120,7 @@ async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: 
     top = tmp_path / "top"
     (top / "sub").mkdir(parents=True)
     (top / PROJECT_FILE).write_text("name = 'gemms'")
-    (top / "sub" / "tune_it.py").write_text(kernel_text())
+    (top / "sub" / "tune_it.py").write_text(make_kernel_text())
     (job,), errors = await parts.intake.tune_path(str(top / "sub" / "tune_it.py"), None, TuningRequest())
     assert (job.kernel, errors) == ("gemms:it", [])
     assert [root.path for root in parts.store.load_roots()] == [str(top)]
@@ -129,14 +129,14 @@ async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: 
 
 async def test_defaults_stand_in_for_budgets_that_files_do_not_set(parts: Parts) -> None:
     """A value that the kernel file sets stays, even ktuned's own; a saved change plans again and keeps figures."""
-    kernel = await parts.inspect(kernel_text(preset="", trials="1000"))
+    kernel = await parts.inspect_file(make_kernel_text(preset="", trials="1000"))
     assert (kernel.plan.preset, kernel.plan.trials, kernel.plan.time_limit_s) == ("default", 1000, None)
     await saved(parts, "[defaults]\npreset = 'thorough'\ntrials = 7\ntime_limit_s = 30\n")
     followed = parts.catalog.resolve_kernel("it")
     assert (followed.plan.preset, followed.plan.trials, followed.plan.time_limit_s) == ("thorough", 1000, 30)
     assert followed.digest == kernel.digest
     assert followed.plan_digest != kernel.plan_digest
-    (told,) = parts.told.of("reloaded")
+    (told,) = parts.recorder.list_events("reloaded")
     assert (told["replanned"], told["changed"]) == ([kernel.name], [])
     await saved(parts, None)
     assert parts.catalog.resolve_kernel("it").plan_digest == kernel.plan_digest

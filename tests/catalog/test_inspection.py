@@ -16,7 +16,7 @@ from ktuned.model.errors import StoreError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import Phase
 from ktuned.store.database import Store
-from tests.assembled import Parts, assembled, kernel_text
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 
 HANGS = "import signal\nwhile True:\n    signal.pause()\n"
 CRASHES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
@@ -26,10 +26,10 @@ CRASHES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     """Each is an error of that file, the ones before, between and behind are inspected."""
     for name in ("a", "c", "e"):
-        parts.write(kernel_text(name), f"tune_{name}.py")
-    parts.write(HANGS, "tune_b.py")
-    parts.write(CRASHES, "tune_d.py")
-    parts.write("def (", "tune_f.py")
+        parts.write_file(make_kernel_text(name), f"tune_{name}.py")
+    parts.write_file(HANGS, "tune_b.py")
+    parts.write_file(CRASHES, "tune_d.py")
+    parts.write_file("def (", "tune_f.py")
     inspector = FileInspector(parts.catalog, parts.fleet, parts.store, {**parts.deadlines, "inspect": 3.0})
     found = await inspector.inspect_root(parts.root)
     assert found.added == ("project:a", "project:c", "project:e")
@@ -51,7 +51,7 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
 @pytest.mark.anyio
 async def test_missing_interpreter_is_an_error_of_each_file(parts: Parts) -> None:
     """The line says which interpreter, and where it is set."""
-    path = parts.write(kernel_text())
+    path = parts.write_file(make_kernel_text())
     (root,) = parts.catalog.roots
     broken = type(root)(root.path, root.name, "/nowhere/python")
     parts.catalog.add_root(broken)
@@ -97,8 +97,8 @@ class _FullDisk(Store):
 @pytest.mark.anyio
 async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
     """What cannot be recorded is known nevertheless, and what it changed is passed on."""
-    async with assembled(tmp_path, store_type=_FullDisk) as parts:
-        path = parts.write(kernel_text())
+    async with assemble_daemon(tmp_path, store_type=_FullDisk) as parts:
+        path = parts.write_file(make_kernel_text())
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         assert found.added == ("project:it",)
         assert isinstance(parts.catalog.resolve_kernel("it"), KernelInfo)
@@ -107,7 +107,7 @@ async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts) -> None:
     """A name that is no text, and a pipe without a writer: reported, again after each survey, and no other is lost."""
-    parts.write(kernel_text("a"), "tune_a.py")
+    parts.write_file(make_kernel_text("a"), "tune_a.py")
     project = os.fsencode(parts.root.path)
     (Path(os.fsdecode(project)) / os.fsdecode(b"tune_\xff.py")).write_text("x = 1")
     os.mkfifo(project + b"/tune_pipe.py")

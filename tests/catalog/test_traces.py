@@ -12,22 +12,22 @@ from ktuned.catalog.catalog import Inspection
 from ktuned.catalog.traces import SourceChanged
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, extend_digest
-from ktuned.model.values import Status
+from ktuned.protocol.winners import Status
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
-from tests.assembled import Parts, assembled, kernel_text
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
-READING = kernel_text(configs="[dict(us=50.0, reads='cfg.txt'), dict(us=90.0, reads='')]")
+READING = make_kernel_text(configs="[dict(us=50.0, reads='cfg.txt'), dict(us=90.0, reads='')]")
 PROBLEM = {"n": 64}
 
 
 async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
     """Tune a kernel, and return it as it is known then."""
-    before = len(parts.told.of("job_done"))
+    before = len(parts.recorder.list_events("job_done"))
     await parts.requests.request_jobs(kernel, TuningRequest())
-    ended = await parts.told.ended(before + 1)
+    ended = await parts.recorder.wait_for_ended_jobs(before + 1)
     assert ended[-1]["state"] == "done", ended[-1]
     return parts.catalog.resolve_kernel("it")
 
@@ -42,25 +42,23 @@ def _compiled(parts: Parts) -> int:
 
 async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> None:
     """A file that no inspection finds is followed once it was read: its edit is stale, by name; undone, it is fresh."""
-    async with assembled(tmp_path) as parts, parts.working():
-        cfg = parts.write("one", "cfg.txt")
-        before = await parts.inspect(READING)
+    async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
+        cfg = parts.write_file("one", "cfg.txt")
+        before = await parts.inspect_file(READING)
         kernel = await _tuned(parts, before)
         assert "cfg.txt" in kernel.learned
         news = {name: entry for name, entry in kernel.learned.items() if name not in before.learned}
         assert kernel.digest == extend_digest(before.digest, news.values())
         assert str(cfg) in {path for path, _ in parts.catalog.list_inspected_stamps()}
         assert _status(parts) is Status.FRESH
-        assert any("cfg.txt" in event["names"] for event in parts.told.of("learned"))
+        assert any("cfg.txt" in event["names"] for event in parts.recorder.list_events("learned"))
 
         cfg.write_text("two")
-        edited = await parts.inspect()
+        edited = await parts.inspect_file()
         assert edited.digest == extend_digest(before.digest, {**news, "cfg.txt": edited.learned["cfg.txt"]}.values())
         assert edited.digest != kernel.digest
         assert _status(parts) is Status.STALE
-        why = Explainer(
-            parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty
-        ).explain_winners(edited)
+        why = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners(edited)
         assert [change.where for entry in why for change in entry.changes] == ["cfg.txt"]
 
         count = _compiled(parts)
@@ -69,49 +67,49 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         assert _compiled(parts) == count + 2  # of each config, as its key has the name now
 
         cfg.write_text("one")
-        await parts.inspect()
+        await parts.inspect_file()
         await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
-        undone = (await parts.told.ended(3))[-1]
+        undone = (await parts.recorder.wait_for_ended_jobs(3))[-1]
         assert not undone["cost"].get("compile_s")
         assert _status(parts) is Status.FRESH
 
 
 async def test_the_next_daemon_knows_what_was_learned(tmp_path: Path) -> None:
     """Names and renamed contexts are in the store: after a restart the winner is fresh, and an edit is still stale."""
-    async with assembled(tmp_path) as parts, parts.working():
-        parts.write("one", "cfg.txt")
-        learned = await _tuned(parts, await parts.inspect(READING))
-    async with assembled(tmp_path) as parts:
+    async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
+        parts.write_file("one", "cfg.txt")
+        learned = await _tuned(parts, await parts.inspect_file(READING))
+    async with assemble_daemon(tmp_path) as parts:
         assert parts.catalog.resolve_kernel("it") == learned
-        assert await parts.inspect() == learned
+        assert await parts.inspect_file() == learned
         assert _status(parts) is Status.FRESH
-        parts.write("two", "cfg.txt")
-        await parts.inspect()
+        parts.write_file("two", "cfg.txt")
+        await parts.inspect_file()
         assert _status(parts) is Status.STALE
 
 
 async def test_a_file_that_was_missing_is_followed(tmp_path: Path) -> None:
     """A name that was looked for and not found is learned as absent: the answer is stale once it is there."""
-    async with assembled(tmp_path) as parts, parts.working():
-        kernel = await _tuned(parts, await parts.inspect(READING))
+    async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
+        kernel = await _tuned(parts, await parts.inspect_file(READING))
         assert kernel.learned["cfg.txt"].digest == ""
         assert _status(parts) is Status.FRESH
-        parts.write("now it is", "cfg.txt")
-        await parts.inspect()
+        parts.write_file("now it is", "cfg.txt")
+        await parts.inspect_file()
         assert _status(parts) is Status.STALE
 
 
 async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -> None:
     """A kernel of the same sources and Builds, which has learned nothing yet, does not get what an older file gave."""
-    async with assembled(tmp_path) as parts, parts.working():
-        cfg = parts.write("one", "cfg.txt")
-        await _tuned(parts, await parts.inspect(READING))
+    async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
+        cfg = parts.write_file("one", "cfg.txt")
+        await _tuned(parts, await parts.inspect_file(READING))
         cfg.write_text("two")
         other = READING.replace("def it(", "def other(")
-        parts.write(other, "tune_other.py")
-        await parts.inspect(name="tune_other.py")
+        parts.write_file(other, "tune_other.py")
+        await parts.inspect_file(name="tune_other.py")
         await parts.requests.request_jobs(parts.catalog.resolve_kernel("other"), TuningRequest())
-        await parts.told.ended(2)
+        await parts.recorder.wait_for_ended_jobs(2)
         answer = parts.lookups.look_up("other", PROBLEM, None, tune=False).answer
         assert answer.config == {"us": 50.0, "reads": "cfg.txt"}
         assert answer.artifact is not None
@@ -120,22 +118,22 @@ async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -
 
 async def test_older_states_of_a_kernel_have_the_name_too(tmp_path: Path) -> None:
     """A name that is learned after an edit: the state from before it is fresh again when the edit is undone."""
-    plain = kernel_text(rtol="1e-3")
-    async with assembled(tmp_path) as parts, parts.working():
-        await _tuned(parts, await parts.inspect(plain))
-        kernel = await parts.inspect(kernel_text(rtol="1e-4"))
+    plain = make_kernel_text(rtol="1e-3")
+    async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
+        await _tuned(parts, await parts.inspect_file(plain))
+        kernel = await parts.inspect_file(make_kernel_text(rtol="1e-4"))
         observed = Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)
         traces = parts.daemon.traces
         await traces.learn_names(kernel, [observed])
-        undone = await parts.inspect(plain)
+        undone = await parts.inspect_file(plain)
         assert "cfg.txt" in undone.learned
         assert _status(parts) is Status.FRESH
 
 
 async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path: Path) -> None:
     """A name that is learned while an inspection is under way, which does not know it, is in its result."""
-    async with assembled(tmp_path) as parts:
-        kernel = await parts.inspect(kernel_text())
+    async with assemble_daemon(tmp_path) as parts:
+        kernel = await parts.inspect_file(make_kernel_text())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.inspector.inspect_files, parts.root, [kernel.file])
             await anyio.lowlevel.checkpoint()
@@ -147,8 +145,8 @@ async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path:
 
 async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
     """An observation of other bytes than the kernel is known by is refused, and changes nothing."""
-    async with assembled(tmp_path) as parts:
-        kernel = await parts.inspect(kernel_text())
+    async with assemble_daemon(tmp_path) as parts:
+        kernel = await parts.inspect_file(make_kernel_text())
         with pytest.raises(SourceChanged, match=r"tune_it\.py changed"):
             await parts.daemon.traces.learn_names(kernel, [Observation("tune_it.py", "ff", places=("tune_it.py",))])
         assert parts.catalog.resolve_kernel("it") == kernel
@@ -156,8 +154,8 @@ async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
 
 async def test_a_name_that_one_of_two_equal_inspections_sees_is_none_of_its_kernels(tmp_path: Path) -> None:
     """A package reads it once in a process; where a content changed, what is read besides is the kernel's."""
-    async with assembled(tmp_path) as parts:
-        kernel = await parts.inspect(kernel_text())
+    async with assemble_daemon(tmp_path) as parts:
+        kernel = await parts.inspect_file(make_kernel_text())
         await parts.daemon.traces.learn_names(kernel, [Observation("a.txt", "aa", places=("a.txt",))])
         before = parts.catalog.resolve_kernel("it")
         chance = Observation("env:CHANCE", "")

@@ -1,6 +1,6 @@
-"""A backend of real compiles that take some 30 ms: plain C through the system's compiler, called by ctypes.
+"""A backend for real compiles that take 30 ms: plain C through the system's compiler, called with ctypes.
 
-Its tensors are NumPy's: to import torch takes each worker 2 s of CPU.
+Its tensors are NumPy's, because importing torch costs each worker 2 s of CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 @dataclass(frozen=True)
 class Build(AnyBuild):
-    """``run`` of the sources, which takes the addresses of ``args`` and the first one's shape."""
+    """A call of the sources' ``run`` with the addresses of ``args`` and the shape of the first one."""
 
     backend: ClassVar[str] = "cc"
     defines: Mapping[str, int]
@@ -36,18 +36,15 @@ class Build(AnyBuild):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """All arguments."""
         return self.args
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What the compiler is given."""
+        """Return the compiler's options."""
         return (*(f"-D{name}={value}" for name, value in self.defines.items()), *self.flags)
 
 
 class CcKernel(Kernel):
-    """A loaded library."""
-
     def __init__(self, library: Path, args: Sequence[str]) -> None:
         self._run = ctypes.CDLL(str(library)).run
         # A launch that returns a number says that it has timed itself.
@@ -55,45 +52,40 @@ class CcKernel(Kernel):
         self._args = args
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
-        """Return a call on the tensors."""
         bound = [tensors[name] for name in self._args]
         addresses = [ctypes.c_void_p(tensor.ctypes.data) for tensor in bound]
         sizes = [ctypes.c_long(size) for size in bound[0].shape]
         return lambda: self._run(*addresses, *sizes)
 
 
-def _compiler() -> str:
+def _find_compiler() -> str:
     return os.environ.get("AUTHOR_CC", "/usr/bin/cc")
 
 
 class Cc(Backend):
-    """The backend."""
-
     name = "cc"
     build = Build
     required_files = ("kernel.so",)
     decisive_files = ("kernel.so",)
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return nothing: the compiler's file says it all."""
+        """Return nothing: the digest of the compiler's file is enough."""
         return {}
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return the compiler."""
-        return [Path(_compiler())]
+        return [Path(_find_compiler())]
 
     def devices(self) -> Sequence[Device]:
-        """Return the CPU."""
         return [Device(DeviceName("cpu:0"), DeviceModel("Some CPU"), Target("native"), {})]
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Compile each unit, and count it in ``CC_LOG``."""
+        """Compile each unit, and append a line for it to ``CC_LOG``."""
         for unit in units:
             build = unit.build
             assert isinstance(build, Build)
             began = time.perf_counter()
             base, library = unit.sources[0].parent, into / unit.key / "kernel.so"
-            command = [_compiler(), "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library)]
+            command = [_find_compiler(), "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library)]
             names = [os.path.relpath(source, base) for source in unit.sources]
             done = subprocess.run([*command, *names], cwd=base, capture_output=True, text=True, check=False)
             with open(os.environ["CC_LOG"], "a", encoding="utf-8") as log:
@@ -106,6 +98,5 @@ class Cc(Backend):
                 yield Compiled(unit.key, seconds=seconds)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
-        """Load the library."""
         assert isinstance(unit.build, Build)
         return CcKernel(artifact / "kernel.so", unit.build.args)

@@ -95,10 +95,10 @@ def _configs() -> list[dict[str, Any]]:
 
 def _tune(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Job]:
     """Tune configs as a kernel of their own; return the trials with their details, and the job."""
-    path = daemon.kernel_file(KERNEL.format(name=name, configs=configs), f"tune_{name}.py")
+    path = daemon.write_kernel(KERNEL.format(name=name, configs=configs), f"tune_{name}.py")
     (path.parent / "faults.cu").write_text(SOURCE)
     _, (job,) = daemon.tune(path=str(path))
-    return [daemon.trial(trial["id"]) for trial in daemon.trials(name).values()], job
+    return [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials(name).values()], job
 
 
 def _off(trials: list[dict[str, Any]], clean_us: dict[str, float]) -> dict[str, float]:
@@ -129,7 +129,7 @@ def test_each_gpu_fault_gets_its_outcome_and_spares_the_device(tmp_path: Path, r
         assert job["outcomes"] == {"measured": len(HEALTHY)}, [trial["message"] for trial in trials]
         clean_us = {trial["config"]["tag"]: trial["latency_us"] for trial in trials}
         winner = daemon.client.lookup("calm", dict(n=1 << 24)).config
-        daemon.until(lambda: _has_warm_spares(daemon), "three spares that have worked on the GPU")
+        daemon.wait_until(lambda: _has_warm_spares(daemon), "three spares that have worked on the GPU")
 
         trials, job = _tune(daemon, "faulty", _configs())
         found = {trial["config"]["tag"]: trial for trial in trials}

@@ -95,12 +95,12 @@ def _place(offset: int) -> str:
 def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
     """Sixty are caught, each for what it does, forty are measured, and none of these is blamed for another."""
     with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
-        path = daemon.kernel_file(KERNEL.format(n=N, configs=_configs()))
+        path = daemon.write_kernel(KERNEL.format(n=N, configs=_configs()))
         (path.parent / "wrong.cu").write_text(SOURCE)
         began = perf_counter()
         _, (job,) = daemon.tune(path=str(path))
         row["job (s)"] = round(perf_counter() - began, 1)
-        trials = [daemon.trial(trial["id"]) for trial in daemon.trials().values()]
+        trials = [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials().values()]
         kinds: dict[str, list[dict[str, Any]]] = {}
         for trial in trials:
             kinds.setdefault(trial["config"]["kind"], []).append(trial)
@@ -123,7 +123,7 @@ def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
         hit = daemon.client.lookup("it", dict(n=N))
         assert hit.config is not None
         assert hit.config["kind"] == "RIGHT"
-        done = daemon.ktuned("check", "it", "--sanitize", "--json", timeout_s=300.0)
+        done = daemon.run_ktuned("check", "it", "--sanitize", "--json", timeout_s=300.0)
         (checked,) = json.loads(done.stdout)["winners"]
         row["check --sanitize"] = f"{checked['verdict']}: {checked['message']}"
         assert checked["verdict"] == "right" or "not installed" in checked["message"], done.stdout + done.stderr

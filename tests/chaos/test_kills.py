@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.assembled import PATIENCE_S
 from tests.chaos.conftest import Row, Scale
 from tests.chaos.watching import Baseline, ChaosDaemon, Listener, Victim
-from tests.e2e.harness import kernel_text
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import make_kernel_text
 from tests.fake_tensors import REFERENCE
 
 KILLS = 100
@@ -59,9 +59,9 @@ class Onslaught:
         name = f"k{len(self.kernels)}"
         does = {f"t{index}": SPECIAL.get(index, "work") for index in range(CONFIGS if self._is_full else FEW_CONFIGS)}
         configs = [{"us": 100.0 + 10 * index, "does": did, "tag": tag} for index, (tag, did) in enumerate(does.items())]
-        text = kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0", reference=REFERENCE)
+        text = make_kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0", reference=REFERENCE)
         self.daemon.client.call(
-            "tune", path=str(self.daemon.kernel_file(text, f"tune_{name}.py")), deadline_s=PATIENCE_S
+            "tune", path=str(self.daemon.write_kernel(text, f"tune_{name}.py")), deadline_s=PATIENCE_S
         )
         self.kernels[name] = {tag: OUTCOMES[did] for tag, did in does.items()}
 
@@ -87,7 +87,7 @@ class Onslaught:
         for victim in victims:
             victim.kill()
         self.workers_killed += len(victims)
-        self.daemon.until(lambda: all(victim.is_gone() for victim in victims), "what the workers had to be gone")
+        self.daemon.wait_until(lambda: all(victim.is_gone() for victim in victims), "what the workers had to be gone")
 
     def _await_trials(self, count: int) -> None:
         while self._listener.measured.acquire(blocking=False):
@@ -101,8 +101,10 @@ class Onslaught:
     def _kill_daemon(self) -> None:
         self.daemon.kill()
         self._listener.join(10)
-        self.daemon.until(lambda: not self.daemon.processes(), "everything to die with the daemon")
-        self.daemon.until(lambda: not list((self.daemon.home / "cache").glob("tmp/*")), "the scratch files to be gone")
+        self.daemon.wait_until(lambda: not self.daemon.processes(), "everything to die with the daemon")
+        self.daemon.wait_until(
+            lambda: not list((self.daemon.home / "cache").glob("tmp/*")), "the scratch files to be gone"
+        )
         self.daemon.start()
         self.check_told()
         self._listener = self._listen()
@@ -118,16 +120,16 @@ class Onslaught:
             now = known[number]
             assert (now["config"], now["outcome"]) == (told["config"], told["outcome"])
             if now["latency_us"] != told["latency_us"]:
-                assert "rounds" in self.daemon.trial(number)["detail"]
+                assert "rounds" in self.daemon.fetch_trial(number)["detail"]
 
     def finish(self) -> dict[str, int]:
         """Let the last job end; return how many configs there are and how many ended right."""
-        self.daemon.until(lambda: not self.daemon.is_working(), "the last job to end")
+        self.daemon.wait_until(lambda: not self.daemon.is_working(), "the last job to end")
         self.check_told()
         right = [
             found.get(tag) == outcome
             for kernel, expected in self.kernels.items()
-            for found in [{tag: trial["outcome"] for tag, trial in self.daemon.trials(kernel).items()}]
+            for found in [{tag: trial["outcome"] for tag, trial in self.daemon.fetch_trials(kernel).items()}]
             for tag, outcome in expected.items()
         ]
         return {"configs": len(right), "right outcomes": sum(right), "told and kept": len(self._told)}

@@ -82,7 +82,7 @@ def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row:
             daemon.kill()
             kills += 1
             daemon.start()
-    daemon.until(lambda: not list(spool.glob(f"*{RECORD_SUFFIX}")), "the records to be taken in")
+    daemon.wait_until(lambda: not list(spool.glob(f"*{RECORD_SUFFIX}")), "the records to be taken in")
 
     def to_end() -> int:
         jobs = daemon.client.call("jobs", limit=2000)["jobs"]
@@ -90,7 +90,7 @@ def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row:
 
     # A hundred take minutes on a busy machine: what has a deadline is the next one.
     while (left := to_end()) > 0:
-        daemon.until(partial(lambda left: to_end() < left, left), "the next job to end")
+        daemon.wait_until(partial(lambda left: to_end() < left, left), "the next job to end")
     jobs = daemon.client.call("jobs", limit=2000)["jobs"]
     tuned = Counter(job["problem"]["size"] for job in jobs)
     row.update(rounds=rounds, daemons_killed=kills, complete=len(complete), jobs=len(jobs))

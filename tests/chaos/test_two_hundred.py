@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos.conftest import Row, Scale
 from tests.chaos.watching import Baseline, ChaosDaemon
-from tests.e2e.harness import kernel_text
+from tests.e2e.harness import make_kernel_text
 from tests.fake_tensors import REFERENCE
 
 KINDS = (
@@ -61,7 +61,7 @@ def _configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, Any]
 
 def _lost_s(daemon: ChaosDaemon) -> list[float]:
     """Return for each hung trial what its lane lost beyond the deadline: until it could measure the next one."""
-    trials = [daemon.trial(trial["id"]) for trial in daemon.trials().values()]
+    trials = [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials().values()]
     on_lane = sorted((trial for trial in trials if "open_s" in trial["detail"]), key=lambda trial: trial["updated"])
     return [
         trial["lane_s"] + after["detail"]["open_s"] - trial["detail"]["after_s"]
@@ -74,7 +74,7 @@ def _clean_winner(directory: Path, healthy: list[dict[str, Any]]) -> Mapping[str
     """Return the winner of a run without a bad config."""
     with ChaosDaemon(directory) as clean:
         _, (job,) = clean.tune(
-            path=str(clean.kernel_file(kernel_text(f"space({healthy})", reference=REFERENCE, **OPTIONS)))
+            path=str(clean.write_kernel(make_kernel_text(f"space({healthy})", reference=REFERENCE, **OPTIONS)))
         )
         assert job["outcomes"] == {"measured": len(healthy)}
         return clean.client.lookup("it", dict(n=64)).config
@@ -92,10 +92,10 @@ def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, scale: Scale,
     with ChaosDaemon(tmp_path / "chaos", config=MEMORY) as daemon:
         cold_s = daemon.tuned_once()
         before = Baseline(daemon)
-        text = kernel_text(f"space({configs})", seed=str(scale.seed), reference=REFERENCE, **OPTIONS)
-        path = daemon.kernel_file(text)
+        text = make_kernel_text(f"space({configs})", seed=str(scale.seed), reference=REFERENCE, **OPTIONS)
+        path = daemon.write_kernel(text)
         _, (job,) = daemon.tune(path=str(path))
-        trials = daemon.trials()
+        trials = daemon.fetch_trials()
         expected = {
             config["tag"]: next(outcome for does, _, outcome in KINDS if does == config["does"]) for config in configs
         }
@@ -125,7 +125,9 @@ def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, scale: Scale,
 
 def _check_stories(daemon: ChaosDaemon, trials: dict[str, dict[str, Any]]) -> None:
     """The crashes are distinguished."""
-    segfault, overflow, abort = (daemon.trial(trials[f"{does}0"]["id"]) for does in ("segfault", "overflow", "abort"))
+    segfault, overflow, abort = (
+        daemon.fetch_trial(trials[f"{does}0"]["id"]) for does in ("segfault", "overflow", "abort")
+    )
     assert segfault["detail"]["signal"] == overflow["detail"]["signal"] == "SIGSEGV"
     assert abort["detail"]["signal"] == "SIGABRT"
     assert "code 3" in trials["exit0"]["message"]

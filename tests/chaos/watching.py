@@ -15,7 +15,7 @@ from typing import Any
 from ktuned.fleet import warden
 from ktuned.fleet.process import WORKER_MARK
 from ktuned_client import DaemonError, DaemonUnavailable
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 _MARK = "CHAOS_RUN"
 _KEPT_SCRATCH = {"expected"}
@@ -66,16 +66,16 @@ class ChaosDaemon(Daemon):
         """Kill the workers that are left, which idle, until the daemon stands alone."""
 
         def is_alone() -> bool:
-            for pid in self.workers():
+            for pid in self.list_worker_pids():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            return not self.workers()
+            return not self.list_worker_pids()
 
-        self.until(is_alone, "the workers to be gone")
+        self.wait_until(is_alone, "the workers to be gone")
 
     def tuned_once(self) -> float:
         """Tune something small, so that what a daemon opens once is open; return how long a cold lane took to open."""
-        path = self.kernel_file(kernel_text("space([dict(us=50.0, tag='warm')])", name="'warm'"), "tune_warm.py")
+        path = self.write_kernel(make_kernel_text("space([dict(us=50.0, tag='warm')])", name="'warm'"), "tune_warm.py")
         _, (job,) = self.tune(path=str(path))
         assert job["state"] == "done", job
         return float(job["cost"]["open_s"])
@@ -114,7 +114,7 @@ class Baseline:
 
         # What is reported as gone is swept up a moment later.
         with suppress(AssertionError):
-            daemon.until(lambda: not any(found().values()), "everything to be swept up")
+            daemon.wait_until(lambda: not any(found().values()), "everything to be swept up")
         return found()
 
 
@@ -132,7 +132,7 @@ class Victim:
     def all_of(cls, daemon: ChaosDaemon) -> list[Victim]:
         """Return the workers that live now."""
         victims = []
-        for pid in daemon.workers():
+        for pid in daemon.list_worker_pids():
             # One that is ending has no environment any more; one that just began has its parent's.
             with suppress(OSError, KeyError):
                 victims.append(cls(pid))

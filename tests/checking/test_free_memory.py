@@ -18,16 +18,16 @@ from ktuned.checking.free_memory import (
 
 
 def test_the_needed_memory_counts_all_copies() -> None:
-    """Also what a comparison takes, of the largest output alone, and a context that is not there yet."""
+    """It includes the comparison of the largest output, and a context that does not exist yet."""
     tensors = {"x": (1 << 20, 1 << 18), "y": (1 << 22, 1 << 20)}
-    need = FLUSH_BYTES + COPIES * ((1 << 20) + (1 << 22)) + 2 * BAND_BYTES + CHECK_BYTES * (1 << 20)
-    assert estimate_needed_bytes(tensors, has_context=True) == need
-    assert estimate_needed_bytes(tensors, has_context=False) == need + CONTEXT_BYTES
+    needed_bytes = FLUSH_BYTES + COPIES * ((1 << 20) + (1 << 22)) + 2 * BAND_BYTES + CHECK_BYTES * (1 << 20)
+    assert estimate_needed_bytes(tensors, has_context=True) == needed_bytes
+    assert estimate_needed_bytes(tensors, has_context=False) == needed_bytes + CONTEXT_BYTES
     assert estimate_needed_bytes({}, has_context=True) == FLUSH_BYTES
 
 
 def test_an_estimate_that_is_too_low_costs_no_config_where_memory_is_free() -> None:
-    """A second set of inputs in a process that has its context once had no room, beside 76 GiB that were free."""
+    """Half of the free memory may be used, even if the estimate is lower."""
     assert choose_limit_bytes(1 << 30, 76 << 30) == 38 << 30
     assert choose_limit_bytes(4 << 30, 5 << 30) == MARGIN * (4 << 30)
 
@@ -39,7 +39,7 @@ def test_an_estimate_that_is_too_low_costs_no_config_where_memory_is_free() -> N
 def test_spares_leave_half_of_a_gpu_free(
     monkeypatch: pytest.MonkeyPatch, free: int, total: int, has_room: bool
 ) -> None:
-    """The next problem may be larger; where it is not known how much is free, the driver decides."""
+    """The next problem may be larger. If the free memory is unknown, the driver decides."""
     monkeypatch.setattr(room, "gpu_uuids", lambda: {"cuda:0": "GPU-1"})
     monkeypatch.setattr(nvml, "read_memory", lambda uuid: (free, total))
     if has_room:

@@ -1,4 +1,4 @@
-"""How the tests of the command line run it: in this process, against a fake daemon's socket."""
+"""Fixtures of the command line's tests: commands run in this process, against a fake daemon's socket."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from tests.cli.fake_daemon import FakeDaemon
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What a command left: its exit status and what it printed."""
+class CommandResult:
+    """A command's exit status and output."""
 
     code: int
     out: str
     err: str
 
     @property
-    def values(self) -> list[Any]:
-        """Every line of stdout, read as JSON: fails when anything else is among them."""
+    def json_lines(self) -> list[Any]:
+        """Every line of stdout as JSON; raises if a line is something else."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-Run = Callable[..., Ran]
-Serve = Callable[..., FakeDaemon]
+RunCli = Callable[..., CommandResult]
+StartDaemon = Callable[..., FakeDaemon]
 
 
 @pytest.fixture(autouse=True)
 def _no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point the command line at a socket that no one serves, and at an empty home."""
+    """Set a socket that no daemon serves, and an empty home."""
     monkeypatch.setenv("KTUNED_SOCKET", str(tmp_path / "nobody.sock"))
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run one command in this process."""
+def run_cli(capsys: pytest.CaptureFixture[str]) -> RunCli:
+    """Return a function that runs one command in this process."""
 
-    def run_command(*arguments: str) -> Ran:
+    def run(*arguments: str) -> CommandResult:
         code = main(arguments)
         captured = capsys.readouterr()
-        return Ran(code, captured.out, captured.err)
+        return CommandResult(code, captured.out, captured.err)
 
-    return run_command
+    return run
 
 
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Serve]:
-    """Start a fake daemon that the commands will find."""
+def start_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[StartDaemon]:
+    """Return a function that starts a fake daemon, which later commands find."""
     with ExitStack() as daemons:
 
         def start(*, events: list[dict[str, Any]] | None = None, **answers: Any) -> FakeDaemon:

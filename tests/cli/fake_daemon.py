@@ -1,4 +1,4 @@
-"""A daemon that says what a test reports it to: a real Unix socket, the real wire, no tuning."""
+"""A daemon with a real Unix socket and the real wire protocol, whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from ktuned_client import wire
-from tests.cli.samples import status_map
+from tests.cli.samples import make_status_map
 
 Params = dict[str, Any]
 Handler = Callable[[Params], Any]
 
 
 class Refusal(Exception):
-    """What a handler raises to have the request answered with an error map."""
+    """Raised by a handler to answer the request with an error."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -26,25 +26,28 @@ class Refusal(Exception):
 
 
 class FakeDaemon:
-    """Answers each method with its handler's result, or with a fixed one; ``events`` follow a subscription.
+    """Answers each method with its handler's result or with a fixed value, and sends ``events`` to a subscriber.
 
-    ``calls`` lists every (method, params) in order; the ``directory`` of each stands in ``directories`` instead. After
-    the events, the connection closes if ``hangs_up``, else it stays open and silent.
+    Attributes:
+        calls: every (method, params) in order, without the ``directory`` parameter.
+        directories: every (method, directory) in order.
+        hangs_up: whether the connection is closed after the events.
+        has_sent_events: set after the events.
     """
 
     def __init__(self, directory: Path, answers: Mapping[str, Any], events: list[Params] | None = None) -> None:
         self.path = directory / "s" / "ktuned.sock"
         self.calls: list[tuple[str, Params]] = []
         self.directories: list[tuple[str, str | None]] = []
-        self.told = threading.Event()
+        self.has_sent_events = threading.Event()
         self.hangs_up = False
         hello = {"protocol": wire.PROTOCOL_VERSION, "build": "0.1.0"}
-        self._answers = {"hello": hello, "status": status_map(), **answers}
+        self._answers = {"hello": hello, "status": make_status_map(), **answers}
         self._events = events or []
         self._selector = selectors.DefaultSelector()
         self._decoders: dict[socket.socket, wire.Decoder] = {}
         self._wake_reader, self._wake_writer = os.pipe()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._serve_until_stopped)
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(mode=0o700)
@@ -65,12 +68,12 @@ class FakeDaemon:
         os.close(self._wake_writer)
         self._selector.close()
 
-    def params_of(self, method: str) -> Params:
-        """Return the params of the one call of a method."""
+    def find_params(self, method: str) -> Params:
+        """Return the params of the only call of a method."""
         (params,) = [params for called, params in self.calls if called == method]
         return params
 
-    def _run(self) -> None:
+    def _serve_until_stopped(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj == self._wake_reader:
@@ -80,30 +83,30 @@ class FakeDaemon:
                     self._decoders[connection] = wire.Decoder()
                     self._selector.register(connection, selectors.EVENT_READ)
                 elif isinstance(key.fileobj, socket.socket):
-                    self._serve(key.fileobj)
+                    self._answer_connection(key.fileobj)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _answer_connection(self, connection: socket.socket) -> None:
         try:
             data = connection.recv(65536)
         except ConnectionResetError:
             data = b""
         if not data:
-            self._drop(connection)
+            self._close_connection(connection)
             return
         try:
             for message in self._decoders[connection].feed(data):
                 assert isinstance(message, wire.Request)
-                self._answer(connection, message)
+                self._answer_request(connection, message)
         except ConnectionError:
             # A command that was interrupted went away between its question and the answer.
-            self._drop(connection)
+            self._close_connection(connection)
 
-    def _drop(self, connection: socket.socket) -> None:
+    def _close_connection(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         del self._decoders[connection]
         connection.close()
 
-    def _answer(self, connection: socket.socket, request: wire.Request) -> None:
+    def _answer_request(self, connection: socket.socket, request: wire.Request) -> None:
         params = dict(request.params or {})
         self.directories.append((request.method, params.pop("directory", None)))
         self.calls.append((request.method, params))
@@ -114,15 +117,15 @@ class FakeDaemon:
             result, error = None, refusal.error
         connection.sendall(wire.encode_response(request.id, error, result))
         if request.method == "subscribe":
-            self._tell(connection)
+            self._send_events(connection)
 
-    def _tell(self, connection: socket.socket) -> None:
+    def _send_events(self, connection: socket.socket) -> None:
         try:
             for number, event in enumerate(self._events, 1):
                 full = {"epoch": 7, "seq": number, **event}
                 connection.sendall(wire.encode_notification("event", full))
         except (BrokenPipeError, ConnectionResetError):
             pass  # the subscriber has heard enough
-        self.told.set()
+        self.has_sent_events.set()
         if self.hangs_up:
-            self._drop(connection)
+            self._close_connection(connection)

@@ -1,4 +1,4 @@
-"""Maps as they come over the wire, and what is read from them, for tests that need some."""
+"""Samples of the protocol's maps, and of the values that commands read from them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import ListedTrial
-from ktuned.protocol import KERNELS, STATUS, Answer, JobInfo, KernelsAnswer, StatusAnswer, read_jobs
+from ktuned.protocol import KERNELS, STATUS, Answer, JobInfo, KernelsAnswer, ListedTrial, StatusAnswer, read_jobs
 
 KERNEL = "project:gemm"
 PROBLEM = {"M": 64, "dtype": "float32"}
 DEVICE = "cpu-model"
 
 
-def job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
-    """Return a job's map."""
+def make_job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
     job: dict[str, Any] = {
         "id": number,
         "kernel": KERNEL,
@@ -41,14 +39,12 @@ def job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
     return full
 
 
-def job_info(number: int = 1, **changes: Any) -> JobInfo:
-    """Return a job as it is read from its map."""
-    (job,) = read_jobs([job_map(number, **changes)])
+def make_job_info(number: int = 1, **changes: Any) -> JobInfo:
+    (job,) = read_jobs([make_job_map(number, **changes)])
     return job
 
 
-def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dict[str, Any]:
-    """Return a trial's map."""
+def make_trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dict[str, Any]:
     trial: dict[str, Any] = {
         "id": number,
         "job": 1,
@@ -75,12 +71,11 @@ def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dic
     return trial | changes
 
 
-def listed_trial(number: int = 1, outcome: str = "measured", **changes: Any) -> ListedTrial:
-    """Return a trial as commands read it from :func:`trial_map`."""
-    return msgspec.convert(trial_map(number, outcome, **changes), ListedTrial)
+def make_listed_trial(number: int = 1, outcome: str = "measured", **changes: Any) -> ListedTrial:
+    return msgspec.convert(make_trial_map(number, outcome, **changes), ListedTrial)
 
 
-def trial_event(trial: dict[str, Any], done: int, **changes: Any) -> dict[str, Any]:
+def make_trial_event(trial: dict[str, Any], done: int, **changes: Any) -> dict[str, Any]:
     """Return the event that reports a trial."""
     event: dict[str, Any] = {
         "type": "trial_done",
@@ -96,13 +91,12 @@ def trial_event(trial: dict[str, Any], done: int, **changes: Any) -> dict[str, A
     return event | changes
 
 
-def state_event(kind: str, job: dict[str, Any]) -> dict[str, Any]:
+def make_state_event(kind: str, job: dict[str, Any]) -> dict[str, Any]:
     """Return a ``job_queued``, ``job_started`` or ``job_done`` event."""
     return {"type": kind, "kernel": job["kernel"], "job": job["id"], "job_state": job}
 
 
-def answer_map(**changes: Any) -> dict[str, Any]:
-    """Return a lookup's answer."""
+def make_answer_map(**changes: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "kernel": KERNEL,
         "problem": PROBLEM,
@@ -120,13 +114,11 @@ def answer_map(**changes: Any) -> dict[str, Any]:
     return answer | changes
 
 
-def answer(**changes: Any) -> Answer:
-    """Return a lookup's answer as commands read it."""
-    return msgspec.convert(answer_map(**changes), Answer)
+def make_answer(**changes: Any) -> Answer:
+    return msgspec.convert(make_answer_map(**changes), Answer)
 
 
-def kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
-    """Return a kernel's entry."""
+def make_kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
     project, _, short = name.partition(":")
     kernel: dict[str, Any] = {
         "name": name,
@@ -150,13 +142,12 @@ def kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
     return kernel | changes
 
 
-def known_kernels(*names: str, **changes: Any) -> KernelsAnswer:
-    """Return an answer with kernels of these names."""
-    return KERNELS.read_answer({"kernels": [kernel_map(name) for name in names], **changes})
+def make_kernels_answer(*names: str, **changes: Any) -> KernelsAnswer:
+    return KERNELS.read_answer({"kernels": [make_kernel_map(name) for name in names], **changes})
 
 
-def standing_map(**changes: Any) -> dict[str, Any]:
-    """Return how a winner stands, an entry of a kernel's ``why``."""
+def make_standing_map(**changes: Any) -> dict[str, Any]:
+    """Return an entry of a kernel's ``why``: the state of a winner."""
     standing: dict[str, Any] = {
         "problem": {"M": 64},
         "device": DEVICE,
@@ -171,13 +162,11 @@ def standing_map(**changes: Any) -> dict[str, Any]:
     return standing | changes
 
 
-def status_of(**changes: Any) -> StatusAnswer:
-    """Return a daemon's status as commands read it."""
-    return STATUS.read_answer(status_map(**changes))
+def make_status(**changes: Any) -> StatusAnswer:
+    return STATUS.read_answer(make_status_map(**changes))
 
 
-def status_map(**changes: Any) -> dict[str, Any]:
-    """Return a daemon's status."""
+def make_status_map(**changes: Any) -> dict[str, Any]:
     status: dict[str, Any] = {
         "pid": 4242,
         "version": "0.1.0",

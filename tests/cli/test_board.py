@@ -13,124 +13,134 @@ from tests.cli.samples import (
     DEVICE,
     KERNEL,
     PROBLEM,
-    answer,
-    job_info,
-    job_map,
-    known_kernels,
-    state_event,
-    trial_event,
-    trial_map,
+    make_answer,
+    make_job_info,
+    make_job_map,
+    make_kernels_answer,
+    make_state_event,
+    make_trial_event,
+    make_trial_map,
 )
 
 CASE = (KERNEL, canonical(PROBLEM), DEVICE, LATENCY)
 STALE = {"type": "stale", "kernel": KERNEL, "digest": "e"}
 
 
-def winner(latency_us: float, job: int | None = 1, **changes: Any) -> dict[str, Any]:
+def make_winner_event(latency_us: float, job: int | None = 1, **changes: Any) -> dict[str, Any]:
     """Return a ``winner`` event."""
     event = {"type": "winner", "kernel": KERNEL, "job": job, "problem": PROBLEM, "device": DEVICE, "config": {"BM": 1}}
     return event | {"latency_us": latency_us, "trial": 1} | changes
 
 
-def after(*events: Mapping[str, Any], board: Board | None = None) -> Board:
-    """Return a board after events, each a second later than the one before."""
-    board = board or add_answers(Board(), [answer()])
+def fold_events(*events: Mapping[str, Any], board: Board | None = None) -> Board:
+    """Apply events to a board, each a second later than the one before."""
+    board = board or add_answers(Board(), [make_answer()])
     for second, event in enumerate(events):
         board = fold_event(board, read_event(event), 100.0 + second)
     return board
 
 
-def row(board: Board) -> BoardRow:
-    """Return the sample's row."""
+def find_row(board: Board) -> BoardRow:
+    """Return the row of the sample kernel."""
     return board.rows[CASE]
 
 
 def test_a_save_and_its_retuning() -> None:
-    """The old winner is what the new one is held against, from the save to the end of the job."""
-    saved = after(STALE)
-    assert (row(saved).state, row(saved).saved_at, row(saved).before, row(saved).current) == (
+    """The row compares the new winner with the old one, from the save until the job ends."""
+    saved = fold_events(STALE)
+    assert (find_row(saved).state, find_row(saved).saved_at, find_row(saved).before, find_row(saved).current) == (
         "stale",
         100.0,
         12.5,
         None,
     )
-    running = after(
-        state_event("job_queued", job_map(state="queued")),
-        state_event("job_started", job_map()),
-        trial_event(trial_map(1, "compile_error"), 1),
-        winner(10.0),
-        trial_event(trial_map(2, "hung"), 2),
+    running = fold_events(
+        make_state_event("job_queued", make_job_map(state="queued")),
+        make_state_event("job_started", make_job_map()),
+        make_trial_event(make_trial_map(1, "compile_error"), 1),
+        make_winner_event(10.0),
+        make_trial_event(make_trial_map(2, "hung"), 2),
         board=saved,
     )
-    job = row(running).job
+    job = find_row(running).job
     assert job is not None
-    assert (row(running).state, job.done, job.total) == ("running", 2, 4)
-    assert (row(running).before, row(running).current, row(running).gain) == (12.5, 10.0, 1.25)
-    assert row(running).failure == "compile_error: why it is compile_error"
-    done = after(state_event("job_done", job_map(state="done", best_us=5.0, done=4)), board=running)
-    assert (row(done).state, row(done).current, row(done).gain) == ("tuned", 5.0, 2.5)
+    assert (find_row(running).state, job.done, job.total) == ("running", 2, 4)
+    assert (find_row(running).before, find_row(running).current, find_row(running).gain) == (12.5, 10.0, 1.25)
+    assert find_row(running).failure == "compile_error: why it is compile_error"
+    done = fold_events(make_state_event("job_done", make_job_map(state="done", best_us=5.0, done=4)), board=running)
+    assert (find_row(done).state, find_row(done).current, find_row(done).gain) == ("tuned", 5.0, 2.5)
 
 
 def test_a_second_save_compares_with_the_winner_before_the_first() -> None:
-    """While nothing new is known, another save does not forget what was."""
-    assert row(after(STALE, STALE)).before == 12.5
-    assert row(after(STALE, STALE)).saved_at == 101.0
+    """Two saves in a row without a result between them compare with the last known winner."""
+    assert find_row(fold_events(STALE, STALE)).before == 12.5
+    assert find_row(fold_events(STALE, STALE)).saved_at == 101.0
 
 
 def test_edit_that_fails_keeps_the_old_winner_and_tells_the_compiler_s_line() -> None:
-    """The row says failed, and why, and there is no new figure; a new save clears that."""
-    board = after(
+    """The row shows ``failed`` with the compiler's line and no new figure, until the next save."""
+    board = fold_events(
         STALE,
-        state_event("job_started", job_map()),
-        state_event("job_done", job_map(state="failed", message="gemm.cc:3:5: error: no\nmore")),
+        make_state_event("job_started", make_job_map()),
+        make_state_event("job_done", make_job_map(state="failed", message="gemm.cc:3:5: error: no\nmore")),
     )
-    assert (row(board).state, row(board).failure) == ("failed", "gemm.cc:3:5: error: no")
-    assert (row(board).before, row(board).current) == (12.5, None)
-    assert row(after(STALE, board=board)).failure == ""
+    assert (find_row(board).state, find_row(board).failure) == ("failed", "gemm.cc:3:5: error: no")
+    assert (find_row(board).before, find_row(board).current) == (12.5, None)
+    assert find_row(fold_events(STALE, board=board)).failure == ""
 
 
 def test_undone_edit_has_its_old_winner_at_once() -> None:
-    """A winner without a job, for a problem that is specialised, is the row's."""
-    board = after(STALE, winner(12.5, None, problem={"M": 64}))
-    assert (row(board).state, row(board).current, row(board).gain) == ("fresh", 12.5, 1.0)
+    """A winner without a job updates the row at once, also for a specialised problem."""
+    board = fold_events(STALE, make_winner_event(12.5, None, problem={"M": 64}))
+    assert (find_row(board).state, find_row(board).current, find_row(board).gain) == ("fresh", 12.5, 1.0)
 
 
 def test_superseded_job_leaves_the_row_stale_and_older_ones_say_nothing() -> None:
-    """A cancelled job's row waits for the next one; events of an older job than the row's change nothing."""
-    board = after(STALE, state_event("job_started", job_map(2)))
-    assert row(after(state_event("job_done", job_map(1, state="failed")), board=board)) == row(board)
-    assert row(after(state_event("job_done", job_map(2, state="cancelled")), board=board)).state == "stale"
+    """A row stays stale after its job was cancelled, and ignores events of older jobs."""
+    board = fold_events(STALE, make_state_event("job_started", make_job_map(2)))
+    assert find_row(
+        fold_events(make_state_event("job_done", make_job_map(1, state="failed")), board=board)
+    ) == find_row(board)
+    assert (
+        find_row(fold_events(make_state_event("job_done", make_job_map(2, state="cancelled")), board=board)).state
+        == "stale"
+    )
 
 
 def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
-    """What a key set off is held against what was there."""
-    board = after(state_event("job_started", job_map()), winner(10.0))
-    assert (row(board).before, row(board).current) == (12.5, 10.0)
+    board = fold_events(make_state_event("job_started", make_job_map()), make_winner_event(10.0))
+    assert (find_row(board).before, find_row(board).current) == (12.5, 10.0)
 
 
 def test_a_row_shows_the_running_job_until_the_next_one_starts() -> None:
-    """Whichever of the two was heard of first, and from then on only the newer one."""
-    first, second = state_event("job_started", job_map(1)), state_event("job_queued", job_map(2, state="queued"))
-    for events in ((first, second), (second, first)):
-        shown = row(after(*events)).job
-        assert shown is not None
-        assert shown.id == 1
-    board = after(
-        first, second, state_event("job_done", job_map(1, state="done")), state_event("job_started", job_map(2))
+    """The order in which the two jobs are announced does not matter."""
+    first, second = (
+        make_state_event("job_started", make_job_map(1)),
+        make_state_event("job_queued", make_job_map(2, state="queued")),
     )
-    shown = row(board).job
-    assert shown is not None
-    assert (shown.id, row(board).state) == (2, "running")
-    assert row(after(first, board=board)).job == shown
+    for events in ((first, second), (second, first)):
+        job = find_row(fold_events(*events)).job
+        assert job is not None
+        assert job.id == 1
+    board = fold_events(
+        first,
+        second,
+        make_state_event("job_done", make_job_map(1, state="done")),
+        make_state_event("job_started", make_job_map(2)),
+    )
+    job = find_row(board).job
+    assert job is not None
+    assert (job.id, find_row(board).state) == (2, "running")
+    assert find_row(fold_events(first, board=board)).job == job
 
 
 def test_catching_up_makes_no_news() -> None:
-    """Jobs that were there before show their state, not a comparison; the newest of a case counts."""
-    jobs = [job_info(3, state="paused"), job_info(1, state="done", best_us=9.0, finished=5.0)]
-    board = catch_up(add_answers(Board(), [answer()]), jobs)
-    job = row(board).job
+    """Jobs from before the start show their state without a comparison; the newest job of a case counts."""
+    jobs = [make_job_info(3, state="paused"), make_job_info(1, state="done", best_us=9.0, finished=5.0)]
+    board = catch_up(add_answers(Board(), [make_answer()]), jobs)
+    job = find_row(board).job
     assert job is not None
-    assert (row(board).state, job.id, row(board).before) == ("paused", 3, None)
+    assert (find_row(board).state, job.id, find_row(board).before) == ("paused", 3, None)
     error = {
         "path": "/src/tune_x.py",
         "line": 3,
@@ -139,102 +149,104 @@ def test_catching_up_makes_no_news() -> None:
         "hint": "define x",
     }
     root = {"path": "/src", "name": "project", "python": "/python"}
-    known = keep_kernels(board, known_kernels(errors=[error], roots=[root]))
-    assert list(known.rows) == [CASE]
-    assert [format_file_error(error) for error in known.errors] == ["/src/tune_x.py:3: NameError: x"]
-    assert (known.roots, known.problems) == (("/src",), 1)
-    assert keep_kernels(add_answers(Board(), [answer()]), known_kernels()).rows == {}
+    filtered = keep_kernels(board, make_kernels_answer(errors=[error], roots=[root]))
+    assert list(filtered.rows) == [CASE]
+    assert [format_file_error(error) for error in filtered.errors] == ["/src/tune_x.py:3: NameError: x"]
+    assert (filtered.roots, filtered.problems) == (("/src",), 1)
+    assert keep_kernels(add_answers(Board(), [make_answer()]), make_kernels_answer()).rows == {}
 
 
 def test_row_of_an_unknown_device_becomes_its_job_s() -> None:
-    """A case whose device is not known yet is not shown twice once it is."""
-    board = add_answers(Board(), [answer(device=None, status="default", latency_us=None)])
-    board = after(state_event("job_started", job_map()), board=board)
+    """A row without a device takes the device of its job, and no second row appears."""
+    board = add_answers(Board(), [make_answer(device=None, status="default", latency_us=None)])
+    board = fold_events(make_state_event("job_started", make_job_map()), board=board)
     assert [entry.device for entry in board.rows.values()] == [DEVICE]
 
 
 def test_estimates_reach_open_jobs_alone() -> None:
-    """How long and what for is reported jobs that wait or run."""
-    board = after(state_event("job_queued", job_map(state="queued")))
-    waiting = add_estimates(board, [job_info(state="queued", waits_for="all tuning is paused", left_s=None)])
-    job = row(waiting).job
+    """Time left and the reason for waiting are shown for running and queued jobs only."""
+    board = fold_events(make_state_event("job_queued", make_job_map(state="queued")))
+    waiting = add_estimates(board, [make_job_info(state="queued", waits_for="all tuning is paused", left_s=None)])
+    job = find_row(waiting).job
     assert job is not None
     assert job.waits_for == "all tuning is paused"
-    assert row(add_estimates(after(), [job_info(left_s=3.0)])).job is None
+    assert find_row(add_estimates(fold_events(), [make_job_info(left_s=3.0)])).job is None
 
 
 def test_paused_devices_are_shown_and_a_full_disk_without_device() -> None:
-    """Devices come and go; a pause without a device says that nothing can be recorded."""
-    board = after({"type": "paused", "device": "", "reason": "asked for"}, {"type": "paused", "device": "x"})
+    """A pause without a device means that the disk is full and nothing can be recorded."""
+    board = fold_events({"type": "paused", "device": "", "reason": "asked for"}, {"type": "paused", "device": "x"})
     assert board.paused_everything
-    assert after({"type": "resumed", "device": ""}, board=board).paused == {"x"}
-    full = after({"type": "paused", "reason": "the disk is full"})
+    assert fold_events({"type": "resumed", "device": ""}, board=board).paused == {"x"}
+    full = fold_events({"type": "paused", "reason": "the disk is full"})
     assert full.stalled == "the disk is full"
-    assert after({"type": "resumed"}, board=full).stalled == ""
+    assert fold_events({"type": "resumed"}, board=full).stalled == ""
 
 
 def test_unknown_events_change_nothing() -> None:
-    """Types are only ever added."""
-    assert after({"type": "lane", "kernel": None, "device": "cpu:0", "state": "sick"}) == after()
-    assert after({"type": "of_a_newer_daemon", "kernel": None}) == after()
+    """A newer daemon may send events of other types."""
+    assert fold_events({"type": "lane", "kernel": None, "device": "cpu:0", "state": "sick"}) == fold_events()
+    assert fold_events({"type": "of_a_newer_daemon", "kernel": None}) == fold_events()
 
 
 def test_a_job_without_a_device_has_one_row() -> None:
-    """Where nothing can be measured the lookup's answer names no device, and the job what it compiled for."""
-    failed = job_info(state="failed", device="sm_90a", message="no device: no GPU")
-    asked = answer(status="default", device=None, latency_us=None, age_s=None)
+    """The lookup's answer names no device, and the job the target that it compiles for: both are one row."""
+    failed = make_job_info(state="failed", device="sm_90a", message="no device: no GPU")
+    answer = make_answer(status="default", device=None, latency_us=None, age_s=None)
     for board in (
-        add_answers(catch_up(Board(), [failed]), [asked]),
-        catch_up(add_answers(Board(), [asked]), [failed]),
+        add_answers(catch_up(Board(), [failed]), [answer]),
+        catch_up(add_answers(Board(), [answer]), [failed]),
     ):
         (only,) = board.rows.values()
         assert (only.device, only.state, only.failure) == ("sm_90a", "failed", "no device: no GPU")
 
 
 def test_a_compiling_alone_has_no_row() -> None:
-    """What is only compiled has no row of its own that stays stale for good, and the kernel's row is not its."""
-    job = job_map(9, state="running", device="sm_90a", plan={"time_limit_s": None, "compile_only": True})
-    assert after(state_event("job_started", job), board=Board()).rows == {}
+    """A compile-only job makes no row, which would stay stale for ever, and does not change the kernel's row."""
+    job = make_job_map(9, state="running", device="sm_90a", plan={"time_limit_s": None, "compile_only": True})
+    assert fold_events(make_state_event("job_started", job), board=Board()).rows == {}
     assert catch_up(Board(), read_jobs([job])).rows == {}
 
 
 def test_a_save_makes_only_what_has_a_figure_stale() -> None:
-    """A problem that never had a winner has none from before."""
-    failed = after(state_event("job_done", job_map(state="failed", message="no")), board=Board())
-    assert row(failed).failure == "no"
-    saved = after(STALE, board=failed)
-    assert (row(saved).state, row(saved).failure) == ("default", "")
+    """A problem without a winner does not become stale."""
+    failed = fold_events(make_state_event("job_done", make_job_map(state="failed", message="no")), board=Board())
+    assert find_row(failed).failure == "no"
+    saved = fold_events(STALE, board=failed)
+    assert (find_row(saved).state, find_row(saved).failure) == ("default", "")
 
 
 def test_a_kernel_that_is_gone_goes_from_the_board() -> None:
-    """Its row stays only until its job has ended."""
-    running = after(state_event("job_started", job_map()))
-    assert set(keep_kernels(running, known_kernels()).rows) == {CASE}
-    done = after(state_event("job_done", job_map(state="done", best_us=5.0)), board=running)
-    assert keep_kernels(done, known_kernels()).rows == {}
-    assert set(keep_kernels(done, known_kernels(KERNEL)).rows) == {CASE}
+    """The row stays until its job has ended."""
+    running = fold_events(make_state_event("job_started", make_job_map()))
+    assert set(keep_kernels(running, make_kernels_answer()).rows) == {CASE}
+    done = fold_events(make_state_event("job_done", make_job_map(state="done", best_us=5.0)), board=running)
+    assert keep_kernels(done, make_kernels_answer()).rows == {}
+    assert set(keep_kernels(done, make_kernels_answer(KERNEL)).rows) == {CASE}
 
 
 def test_a_row_has_its_winner_s_config() -> None:
-    """From the lookup, from a winner that a job found, and through an edit until there is another."""
-    known = add_answers(Board(), [answer()])
-    assert row(known).config == {"BM": 32, "fast": True}
-    assert row(after(STALE, board=known)).config == {"BM": 32, "fast": True}
-    assert row(after(state_event("job_started", job_map()), winner(9.0), board=known)).config == {"BM": 1}
+    """The config comes from the lookup, then from a job's winner; an edit keeps it until the next winner."""
+    answered = add_answers(Board(), [make_answer()])
+    assert find_row(answered).config == {"BM": 32, "fast": True}
+    assert find_row(fold_events(STALE, board=answered)).config == {"BM": 32, "fast": True}
+    assert find_row(
+        fold_events(make_state_event("job_started", make_job_map()), make_winner_event(9.0), board=answered)
+    ).config == {"BM": 1}
 
 
 def test_problems_are_errors_of_files_and_rows_without_a_figure() -> None:
-    """A config that fails among others that work is none; a failed job, or failures alone so far, are."""
-    failing = trial_event(trial_map(1, "compile_error"), 1, best_us=None)
-    begun = after(STALE, state_event("job_started", job_map()), failing)
-    assert (row(begun).is_problem, begun.problems) == (True, 1)
-    assert not row(after(winner(9.0), board=begun)).is_problem
-    failed = after(state_event("job_done", job_map(state="failed", message="no")))
+    """A failed job, or one whose configs have all failed so far, is a problem; a single failed config is not."""
+    failing = make_trial_event(make_trial_map(1, "compile_error"), 1, best_us=None)
+    failing_board = fold_events(STALE, make_state_event("job_started", make_job_map()), failing)
+    assert (find_row(failing_board).is_problem, failing_board.problems) == (True, 1)
+    assert not find_row(fold_events(make_winner_event(9.0), board=failing_board)).is_problem
+    failed = fold_events(make_state_event("job_done", make_job_map(state="failed", message="no")))
     assert failed.problems == 1
 
 
 def test_paths_below_a_watched_directory_are_short() -> None:
-    """They begin with the name of the innermost directory that is watched; other lines stay."""
+    """A path begins with the name of the innermost watched directory; other lines are unchanged."""
     roots = ["/home/me/work", "/home/me/work/deep/kernels", "/"]
     assert shorten_path("/home/me/work/tune_it.py:1: no", roots) == "work/tune_it.py:1: no"
     assert shorten_path("/home/me/work/deep/kernels/tune_it.py", roots) == "kernels/tune_it.py"

@@ -1,4 +1,4 @@
-"""Completion, as a shell asks for it: the program's environment has the words so far."""
+"""Shell completion, called as bash calls it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from ktuned.cli.completion import complete_kernel_names
-from tests.cli.conftest import Serve
-from tests.cli.samples import kernel_map
+from tests.cli.conftest import StartDaemon
+from tests.cli.samples import make_kernel_map
 
 
 @pytest.mark.parametrize(
@@ -24,17 +24,17 @@ from tests.cli.samples import kernel_map
         ("x", []),
     ],
 )
-def test_names_that_mean_one_kernel(incomplete: str, expected: list[str]) -> None:
-    """A short name is offered where one kernel has it, full names else, for either of their parts."""
+def test_short_names_are_offered_if_they_are_unique(incomplete: str, expected: list[str]) -> None:
+    """Otherwise full names are offered, by either of their parts."""
     assert sorted(complete_kernel_names(["two:gemm", "one:gemm", "one:add"], incomplete)) == expected
 
 
-def completed(words: str) -> list[str]:
-    """Return what bash is offered for the last of some words; the program says nothing else."""
-    given = {**os.environ, "_KTUNED_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "2"}
+def complete_words(words: str) -> list[str]:
+    """Return what bash is offered for the last word; the program prints nothing else."""
+    environment = {**os.environ, "_KTUNED_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "2"}
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from ktuned.cli import main; sys.exit(main())"],
-        env=given,
+        env=environment,
         capture_output=True,
         text=True,
         check=True,
@@ -44,12 +44,18 @@ def completed(words: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_shell_is_offered_kernels_and_paths(serve: Serve) -> None:
-    """Names come from the daemon; without one, or for a path, the shell completes files; a wrong word is no error."""
-    assert completed("ktuned lookup ge") == []
-    assert completed("ktuned tune ge") == ["file,ge"]
-    serve(kernels={"kernels": [kernel_map("project:gemm"), kernel_map("project:add")], "errors": [], "roots": []})
-    assert completed("ktuned lookup ge") == ["plain,gemm"]
-    assert completed("ktuned tune ge") == ["plain,gemm"]
-    assert completed("ktuned tune ./ge") == ["file,./ge"]
-    assert completed("ktuned nonsense ge") == []
+def test_a_shell_is_offered_kernels_and_paths(start_daemon: StartDaemon) -> None:
+    """The daemon knows the names; without a daemon, and for a path, the shell completes files."""
+    assert complete_words("ktuned lookup ge") == []
+    assert complete_words("ktuned tune ge") == ["file,ge"]
+    start_daemon(
+        kernels={
+            "kernels": [make_kernel_map("project:gemm"), make_kernel_map("project:add")],
+            "errors": [],
+            "roots": [],
+        }
+    )
+    assert complete_words("ktuned lookup ge") == ["plain,gemm"]
+    assert complete_words("ktuned tune ge") == ["plain,gemm"]
+    assert complete_words("ktuned tune ./ge") == ["file,./ge"]
+    assert complete_words("ktuned nonsense ge") == []

@@ -1,4 +1,4 @@
-"""What the doctor finds, and that it finds it without a daemon."""
+"""The checks of ``doctor``, which need no daemon."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from ktuned.cli import doctor
 from ktuned.cli.doctor import Level
-from tests.cli.conftest import Run, Serve
-from tests.cli.samples import status_map, status_of
+from tests.cli.conftest import RunCli, StartDaemon
+from tests.cli.samples import make_status, make_status_map
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,11 @@ from tests.cli.samples import status_map, status_of
     ],
 )
 def test_an_older_python_fails_and_a_newer_one_warns(version: tuple[int, ...], level: Level) -> None:
-    """Older than supported fails, newer than tested warns."""
     assert doctor.check_python(version).level is level
 
 
 def test_a_socket_directory_open_to_others_fails(tmp_path: Path) -> None:
-    """A directory that others can enter fails with the chmod that mends it; none yet is fine; a file fails."""
+    """The finding has the ``chmod`` that repairs it; a directory that does not exist yet passes, a file fails."""
     directory = tmp_path / "d"
     path = str(directory / "ktuned.sock")
     assert doctor.check_socket(path).level is Level.OK
@@ -49,7 +48,7 @@ def test_a_socket_directory_open_to_others_fails(tmp_path: Path) -> None:
 
 
 def test_a_wrong_config_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A config.toml that no daemon could start with fails before one is started; none is needed."""
+    """``doctor`` reports a ``config.toml`` with which no daemon can start; the file is optional."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
     assert doctor.check_settings().level is Level.OK
     (tmp_path / "config.toml").write_text("compile_slots = 2\n")
@@ -61,7 +60,7 @@ def test_a_wrong_config_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_home_that_cannot_be_written_fails(tmp_path: Path) -> None:
-    """A home is writable, can be made, or fails with what mends it."""
+    """A home that exists or can be created passes."""
     assert doctor.check_home(tmp_path).level is Level.OK
     assert doctor.check_home(tmp_path / "a" / "b").level is Level.OK
     (tmp_path / "file").write_text("")
@@ -77,7 +76,7 @@ def test_a_home_that_cannot_be_written_fails(tmp_path: Path) -> None:
     ("free_bytes", "level"), [(0, Level.FAIL), (2**29, Level.WARN), (2**40, Level.OK), (None, None)]
 )
 def test_little_disk_space_warns(tmp_path: Path, free_bytes: int | None, level: Level | None) -> None:
-    """Little space warns, none fails; the real figure is read where none is given."""
+    """Without a given figure, the real one is read."""
     finding = doctor.check_disk(tmp_path, free_bytes)
     assert level is None or finding.level is level
 
@@ -86,7 +85,7 @@ def test_little_disk_space_warns(tmp_path: Path, free_bytes: int | None, level: 
     ("watches", "instances", "level"), [("65536", "128", Level.OK), ("100", "8", Level.WARN), ("many", "8", Level.WARN)]
 )
 def test_low_limits_of_inotify_warn(tmp_path: Path, watches: str, instances: str, level: Level) -> None:
-    """Low limits warn with the sysctl that raises them; what cannot be read is said."""
+    """The finding has the ``sysctl`` that raises the limits."""
     (tmp_path / "max_user_watches").write_text(watches)
     (tmp_path / "max_user_instances").write_text(instances)
     finding = doctor.check_inotify(tmp_path)
@@ -96,56 +95,54 @@ def test_low_limits_of_inotify_warn(tmp_path: Path, watches: str, instances: str
 
 
 def test_installed_plugins_are_listed_unimported() -> None:
-    """No backend fails; installed ones are listed unimported."""
+    """Having no backend fails."""
     assert doctor.check_plugins([]).level is Level.FAIL
     point = EntryPoint("broken", "there_is_no_such_module:Backend", "ktuned.backends")
     assert doctor.check_plugins([point]).message == "broken"
 
 
 def test_no_daemon_and_another_version_warn() -> None:
-    """No daemon and a daemon of another version warn; neither is a fault of the installation."""
+    """Neither is a fault of the installation."""
     assert doctor.check_daemon(None, "0.1.0", "none").level is Level.WARN
-    assert doctor.check_daemon(status_of(), "0.1.0").level is Level.OK
-    finding = doctor.check_daemon(status_of(), "0.2.0")
+    assert doctor.check_daemon(make_status(), "0.1.0").level is Level.OK
+    finding = doctor.check_daemon(make_status(), "0.2.0")
     assert (finding.level, finding.mend) == (Level.WARN, "ktuned stop")
 
 
 def test_a_sick_lane_fails() -> None:
-    """A sick lane fails with its reason."""
     sick = {"device": "cuda:0", "model": "m", "state": "sick", "reason": "the canary did not pass"}
-    assert doctor.check_lanes(status_of()) == []
-    (finding,) = doctor.check_lanes(status_of(lanes=[sick]))
+    assert doctor.check_lanes(make_status()) == []
+    (finding,) = doctor.check_lanes(make_status(lanes=[sick]))
     assert (finding.level, finding.message) == (Level.FAIL, "the canary did not pass")
 
 
 def test_notices_of_the_daemon_are_passed_on() -> None:
-    """What the daemon complains of is passed on."""
-    assert doctor.check_notices(status_of()) == []
-    (finding,) = doctor.check_notices(status_of(notices=["config.toml: devices names 'cuda:9'"]))
+    assert doctor.check_notices(make_status()) == []
+    (finding,) = doctor.check_notices(make_status(notices=["config.toml: devices names 'cuda:9'"]))
     assert (finding.level, finding.message) == (Level.WARN, "config.toml: devices names 'cuda:9'")
 
 
-def test_the_doctor_works_without_a_daemon(run: Run) -> None:
-    """Every check has its line, the missing daemon among them; this interpreter's backends are asked nevertheless."""
-    ran = run("doctor", "--json")
-    (findings,) = ran.values
+def test_the_doctor_works_without_a_daemon(run_cli: RunCli) -> None:
+    """Every check has its line, and this interpreter's backends are probed."""
+    result = run_cli("doctor", "--json")
+    (findings,) = result.json_lines
     levels = {finding["what"]: finding["level"] for finding in findings}
     # In a new home none was needed yet.
     assert (levels["daemon"], levels[sys.executable]) == ("ok", "ok")
     assert {"backend tvm_ffi", "NVIDIA driver", "nvcc"} <= set(levels)
     assert "nvrtc" in " ".join(levels)
-    assert ran.code == any(finding["level"] == "fail" for finding in findings)
-    assert ran.err == ""
+    assert result.code == any(finding["level"] == "fail" for finding in findings)
+    assert result.err == ""
 
 
-def test_one_failure_exits_1(run: Run, serve: Serve) -> None:
-    """Any finding that fails is a result not reached; the line names the command that mends it."""
+def test_a_failed_check_exits_1(run_cli: RunCli, start_daemon: StartDaemon) -> None:
+    """The line has the command that repairs it."""
     error = {"code": "worker", "message": "no such file", "hint": ""}
-    serve(
-        status=status_map(),
+    start_daemon(
+        status=make_status_map(),
         backends={"environments": [{"python": "/gone/python", "error": error, "backends": {}}]},
         kernels={"kernels": []},
     )
-    ran = run("doctor")
-    assert ran.code == 1
-    assert re.search(r"^fail +/gone/python", ran.out, re.MULTILINE)
+    result = run_cli("doctor")
+    assert result.code == 1
+    assert re.search(r"^fail +/gone/python", result.out, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What commands print beside their results."""
+"""What commands print about slow requests."""
 
 import io
 import sys
@@ -9,28 +9,28 @@ import pytest
 from ktuned.cli import output
 
 
-class _Watched(io.StringIO):
-    """Standard error that notes its second line."""
+class TimedStderr(io.StringIO):
+    """A stderr that records when its second line was written."""
 
     def __init__(self) -> None:
         super().__init__()
         self.has_two_lines = threading.Event()
 
     def write(self, text: str) -> int:
-        written = super().write(text)
+        count = super().write(text)
         if self.getvalue().count("\n") == 2:
             self.has_two_lines.set()
-        return written
+        return count
 
 
-def test_a_long_request_is_mentioned_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as it takes a line follows after each interval; none comes after it, and none for a short one."""
-    said = _Watched()
-    monkeypatch.setattr(sys, "stderr", said)
+def test_a_slow_request_prints_a_line_after_each_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fast request prints none, and none follows the answer."""
+    stderr = TimedStderr()
+    monkeypatch.setattr(sys, "stderr", stderr)
     with output.report_waiting("checking", every_s=0.01):
-        assert said.has_two_lines.wait(10)
-    lines = said.getvalue().splitlines()
+        assert stderr.has_two_lines.wait(10)
+    lines = stderr.getvalue().splitlines()
     assert all(line.startswith("checking: ") and line.endswith(" so far") for line in lines)
     with output.report_waiting("checking"):
         pass
-    assert said.getvalue().splitlines() == lines
+    assert stderr.getvalue().splitlines() == lines

@@ -1,4 +1,4 @@
-"""Lines in a pipe: news at once, and the standing of open jobs where there is none."""
+"""The lines of a tuning in a pipe: news at once, and the state of open jobs after a pause."""
 
 from __future__ import annotations
 
@@ -11,45 +11,44 @@ import pytest
 from ktuned.cli.lines import MAX_STANDING, describe_open_jobs
 from ktuned.cli.present import LinePresenter
 from ktuned.cli.progress import View, begin_view
-from tests.cli.samples import DEVICE, KERNEL, job_info
+from tests.cli.samples import DEVICE, KERNEL, make_job_info
 
 NAME = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}"
 
 
-class Page(io.StringIO):
-    """A stdout that says when a line was written."""
+class SignallingStdout(io.StringIO):
+    """A stdout that signals when a line was written."""
 
     def __init__(self) -> None:
         super().__init__()
         self.has_line = Event()
 
     def write(self, text: str) -> int:
-        """Keep the text, and note that there is some."""
-        written = super().write(text)
+        count = super().write(text)
         self.has_line.set()
-        return written
+        return count
 
 
-def test_silence_is_broken_while_jobs_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an event a line says how far the job is; its thread ends with the presenter."""
-    page = Page()
+def test_a_quiet_job_prints_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that prints the line ends with the presenter."""
+    page = SignallingStdout()
     monkeypatch.setattr(sys, "stdout", page)
     with LinePresenter(silence_s=0.01) as presenter:
-        presenter.show_event(None, begin_view([job_info(done=3, best_us=40.0, left_s=75.0)]), ())
+        presenter.show_event(None, begin_view([make_job_info(done=3, best_us=40.0, left_s=75.0)]), ())
         assert page.has_line.wait(20.0)
     line = page.getvalue().splitlines()[0]
     assert line.startswith(f"{NAME}: 3/4 tried in ")
     assert line.endswith(", best 40.00 µs, 1 min 15 s left")
 
 
-def test_standing_of_jobs() -> None:
-    """Running jobs come first, waiting ones have their reason, and many are counted; none without open jobs."""
+def test_the_state_of_open_jobs_is_one_line() -> None:
+    """Running jobs come first, queued jobs have their reason, and many jobs are counted."""
     waiting = [
-        job_info(number, state="queued", waits_for="its device is paused" if number == 1 else "")
+        make_job_info(number, state="queued", waits_for="its device is paused" if number == 1 else "")
         for number in range(1, MAX_STANDING + 3)
     ]
-    said = describe_open_jobs(begin_view([*waiting, job_info(99)]))
-    assert said[:3] == [f"{NAME}: 0/4 tried", f"{NAME}: queued, its device is paused", f"{NAME}: queued"]
-    assert said[-1] == "and 3 more jobs"
-    assert describe_open_jobs(begin_view([job_info(started=60.0)]), now=92.0) == [f"{NAME}: 0/4 tried in 32 s"]
-    assert describe_open_jobs(View()) == describe_open_jobs(begin_view([job_info(state="done")])) == []
+    line = describe_open_jobs(begin_view([*waiting, make_job_info(99)]))
+    assert line[:3] == [f"{NAME}: 0/4 tried", f"{NAME}: queued, its device is paused", f"{NAME}: queued"]
+    assert line[-1] == "and 3 more jobs"
+    assert describe_open_jobs(begin_view([make_job_info(started=60.0)]), now=92.0) == [f"{NAME}: 0/4 tried in 32 s"]
+    assert describe_open_jobs(View()) == describe_open_jobs(begin_view([make_job_info(state="done")])) == []

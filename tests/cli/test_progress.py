@@ -1,4 +1,4 @@
-"""The folding of events into a view."""
+"""Folds events into the view of a tuning."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from ktuned.cli.progress import (
     fold_event,
     resync_view,
 )
-from ktuned.model import DeviceName, JobState, KernelName, Outcome
+from ktuned.model import DeviceName, KernelName, Outcome
 from ktuned.protocol import (
     Event,
     JobInfo,
     JobStarted,
+    JobState,
     KernelsReloaded,
     KernelStale,
     LaneChanged,
@@ -35,11 +36,20 @@ from ktuned.protocol import (
     WinnerChanged,
     read_event,
 )
-from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_info, job_map, state_event, trial_event, trial_map
+from tests.cli.samples import (
+    DEVICE,
+    KERNEL,
+    PROBLEM,
+    make_job_info,
+    make_job_map,
+    make_state_event,
+    make_trial_event,
+    make_trial_map,
+)
 
 
-def told(view: View, *events: dict[str, Any]) -> tuple[View, list[News]]:
-    """Fold several events that arrive at once."""
+def fold_events(view: View, *events: dict[str, Any]) -> tuple[View, list[News]]:
+    """Apply several events that arrive at once."""
     news: list[News] = []
     for event in events:
         view, more = fold_event(view, read_event(event))
@@ -47,22 +57,21 @@ def told(view: View, *events: dict[str, Any]) -> tuple[View, list[News]]:
     return view, news
 
 
-def only(view: View) -> JobInfo:
-    """Return the job of a view that has one."""
-    (known,) = view.jobs.values()
-    return known.job
+def find_only_job(view: View) -> JobInfo:
+    """Return the only job of a view."""
+    (tracked,) = view.jobs.values()
+    return tracked.job
 
 
-def winner(config: dict[str, Any], latency_us: float, job: int | None = 1) -> dict[str, Any]:
+def make_winner_event(config: dict[str, Any], latency_us: float, job: int | None = 1) -> dict[str, Any]:
     """Return a ``winner`` event."""
-    known = {"type": "winner", "kernel": KERNEL, "problem": PROBLEM, "device": DEVICE, "trial": 3}
-    return known | {"job": job, "config": config, "latency_us": latency_us}
+    event = {"type": "winner", "kernel": KERNEL, "problem": PROBLEM, "device": DEVICE, "trial": 3}
+    return event | {"job": job, "config": config, "latency_us": latency_us}
 
 
 @pytest.mark.parametrize("kind", ["mood", "", None, "lookup"])
-def test_unknown_types_change_nothing(kind: str | None) -> None:
-    """An event of a type from a newer daemon leaves the view as it was; so does the mark of a gap."""
-    view = begin_view([job_info()])
+def test_unknown_events_and_gaps_change_nothing(kind: str | None) -> None:
+    view = begin_view([make_job_info()])
     assert read_event({"type": kind, "kernel": KERNEL, "job": 1}) is None
     assert fold_event(view, None) == (view, ())
     gap = read_event({"type": "gap", "epoch": 1, "seq": 1})
@@ -70,22 +79,22 @@ def test_unknown_types_change_nothing(kind: str | None) -> None:
     assert fold_event(view, gap) == (view, ())
 
 
-def test_fields_of_a_newer_daemon_are_passed_over() -> None:
-    """In an event, in its job and in the job's plan."""
-    job = job_map(mood="good", plan={"trials": 7, "hurry": True})
-    event = read_event(state_event("job_started", job) | {"more": 1})
+def test_fields_of_a_newer_daemon_are_ignored() -> None:
+    """The event, its job and the job's plan may have more fields."""
+    job = make_job_map(mood="good", plan={"trials": 7, "hurry": True})
+    event = read_event(make_state_event("job_started", job) | {"more": 1})
     assert isinstance(event, JobStarted)
     assert (event.job_state.id, event.job_state.plan.trials) == (1, 7)
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) -> None:
-    """Whatever a trial's outcome, the counts follow the daemon's; a failure is reported once per outcome."""
-    view = begin_view([job_info(best_us=1.0)])
-    first = trial_event(trial_map(1, outcome), 1, best_us=1.0)
-    second = trial_event(trial_map(2, outcome), 2, best_us=1.0)
-    view, news = told(view, first, second)
-    job = only(view)
+    """The counts are the daemon's. The first failure of each outcome is reported."""
+    view = begin_view([make_job_info(best_us=1.0)])
+    first = make_trial_event(make_trial_map(1, outcome), 1, best_us=1.0)
+    second = make_trial_event(make_trial_map(2, outcome), 2, best_us=1.0)
+    view, news = fold_events(view, first, second)
+    job = find_only_job(view)
     assert (job.done, job.outcomes, job.best_us) == (2, {outcome: 2}, 1.0)
     if outcome in FAILURES:
         (failure,) = news
@@ -96,13 +105,14 @@ def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) ->
         assert news == []
 
 
-def test_only_a_better_trial_is_a_new_best() -> None:
-    """A best is reported when the latency falls, with its config, and no other time."""
-    view = begin_view([job_info()])
-    trials = [trial_map(n, latency_us=us) for n, us in enumerate((50.0, 60.0, 50.0, 40.0), 1)]
+def test_only_a_lower_latency_is_a_new_best() -> None:
+    view = begin_view([make_job_info()])
+    trials = [make_trial_map(n, latency_us=us) for n, us in enumerate((50.0, 60.0, 50.0, 40.0), 1)]
     bests = [50.0, 50.0, 50.0, 40.0]
-    events = [trial_event(trial, n, best_us=best) for n, (trial, best) in enumerate(zip(trials, bests, strict=True), 1)]
-    view, news = told(view, *events)
+    events = [
+        make_trial_event(trial, n, best_us=best) for n, (trial, best) in enumerate(zip(trials, bests, strict=True), 1)
+    ]
+    view, news = fold_events(view, *events)
     assert [(piece.figure, piece.config) for piece in news if isinstance(piece, NewBest)] == [
         (50.0, {"BM": 1}),
         (40.0, {"BM": 4}),
@@ -110,41 +120,40 @@ def test_only_a_better_trial_is_a_new_best() -> None:
     assert view.jobs[1].best_config == {"BM": 4}
 
 
-def test_a_winner_that_comes_before_its_trial_hides_no_best() -> None:
-    """The daemon reports a winner as soon as it is served, and the trial that made it after; both are known."""
-    view = begin_view([job_info()])
-    view, news = told(view, winner({"BM": 1}, 50.0), trial_event(trial_map(1, latency_us=50.0), 1))
+def test_a_winner_before_its_trial_hides_no_best() -> None:
+    """The daemon publishes a winner before the trial that made it."""
+    view = begin_view([make_job_info()])
+    view, news = fold_events(
+        view, make_winner_event({"BM": 1}, 50.0), make_trial_event(make_trial_map(1, latency_us=50.0), 1)
+    )
     assert [piece.figure for piece in news if isinstance(piece, NewBest)] == [50.0]
     assert view.jobs[1].best_config == {"BM": 1}
 
 
-def test_a_resumed_jobs_old_best_is_no_news() -> None:
-    """Only what beats the best that a job came with is reported."""
-    view = begin_view([job_info(best_us=50.0)])
-    _, news = told(view, trial_event(trial_map(1, latency_us=60.0), 1, best_us=50.0))
+def test_a_resumed_job_s_old_best_is_no_news() -> None:
+    view = begin_view([make_job_info(best_us=50.0)])
+    _, news = fold_events(view, make_trial_event(make_trial_map(1, latency_us=60.0), 1, best_us=50.0))
     assert news == []
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_trial_that_the_store_no_longer_has_still_counts(known: bool) -> None:
-    """An event without its trial moves the bar of a job that is known, and makes none known."""
-    view = begin_view([job_info()]) if known else View()
-    view, news = told(view, trial_event(trial_map(), 2) | {"trial": None})
+def test_a_trial_without_its_record_still_counts(known: bool) -> None:
+    """An event without its trial moves the progress of a known job, and adds no job."""
+    view = begin_view([make_job_info()]) if known else View()
+    view, news = fold_events(view, make_trial_event(make_trial_map(), 2) | {"trial": None})
     assert news == []
-    assert [one.job.done for one in view.jobs.values()] == ([2] if known else [])
+    assert [tracked.job.done for tracked in view.jobs.values()] == ([2] if known else [])
 
 
 def test_a_trial_of_an_unknown_job_makes_no_job() -> None:
-    """Whoever attaches in the middle has asked for the jobs; a trial alone says too little of one."""
-    assert told(View(), trial_event(trial_map(3), 3)) == (View(), [])
+    assert fold_events(View(), make_trial_event(make_trial_map(3), 3)) == (View(), [])
 
 
 @pytest.mark.parametrize("old", [None, *JobState])
 @pytest.mark.parametrize("new", list(JobState))
-def test_beginnings_and_ends_are_told_once(old: JobState | None, new: JobState) -> None:
-    """From every state to every other, a job's begin and its end are news exactly when they are new."""
-    view = View() if old is None else begin_view([job_info(state=old)])
-    _, news = told(view, state_event("job_started", job_map(state=new)))
+def test_the_start_and_end_of_a_job_are_news_once(old: JobState | None, new: JobState) -> None:
+    view = View() if old is None else begin_view([make_job_info(state=old)])
+    _, news = fold_events(view, make_state_event("job_started", make_job_map(state=new)))
     ended = {JobState.DONE, JobState.CANCELLED, JobState.FAILED}
     if new in ended:
         expected: list[type[News]] = [] if old in ended else [JobEnded]
@@ -153,28 +162,27 @@ def test_beginnings_and_ends_are_told_once(old: JobState | None, new: JobState) 
     assert [type(piece) for piece in news] == expected
 
 
-def test_a_job_that_ends_keeps_what_its_trials_told() -> None:
-    """The last job map adds its figures and leaves the failures' examples and the winner's config."""
-    view = begin_view([job_info()])
-    done = job_map(state="done", done=4, best_us=20.0, default_us=50.0, reference_us=70.0)
-    view, news = told(
+def test_an_ended_job_keeps_failures_and_config() -> None:
+    """The last state of the job adds its figures, and removes nothing."""
+    view = begin_view([make_job_info()])
+    done = make_job_map(state="done", done=4, best_us=20.0, default_us=50.0, reference_us=70.0)
+    view, news = fold_events(
         view,
-        trial_event(trial_map(1, "hung"), 1),
+        make_trial_event(make_trial_map(1, "hung"), 1),
         {"type": "refining", "kernel": KERNEL, "job": 1, "finalists": 2, "round": 1, "rounds": 3},
-        winner({"BM": 9}, 20.0),
-        state_event("job_done", done),
+        make_winner_event({"BM": 9}, 20.0),
+        make_state_event("job_done", done),
     )
-    known, job = view.jobs[1], only(view)
-    assert (known.best_config, job.speedup, job.reference_us, known.round) == ({"BM": 9}, 2.5, 70.0, None)
-    assert list(known.failures) == ["hung"]
+    tracked, job = view.jobs[1], find_only_job(view)
+    assert (tracked.best_config, job.speedup, job.reference_us, tracked.round) == ({"BM": 9}, 2.5, 70.0, None)
+    assert list(tracked.failures) == ["hung"]
     assert job.has_winner
     assert view.is_ended
     assert isinstance(news[-1], JobEnded)
 
 
 @pytest.mark.parametrize("event", ["refining", "winner"])
-def test_what_concerns_an_unknown_job_makes_no_job(event: str) -> None:
-    """A round or a winner of a job that was not seen adds no half-known job."""
+def test_events_of_an_unknown_job_add_no_job(event: str) -> None:
     told_of = {
         "type": event,
         "kernel": KERNEL,
@@ -187,61 +195,65 @@ def test_what_concerns_an_unknown_job_makes_no_job(event: str) -> None:
         "config": {},
         "latency_us": 1.0,
     }
-    view, news = told(View(), told_of)
+    view, news = fold_events(View(), told_of)
     assert view.jobs == {}
     assert [line for piece in news for line in describe_news(piece)] == []
 
 
 def test_a_round_of_refining_shows_until_the_job_ends() -> None:
-    """The finalists' round stands in the view while they are measured again."""
-    view = begin_view([job_info()])
-    view, news = told(view, {"type": "refining", "kernel": KERNEL, "job": 1, "finalists": 2, "round": 2, "rounds": 3})
+    view = begin_view([make_job_info()])
+    view, news = fold_events(
+        view, {"type": "refining", "kernel": KERNEL, "job": 1, "finalists": 2, "round": 2, "rounds": 3}
+    )
     assert (view.jobs[1].round, news) == ((2, 3), [])
 
 
-def test_a_second_tuning_knows_what_stood_before() -> None:
-    """The winner of an earlier job, remembered or seen, is what the next job of the same case is compared with."""
+def test_a_second_tuning_compares_with_the_earlier_winner() -> None:
+    """The earlier winner is from the job list or from an event."""
     earlier = [
-        job_info(1, state="done", best_us=90.0, finished=2.0),
-        job_info(2, state="done", best_us=80.0, finished=3.0),
-        job_info(3, state="done", best_us=None, finished=4.0),
-        job_info(4, state="done", best_us=5.0, finished=5.0, problem={"M": 1}),
+        make_job_info(1, state="done", best_us=90.0, finished=2.0),
+        make_job_info(2, state="done", best_us=80.0, finished=3.0),
+        make_job_info(3, state="done", best_us=None, finished=4.0),
+        make_job_info(4, state="done", best_us=5.0, finished=5.0, problem={"M": 1}),
     ]
     view = add_earlier_winners(View(), earlier)
-    view, _ = told(view, state_event("job_started", job_map(9)))
+    view, _ = fold_events(view, make_state_event("job_started", make_job_map(9)))
     assert view.jobs[9].before == 80.0
-    ended = state_event("job_done", job_map(9, state="done", best_us=40.0))
-    view, news = told(view, winner({}, 40.0, job=9), ended)
+    ended = make_state_event("job_done", make_job_map(9, state="done", best_us=40.0))
+    view, news = fold_events(view, make_winner_event({}, 40.0, job=9), ended)
     assert isinstance(news[-1], JobEnded)
     assert news[-1].view.before == 80.0
-    view, _ = told(view.without_ended(), state_event("job_started", job_map(10)))
+    view, _ = fold_events(view.without_ended(), make_state_event("job_started", make_job_map(10)))
     assert list(view.jobs) == [10]
     assert view.jobs[10].before == 40.0
 
 
-def test_remembering_never_overwrites_what_was_seen() -> None:
-    """A winner that an event reported is newer than any job that was asked for."""
-    seen, _ = told(begin_view([]), winner({}, 10.0, job=9))
-    view = add_earlier_winners(seen, [job_info(1, state="done", best_us=90.0)])
+def test_the_job_list_does_not_replace_a_reported_winner() -> None:
+    """An event is newer than the job list."""
+    reported, _ = fold_events(begin_view([]), make_winner_event({}, 10.0, job=9))
+    view = add_earlier_winners(reported, [make_job_info(1, state="done", best_us=90.0)])
     assert list(view.winners.values()) == [10.0]
 
 
-def test_catching_up_tells_what_was_missed() -> None:
-    """After lost events, the jobs' maps report the ends and beginnings that no one heard."""
-    view = begin_view([job_info(1), job_info(2, state="queued")])
-    view, news = resync_view(view, [job_info(1, state="done", best_us=1.0), job_info(2), job_info(3, state="queued")])
+def test_resync_reports_missed_starts_and_ends() -> None:
+    view = begin_view([make_job_info(1), make_job_info(2, state="queued")])
+    view, news = resync_view(
+        view, [make_job_info(1, state="done", best_us=1.0), make_job_info(2), make_job_info(3, state="queued")]
+    )
     assert [type(piece) for piece in news] == [JobEnded, JobBegan]
-    assert [one.job.id for one in view.active] == [2, 3]
+    assert [tracked.job.id for tracked in view.active] == [2, 3]
 
 
-def test_time_left_is_the_daemon_s() -> None:
-    """The estimate comes from trials' events and job maps, and only for jobs that are open."""
-    view, _ = told(begin_view([job_info()]), trial_event(trial_map(), 1, left_s=7.0))
-    assert only(view).left_s == 7.0
-    asked = progress.add_estimates(view, [job_info(left_s=5.0, waits_for="a lane"), job_info(9, left_s=1.0)])
-    assert (only(asked).left_s, only(asked).waits_for) == (5.0, "a lane")
-    ended = begin_view([job_info(state="done")])
-    assert progress.add_estimates(ended, [job_info(left_s=5.0)]) == ended
+def test_only_open_jobs_have_time_left() -> None:
+    """The estimate comes from events and from the job list."""
+    view, _ = fold_events(begin_view([make_job_info()]), make_trial_event(make_trial_map(), 1, left_s=7.0))
+    assert find_only_job(view).left_s == 7.0
+    estimated = progress.add_estimates(
+        view, [make_job_info(left_s=5.0, waits_for="a lane"), make_job_info(9, left_s=1.0)]
+    )
+    assert (find_only_job(estimated).left_s, find_only_job(estimated).waits_for) == (5.0, "a lane")
+    ended = begin_view([make_job_info(state="done")])
+    assert progress.add_estimates(ended, [make_job_info(left_s=5.0)]) == ended
 
 
 @pytest.mark.parametrize(
@@ -254,18 +266,17 @@ def test_time_left_is_the_daemon_s() -> None:
         TuningResumed(),
     ],
 )
-def test_what_concerns_no_job_is_its_own_news_and_changes_no_job(event: Event) -> None:
-    """Saves, lanes and pauses are reported as they come."""
-    view = begin_view([job_info()])
+def test_events_without_a_job_are_news_and_change_no_job(event: Event) -> None:
+    view = begin_view([make_job_info()])
     assert fold_event(view, event) == (view, (event,))
 
 
-def test_a_winner_that_needed_no_job_is_news() -> None:
-    """An undone edit leads back to one; a job's own winner is reported by its trials."""
-    _, (news,) = told(begin_view([]), winner({"BM": 1}, 7.0, job=None))
+def test_a_winner_without_a_job_is_news() -> None:
+    """An undone edit restores a winner; a job's winner is reported by its trials."""
+    _, (news,) = fold_events(begin_view([]), make_winner_event({"BM": 1}, 7.0, job=None))
     assert isinstance(news, WinnerChanged)
     assert describe_news(news) == [f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: known already, 7.000 µs  BM=1"]
-    _, (of_job,) = told(begin_view([job_info()]), winner({"BM": 1}, 7.0))
+    _, (of_job,) = fold_events(begin_view([make_job_info()]), make_winner_event({"BM": 1}, 7.0))
     assert describe_news(of_job) == []
 
 
@@ -279,24 +290,23 @@ def test_a_winner_that_needed_no_job_is_news() -> None:
         ("running", 1.0, False),
     ],
 )
-def test_only_a_job_that_is_done_and_has_a_best_is_reached(state: str, best_us: float | None, reached: bool) -> None:
-    """What decides the exit status: done, with a winner."""
-    assert job_info(state=state, best_us=best_us).has_winner is reached
+def test_only_a_done_job_with_a_best_has_a_winner(state: str, best_us: float | None, reached: bool) -> None:
+    assert make_job_info(state=state, best_us=best_us).has_winner is reached
 
 
-def test_the_views_of_others_are_not_changed() -> None:
-    """Folding makes a new view; the old one, which a refresh may be drawing, stays as it was."""
-    view = begin_view([job_info()])
-    kept = (dict(view.jobs), dict(view.winners))
-    told(view, trial_event(trial_map(), 1), state_event("job_done", job_map(state="done")))
-    assert (dict(view.jobs), dict(view.winners)) == kept
+def test_folding_leaves_the_old_view_unchanged() -> None:
+    """A refresh may be drawing the old view."""
+    view = begin_view([make_job_info()])
+    before = (dict(view.jobs), dict(view.winners))
+    fold_events(view, make_trial_event(make_trial_map(), 1), make_state_event("job_done", make_job_map(state="done")))
+    assert (dict(view.jobs), dict(view.winners)) == before
 
 
-def test_notices_follow_a_jobs_end() -> None:
-    """Each on a line of its own; the summary of the search is not one."""
-    view = begin_view([job_info()])
-    ended = job_map(state="done", best_us=5.0, message="random tried 3 configs\nnotice: X has no effect")
-    _, news = told(view, state_event("job_done", ended))
+def test_notices_follow_the_end_of_a_job() -> None:
+    """Each notice has its line; the summary of the search is left out."""
+    view = begin_view([make_job_info()])
+    ended = make_job_map(state="done", best_us=5.0, message="random tried 3 configs\nnotice: X has no effect")
+    _, news = fold_events(view, make_state_event("job_done", ended))
     (line, notice) = describe_news(news[-1])
     assert notice == "  notice: X has no effect"
     assert "random" not in line

@@ -4,7 +4,7 @@ import pytest
 
 from ktuned.cli.commands.regressions import compare_answers, find_previous_best, make_answer_case
 from ktuned.model import LATENCY, Objective
-from tests.cli.samples import DEVICE, answer, listed_trial
+from tests.cli.samples import DEVICE, make_answer, make_listed_trial
 
 
 @pytest.mark.parametrize(
@@ -23,33 +23,36 @@ from tests.cli.samples import DEVICE, answer, listed_trial
     ],
 )
 def test_a_latency_within_the_tolerance_is_the_same(before: float | None, now: tuple[str, float], verdict: str) -> None:
-    """Within the tolerance is the same; without a figure for the files as they are, it failed."""
-    after = answer(status=now[0], latency_us=now[1])
-    (found,) = compare_answers({make_answer_case(after): before}, [after], 0.03)
-    assert found.verdict == verdict
-    assert found.is_regression is (verdict in ("slower", "failed"))
-    assert found.to_plain()["verdict"] == verdict
+    """A result without a figure for the present files is a failure."""
+    after = make_answer(status=now[0], latency_us=now[1])
+    (comparison,) = compare_answers({make_answer_case(after): before}, [after], 0.03)
+    assert comparison.verdict == verdict
+    assert comparison.is_regression is (verdict in ("slower", "failed"))
+    assert comparison.to_plain()["verdict"] == verdict
 
 
-def test_cases_are_compared_by_kernel_and_problem() -> None:
-    """The order of a problem's keys does not matter; what is gone is no regression."""
-    before = {make_answer_case(answer(problem={"a": 1, "b": 2})): 10.0, make_answer_case(answer(problem={"a": 9})): 1.0}
-    after = [answer(problem={"b": 2, "a": 1}, latency_us=20.0), answer(kernel="p:other", latency_us=3.0)]
-    found = compare_answers(before, after, 0.5)
-    assert [(entry.before, entry.now, entry.verdict) for entry in found] == [
+def test_cases_are_matched_by_kernel_and_problem() -> None:
+    """The order of a problem's keys does not matter; a removed case is no regression."""
+    before = {
+        make_answer_case(make_answer(problem={"a": 1, "b": 2})): 10.0,
+        make_answer_case(make_answer(problem={"a": 9})): 1.0,
+    }
+    after = [make_answer(problem={"b": 2, "a": 1}, latency_us=20.0), make_answer(kernel="p:other", latency_us=3.0)]
+    comparisons = compare_answers(before, after, 0.5)
+    assert [(entry.before, entry.now, entry.verdict) for entry in comparisons] == [
         (10.0, 20.0, "slower"),
         (None, 3.0, "new"),
     ]
 
 
-def test_figure_of_the_state_before() -> None:
-    """The newest earlier state of the kernel counts, with its best; other devices and the present state do not."""
+def test_the_previous_best_is_from_the_newest_earlier_state() -> None:
+    """Other devices and the present state are ignored."""
     trials = [
-        listed_trial(1, digest="now", latency_us=1.0, updated=9.0),
-        listed_trial(2, digest="last", latency_us=30.0, updated=8.0),
-        listed_trial(3, digest="last", latency_us=20.0, updated=7.0),
-        listed_trial(4, digest="older", latency_us=5.0, updated=6.0),
-        listed_trial(5, digest="last", latency_us=2.0, updated=8.5, device="another"),
+        make_listed_trial(1, digest="now", latency_us=1.0, updated=9.0),
+        make_listed_trial(2, digest="last", latency_us=30.0, updated=8.0),
+        make_listed_trial(3, digest="last", latency_us=20.0, updated=7.0),
+        make_listed_trial(4, digest="older", latency_us=5.0, updated=6.0),
+        make_listed_trial(5, digest="last", latency_us=2.0, updated=8.5, device="another"),
     ]
     assert find_previous_best(trials, "now", DEVICE, LATENCY) == 20.0
     assert find_previous_best(trials[:1], "now", DEVICE, LATENCY) is None
@@ -70,23 +73,26 @@ def test_figure_of_the_state_before() -> None:
 def test_winners_of_other_objectives_are_compared_by_their_figures(
     objective: str, before: dict[str, float], now: dict[str, float], verdict: str
 ) -> None:
-    """Not by their latency, and beside the winner by latency, which is a case of its own."""
-    new = answer(latency_us=99.0, objective=objective, metrics=now)
-    by_latency = answer(latency_us=12.5)
+    """A winner by another objective is a case of its own, beside the winner by latency."""
+    new = make_answer(latency_us=99.0, objective=objective, metrics=now)
+    by_latency = make_answer(latency_us=12.5)
     earlier = {make_answer_case(new): next(iter(before.values()), None), make_answer_case(by_latency): 12.5}
-    found = compare_answers(earlier, [new, by_latency], 0.03)
-    assert [entry.verdict for entry in found] == [verdict, "same"]
-    assert (found[0].to_plain()["now"], found[0].to_plain()["now_us"]) == (next(iter(now.values()), None), None)
-    assert found[1].to_plain()["now_us"] == 12.5
+    comparisons = compare_answers(earlier, [new, by_latency], 0.03)
+    assert [entry.verdict for entry in comparisons] == [verdict, "same"]
+    assert (comparisons[0].to_plain()["now"], comparisons[0].to_plain()["now_us"]) == (
+        next(iter(now.values()), None),
+        None,
+    )
+    assert comparisons[1].to_plain()["now_us"] == 12.5
 
 
-def test_previous_figure_by_another_objective() -> None:
-    """The best of the newest earlier state, among the trials that have the figure."""
+def test_the_previous_best_by_another_objective() -> None:
+    """Only trials with the figure count."""
     trials = [
-        listed_trial(1, digest="a", updated=1.0, metrics={"tflops": 9.0}),
-        listed_trial(2, digest="b", updated=2.0, metrics={"tflops": 3.0}),
-        listed_trial(3, digest="b", updated=3.0, metrics={"tflops": 4.0}),
-        listed_trial(4, digest="c", updated=4.0),
+        make_listed_trial(1, digest="a", updated=1.0, metrics={"tflops": 9.0}),
+        make_listed_trial(2, digest="b", updated=2.0, metrics={"tflops": 3.0}),
+        make_listed_trial(3, digest="b", updated=3.0, metrics={"tflops": 4.0}),
+        make_listed_trial(4, digest="c", updated=4.0),
     ]
     assert find_previous_best(trials, "now", DEVICE, Objective("max:tflops")) == 4.0
     assert find_previous_best(trials[3:], "now", DEVICE, Objective("max:tflops")) is None

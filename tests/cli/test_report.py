@@ -1,4 +1,4 @@
-"""``report``: what is asked of the daemon, what is written, and what is refused."""
+"""``report``: its requests, its file, its errors."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Run, Serve
-from tests.cli.samples import kernel_map, standing_map, status_map
+from tests.cli.conftest import RunCli, StartDaemon
+from tests.cli.samples import make_kernel_map, make_standing_map, make_status_map
 from tests.report.sample_store import MODEL, SampleStore
 
 PROBLEM = {"N": 8}
 
 
 @pytest.fixture
-def answers(tmp_path: Path) -> dict[str, Any]:
-    """The answers of a daemon whose store has trials of two kernels."""
+def daemon_answers(tmp_path: Path) -> dict[str, Any]:
+    """Return the answers of a daemon whose store has trials of two kernels."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
     store.add("p:gemm", PROBLEM, 20)
     store.add("p:dot", PROBLEM, 20)
-    why = [standing_map(problem=PROBLEM, device=MODEL, status="stale", message="it changed")]
-    return {"status": status_map(home=str(tmp_path)), "kernels": {"kernels": [kernel_map("p:gemm", why=why)]}}
+    why = [make_standing_map(problem=PROBLEM, device=MODEL, status="stale", message="it changed")]
+    return {"status": make_status_map(home=str(tmp_path)), "kernels": {"kernels": [make_kernel_map("p:gemm", why=why)]}}
 
 
-def test_writes_one_file(run: Run, serve: Serve, answers: dict[str, Any], tmp_path: Path) -> None:
-    """The whole store is in it, with the daemon's word on what is stale; the line says how much that is."""
-    serve(**answers)
-    place = tmp_path / "out.html"
-    ran = run("report", "--output", str(place))
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith(f"{place}  2 problems, 40 trials, ")
-    text = place.read_text()
+def test_report_writes_one_file(
+    run_cli: RunCli, start_daemon: StartDaemon, daemon_answers: dict[str, Any], tmp_path: Path
+) -> None:
+    """The file has all kernels, with the daemon's reason for stale ones; stdout has its size."""
+    start_daemon(**daemon_answers)
+    output = tmp_path / "out.html"
+    result = run_cli("report", "--output", str(output))
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"{output}  2 problems, 40 trials, ")
+    text = output.read_text()
     assert '"kernel":"p:dot"' in text
     assert "it changed" in text
     assert list(tmp_path.glob(".out*")) == []
 
 
-def test_a_report_of_named_kernels_leaves_the_others_out(
-    run: Run, serve: Serve, answers: dict[str, Any], tmp_path: Path
+def test_report_of_a_kernel_leaves_the_others_out(
+    run_cli: RunCli, start_daemon: StartDaemon, daemon_answers: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A kernel's name is resolved by the daemon, and the others are left out."""
-    serve(**answers)
-    ran = run("report", "gemm", "-o", str(tmp_path / "out.html"))
-    assert ran.out.startswith(f"{tmp_path}/out.html  1 problem, 20 trials, ")
+    """The daemon resolves the kernel's name."""
+    start_daemon(**daemon_answers)
+    result = run_cli("report", "gemm", "-o", str(tmp_path / "out.html"))
+    assert result.out.startswith(f"{tmp_path}/out.html  1 problem, 20 trials, ")
     assert "p:dot" not in (tmp_path / "out.html").read_text()
 
 
@@ -54,22 +56,25 @@ def test_a_report_of_named_kernels_leaves_the_others_out(
         (("-o", "/nowhere/out.html"), 2, "/nowhere/out.html cannot be written: No such file or directory"),
     ],
 )
-def test_bad_input_is_one_line(
-    run: Run, serve: Serve, answers: dict[str, Any], arguments: tuple[str, ...], code: int, words: str
+def test_report_with_a_wrong_path_is_one_line(
+    run_cli: RunCli,
+    start_daemon: StartDaemon,
+    daemon_answers: dict[str, Any],
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
 ) -> None:
-    """A path that is not there, and a place that cannot be written."""
-    serve(**answers)
-    ran = run("report", *arguments)
-    assert (ran.code, ran.out) == (code, "")
-    assert words in ran.err
-    assert len(ran.err.splitlines()) == 1
+    start_daemon(**daemon_answers)
+    result = run_cli("report", *arguments)
+    assert (result.code, result.out) == (code, "")
+    assert words in result.err
+    assert len(result.err.splitlines()) == 1
 
 
-def test_without_trials_there_is_no_file(run: Run, serve: Serve, tmp_path: Path) -> None:
-    """An empty store is a line that says what to do, and nothing is written."""
+def test_without_trials_no_report_is_written(run_cli: RunCli, start_daemon: StartDaemon, tmp_path: Path) -> None:
     SampleStore(tmp_path / "ktuned.sqlite")
-    serve(status=status_map(home=str(tmp_path)), kernels={"kernels": []})
-    ran = run("report", "-o", str(tmp_path / "out.html"))
-    assert (ran.code, ran.out) == (1, "")
-    assert "ktuned tune" in ran.err
+    start_daemon(status=make_status_map(home=str(tmp_path)), kernels={"kernels": []})
+    result = run_cli("report", "-o", str(tmp_path / "out.html"))
+    assert (result.code, result.out) == (1, "")
+    assert "ktuned tune" in result.err
     assert not (tmp_path / "out.html").exists()

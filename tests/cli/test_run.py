@@ -1,4 +1,4 @@
-"""``ktuned run``: an unmodified program gets the drop-ins, and ends with its own status and a summary."""
+"""``ktuned run``: an unmodified program gets the drop-ins, its own exit status and a summary."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from ktuned.model import UsageError
 
 
 def run_hooked(code: str, summary: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in an interpreter that ``ktuned run`` would have started."""
+    """Run code in an interpreter as ``ktuned run`` starts it."""
     paths = os.pathsep.join([str(HOOK), *filter(None, sys.path)])
     everything = {**os.environ, "PYTHONPATH": paths, "KTUNED_RUN_MODE": "wait", "KTUNED_RUN_SUMMARY": str(summary)}
     return subprocess.run(
@@ -24,10 +24,8 @@ def run_hooked(code: str, summary: Path, **environment: str) -> subprocess.Compl
 
 
 class TestHook:
-    """What an interpreter does before its program."""
-
-    def test_tritons_own_class_is_adopted(self, tmp_path: Path) -> None:
-        """By every name that Triton has for it; the hook's directory is no place that programs see."""
+    def test_triton_s_class_is_replaced_under_every_name(self, tmp_path: Path) -> None:
+        """The program does not see the hook's directory in ``sys.path``."""
         code = """if True:
             import sys, triton, triton.runtime
             from triton.runtime.autotuner import autotune
@@ -44,15 +42,15 @@ class TestHook:
         assert done.stdout.strip() == "Autotuner wait []", done.stderr
 
     def test_a_program_without_triton_does_not_import_it(self, tmp_path: Path) -> None:
-        """Nor anything else that is large; it reports its drop-ins, and no function."""
+        """The summary lists the drop-ins and no function."""
         done = run_hooked("import sys; print({'triton', 'torch'} & sys.modules.keys())", tmp_path)
         assert (done.stdout.strip(), done.stderr) == ("set()", "")
         account = Account.from_directory(tmp_path)
         assert "ktuned_triton" in account.drop_ins
         assert summarise_account(account) == ["no autotuned function was called"]
 
-    def test_an_interpreter_without_a_plugin_is_told_apart(self, tmp_path: Path) -> None:
-        """The summary names what to install, and where."""
+    def test_an_interpreter_without_a_plugin_is_named(self, tmp_path: Path) -> None:
+        """The summary says what to install."""
         bare = [sys.executable, "-I", "-S", "-c", "import runpy, sys; runpy.run_path(sys.argv[1])"]
         environment = {"KTUNED_RUN_MODE": "wait", "KTUNED_RUN_SUMMARY": str(tmp_path)}
         hook = str(HOOK / "sitecustomize.py")
@@ -61,8 +59,8 @@ class TestHook:
         assert "no interpreter of the program has ktuned-triton or ktuned-tilelang" in line
         assert "pip install 'ktuned[triton]'" in line
 
-    def test_a_triton_without_what_the_drop_in_needs_is_left_alone(self, tmp_path: Path) -> None:
-        """The program runs as without ktuned, and one line says why."""
+    def test_a_failed_import_of_the_drop_in_leaves_triton_alone(self, tmp_path: Path) -> None:
+        """The summary has the reason."""
         code = """if True:
             import sys
             sys.modules["ktuned_triton.autotuner"] = None
@@ -78,15 +76,13 @@ class TestHook:
         assert name == "triton.autotune"
         assert "import of ktuned_triton.autotuner halted" in reason
 
-    def test_the_users_own_sitecustomize_is_imported(self, tmp_path: Path) -> None:
-        """It comes after ours on the path."""
+    def test_the_user_s_sitecustomize_is_imported(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.theirs = True")
         paths = os.pathsep.join([str(HOOK), str(tmp_path), *filter(None, sys.path)])
         done = run_hooked("print(theirs)", tmp_path, PYTHONPATH=paths)
         assert (done.stdout.strip(), done.stderr) == ("True", "")
 
-    def test_what_became_of_functions_is_reported(self, tmp_path: Path) -> None:
-        """Without a daemon they are Triton's."""
+    def test_functions_that_were_left_alone_have_a_reason(self, tmp_path: Path) -> None:
         code = """if True:
             import torch
             from tests.plugins.triton_app import kernels
@@ -137,7 +133,7 @@ if __name__ == "__main__":
     ids=["script", "module", "console-script", "spawned-child", "torchrun"],
 )
 def test_every_way_to_start_a_program_gets_the_drop_in(words: list[str], tmp_path: Path) -> None:
-    """Also the interpreters that it starts itself."""
+    """Interpreters that the program starts get it as well."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").touch()
     script = tmp_path / "console"
@@ -159,9 +155,7 @@ def test_every_way_to_start_a_program_gets_the_drop_in(words: list[str], tmp_pat
 
 
 class TestSummary:
-    """Lines that are printed at the end."""
-
-    def account(self) -> Account:
+    def make_account(self) -> Account:
         """Return the account of a program with two functions, one of whose keys was tuned before."""
         account = Account()
         account.record_drop_in("ktuned_triton")
@@ -175,8 +169,7 @@ class TestSummary:
         return account
 
     def test_it_says_what_was_adopted_tuned_recorded_and_left_alone(self) -> None:
-        """With a reason for each, and what to do next."""
-        assert summarise_account(self.account()) == [
+        assert summarise_account(self.make_account()) == [
             "p.f has a do_bench of its own; ktuned times it in its own way",
             "adopted 2 functions: fla: f, g",
             "3 tuning keys: 1 tuned, 1 recorded now",
@@ -185,8 +178,7 @@ class TestSummary:
             "next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners",
         ]
 
-    def test_with_winners_it_lists_what_they_lack(self) -> None:
-        """And the files that no call has used."""
+    def test_with_winners_it_lists_missing_keys_and_unused_files(self) -> None:
         account = Account({"ktuned_triton"})
         account.record_adopted("fla.ops.f")
         account.record_winners_file("w/a.json")
@@ -200,21 +192,18 @@ class TestSummary:
             "no call launched a winner of w/b.json, w/c.json, w/d.json, … (4)",
         ]
 
-    def test_a_key_is_fixed_if_all_processes_say_so(self, tmp_path: Path) -> None:
-        """One that could not launch the winner is listed."""
+    def test_a_key_is_fixed_if_all_processes_launched_its_winner(self, tmp_path: Path) -> None:
         for number, states in enumerate([(FIXED, "lacking"), ("lacking", FIXED)]):
-            entries = [["key", f"k{place}", state] for place, state in enumerate(states)]
+            entries = [["key", f"k{index}", state] for index, state in enumerate(states)]
             (tmp_path / f"{number}.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
         assert Account.from_directory(tmp_path).keys == {"k0": "lacking", "k1": "lacking"}
 
-    def test_without_a_gpu_it_says_so(self) -> None:
-        """Nothing is promised."""
-        assert summarise_account(self.account(), has_device=False)[-1].startswith(
+    def test_without_a_gpu_it_promises_no_tuning(self) -> None:
+        assert summarise_account(self.make_account(), has_device=False)[-1].startswith(
             "no GPU is found here, so nothing is measured"
         )
 
-    def test_many_functions_of_a_library_are_counted(self) -> None:
-        """Some are named."""
+    def test_many_functions_of_a_library_are_counted_and_some_named(self) -> None:
         account = Account({"ktuned_triton"})
         for number in range(9):
             account.record_adopted(f"fla.ops.f{number}")
@@ -240,8 +229,8 @@ signal.pause()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_is_the_programs(number: int) -> None:
-    """It ends as it wants to; one that is ignored, as under nohup, stays ignored."""
+def test_a_signal_is_passed_to_the_program(number: int) -> None:
+    """A signal that is ignored, as under nohup, stays ignored."""
     command = [sys.executable, "-c", SIGNALLED, WAITS]
     # In a session of its own: a terminal's group gets SIGINT from its terminal.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
@@ -252,7 +241,7 @@ def test_a_signal_is_the_programs(number: int) -> None:
 
 
 def test_a_program_that_cannot_be_started_is_one_line(tmp_path: Path) -> None:
-    """A script without an interpreter; and one that a signal ended has the shell's status."""
+    """A program that a signal ended has the shell's exit status."""
     script = tmp_path / "script"
     script.write_text("echo")
     script.chmod(0o755)
@@ -261,8 +250,8 @@ def test_a_program_that_cannot_be_started_is_one_line(tmp_path: Path) -> None:
     assert run_program(("sh", "-c", "kill -9 $$"), dict(os.environ)) == 137
 
 
-def test_the_status_is_the_programs(tmp_path: Path) -> None:
-    """The daemon that is started for it stays."""
+def test_run_exits_with_the_program_s_status(tmp_path: Path) -> None:
+    """The daemon that was started for the program stays."""
     environment = {**os.environ, "KTUNED_HOME": str(tmp_path / "home"), "KTUNED_SOCKET": str(tmp_path / "run" / "s")}
     command = [sys.executable, "-m", "ktuned"]
     try:
@@ -275,8 +264,7 @@ def test_the_status_is_the_programs(tmp_path: Path) -> None:
         subprocess.run([*command, "stop"], env=environment, capture_output=True, timeout=60)
 
 
-def test_a_missing_program_is_one_line(tmp_path: Path) -> None:
-    """And starts nothing."""
+def test_a_missing_program_is_one_line_and_starts_no_daemon(tmp_path: Path) -> None:
     environment = {**os.environ, "KTUNED_HOME": str(tmp_path / "home"), "KTUNED_SOCKET": str(tmp_path / "run" / "s")}
     done = subprocess.run(
         [sys.executable, "-m", "ktuned", "run", "no-such-program"], env=environment, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""``config`` and ``logs``: they work without a daemon."""
+"""``config`` and ``logs`` need no daemon."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from pathlib import Path
 import pytest
 
 from ktuned.catalog.project_file import parse_project
-from tests.cli.conftest import Run
+from tests.cli.conftest import RunCli
 
 
-def test_init_writes_a_file_whose_every_setting_holds(run: Run, tmp_path: Path) -> None:
-    """The file is valid as it is and with its comments taken away; a second ``init`` changes nothing."""
-    place = tmp_path / "my kernels!"
-    place.mkdir()
-    ran = run("config", "--init", str(place))
-    file = place / "ktuned.toml"
-    assert (ran.code, ran.out) == (0, f"wrote {file}: the project is named my-kernels\n")
-    written = file.read_text()
-    assert parse_project(written.encode(), "f").name == "my-kernels"
-    settings = [line.removeprefix("# ") for line in written.splitlines() if "=" in line or "[" in line]
+def test_init_writes_a_valid_file(run_cli: RunCli, tmp_path: Path) -> None:
+    """The file is valid with and without its comment signs; a second ``init`` changes nothing."""
+    directory = tmp_path / "my kernels!"
+    directory.mkdir()
+    result = run_cli("config", "--init", str(directory))
+    file = directory / "ktuned.toml"
+    assert (result.code, result.out) == (0, f"wrote {file}: the project is named my-kernels\n")
+    text = file.read_text()
+    assert parse_project(text.encode(), "f").name == "my-kernels"
+    settings = [line.removeprefix("# ") for line in text.splitlines() if "=" in line or "[" in line]
     project = parse_project("\n".join(settings).encode(), "f")
     assert (project.python, project.env, project.defaults.trials) == (
         ".venv/bin/python", {"OMP_NUM_THREADS": "8"}, 200,
     )  # fmt: skip
-    ran = run("config", "--init", str(place))
-    assert (ran.code, file.read_text()) == (2, written)
-    assert "exists already" in ran.err
+    result = run_cli("config", "--init", str(directory))
+    assert (result.code, file.read_text()) == (2, text)
+    assert "exists already" in result.err
 
 
-def test_config_says_where_each_value_comes_from(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value of config.toml, of the environment, of ktuned.toml, and a default; a wrong file is exit 2."""
+def test_config_says_where_each_value_comes_from(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sources are config.toml, the environment, ktuned.toml and the defaults; a wrong file exits 2."""
     home, project = tmp_path / "home", tmp_path / "p"
     home.mkdir()
     project.mkdir()
@@ -40,9 +42,9 @@ def test_config_says_where_each_value_comes_from(run: Run, tmp_path: Path, monke
     (project / "ktuned.toml").write_text("name = 'gemms'\n[defaults]\ntrials = 9\n")
     (project / "below").mkdir()
     monkeypatch.chdir(project / "below")
-    ran = run("config", "--json")
-    (found,) = ran.values
-    values = {entry["name"]: (entry["value"], entry["source"]) for entry in found}
+    result = run_cli("config", "--json")
+    (settings,) = result.json_lines
+    values = {entry["name"]: (entry["value"], entry["source"]) for entry in settings}
     file = str(home / "config.toml")
     assert values["compile_slots"] == (3, file)
     # Written, though it is the default.
@@ -55,22 +57,22 @@ def test_config_says_where_each_value_comes_from(run: Run, tmp_path: Path, monke
     assert values["socket"][1] == "KTUNED_SOCKET"
     assert values["project.name"] == ("gemms", str(project / "ktuned.toml"))
     assert values["project.trials"] == (9, str(project / "ktuned.toml"))
-    assert "compile_slots" in run("config").out
+    assert "compile_slots" in run_cli("config").out
     (home / "config.toml").write_text("compile_slots = 'x'\n")
-    assert run("config").code == 2
+    assert run_cli("config").code == 2
 
 
-def test_logs_prints_the_last_lines(run: Run, tmp_path: Path) -> None:
-    """The last lines in their order; without a log it is one line and exit 1."""
-    ran = run("logs")
-    assert (ran.code, "there is no log at" in ran.err) == (1, True)
+def test_logs_prints_the_last_lines(run_cli: RunCli, tmp_path: Path) -> None:
+    """Without a log it prints one line and exits 1."""
+    result = run_cli("logs")
+    assert (result.code, "there is no log at" in result.err) == (1, True)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "serve.log").write_text("one\ntwo\nthree\n")
-    assert run("logs", "-n", "2").out == "two\nthree\n"
+    assert run_cli("logs", "-n", "2").out == "two\nthree\n"
 
 
 def test_logs_follows_the_file(tmp_path: Path) -> None:
-    """With ``-f`` a line comes as soon as it is whole."""
+    """``-f`` prints a line as soon as it is complete."""
     (tmp_path / "home").mkdir()
     path = tmp_path / "home" / "serve.log"
     path.write_text("one\n")

@@ -12,8 +12,8 @@ ROWS = [
 FIGURES = [True, False, False, True]
 
 
-def test_a_pipe_gets_whole_lines() -> None:
-    """One for each row, with figures at the right."""
+def test_a_table_in_a_pipe_has_one_line_for_each_row() -> None:
+    """Figures are aligned on the right."""
     assert format_table(ROWS, FIGURES) == [
         "job  kernel        problem                best",
         "  1  project:gemm  M=384 N=384 K=400  9.750 µs",
@@ -24,14 +24,14 @@ def test_a_pipe_gets_whole_lines() -> None:
 
 @pytest.mark.parametrize("width", range(36, 47))
 def test_cells_wrap_between_words(width: int) -> None:
-    """As long as every word fits its column: no line is wider than the terminal, and no word is lost or broken."""
+    """No line is wider than the terminal, and no word is lost or broken."""
     lines = format_table(ROWS, FIGURES, width)
     assert max(map(len, lines)) <= width
     assert sorted(" ".join(lines).split()) == sorted(" ".join(" ".join(row) for row in ROWS).split())
 
 
 def test_rows_of_too_many_columns_become_records() -> None:
-    """A line for each value, with the column's name; nothing is cut, whatever the width."""
+    """Each value has a line with its column's name."""
     assert format_table(ROWS, FIGURES, 24) == [
         "job      1",
         "kernel   project:gemm",

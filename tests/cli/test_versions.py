@@ -1,4 +1,4 @@
-"""A daemon of another protocol: named with both versions, still shown and still stopped."""
+"""A daemon of another protocol version can be shown and stopped, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Run, Serve
+from tests.cli.conftest import RunCli, StartDaemon
 from tests.cli.fake_daemon import Refusal
 
 THEIRS = {"protocol": 9, "build": "7.0"}
 
 
-def refuse(params: dict[str, object]) -> None:
-    """Answer as a daemon that has no such method."""
+def refuse_method(params: dict[str, object]) -> None:
     raise Refusal("unknown_method", "there is no such method")
 
 
@@ -35,28 +34,29 @@ def refuse(params: dict[str, object]) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_what_may_have_another_meaning_is_not_asked(run: Run, serve: Serve, words: tuple[str, ...]) -> None:
-    """The line names both versions and both protocols, and what to do; the daemon is asked for nothing else."""
-    daemon = serve(hello=THEIRS)
-    ran = run(*words)
-    assert (ran.code, ran.out) == (3, "")
-    assert "the daemon is ktuned 7.0 and speaks protocol 9; this is " in ran.err
-    assert "which speaks 1; `ktuned stop` ends it" in ran.err
+def test_requests_are_refused_before_they_are_sent(
+    run_cli: RunCli, start_daemon: StartDaemon, words: tuple[str, ...]
+) -> None:
+    """The line names both versions and protocols, and the remedy."""
+    daemon = start_daemon(hello=THEIRS)
+    result = run_cli(*words)
+    assert (result.code, result.out) == (3, "")
+    assert "the daemon is ktuned 7.0 and speaks protocol 9; this is " in result.err
+    assert "which speaks 1; `ktuned stop` ends it" in result.err
     assert {method for method, _ in daemon.calls} == {"hello"}
 
 
-def test_help_needs_no_daemon(run: Run, serve: Serve) -> None:
-    """Help is this version's, whatever serves."""
-    daemon = serve(hello=THEIRS)
-    assert run("tune", "--help").code == 0
+def test_help_does_not_ask_the_daemon(run_cli: RunCli, start_daemon: StartDaemon) -> None:
+    daemon = start_daemon(hello=THEIRS)
+    assert run_cli("tune", "--help").code == 0
     assert daemon.calls == []
 
 
 @pytest.mark.parametrize("tells_its_pid", [True, False])
-def test_stop_ends_it_all_the_same(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tells_its_pid: bool
+def test_stop_ends_a_daemon_of_another_version(
+    tmp_path: Path, run_cli: RunCli, monkeypatch: pytest.MonkeyPatch, tells_its_pid: bool
 ) -> None:
-    """One without ``shutdown``, and one that does not even report its pid, gets the signal; its end is waited for."""
+    """A daemon without ``shutdown``, or without a pid in its answer, gets a signal."""
     hello = {**THEIRS, "pid": "$PID"} if tells_its_pid else THEIRS
     with subprocess.Popen(
         [sys.executable, "-c", DAEMON, str(tmp_path), json.dumps(hello)],
@@ -68,17 +68,17 @@ def test_stop_ends_it_all_the_same(
         try:
             assert process.stdout is not None
             monkeypatch.setenv("KTUNED_SOCKET", process.stdout.readline().strip())
-            ran = run("stop", "--json")
-            assert (ran.code, ran.values) == (0, [{"pid": process.pid}])
+            result = run_cli("stop", "--json")
+            assert (result.code, result.json_lines) == (0, [{"pid": process.pid}])
             assert process.wait(30) == -signal.SIGTERM
         finally:
             process.kill()
 
 
-def test_doctor_says_that_it_is_another(run: Run, serve: Serve) -> None:
-    """The finding names both; nothing is read out of a status that may mean something else."""
-    daemon = serve(hello=THEIRS)
-    findings = json.loads(run("doctor", "--json").out)
+def test_doctor_names_both_versions(run_cli: RunCli, start_daemon: StartDaemon) -> None:
+    """The status, which may mean something else, is not read."""
+    daemon = start_daemon(hello=THEIRS)
+    findings = json.loads(run_cli("doctor", "--json").out)
     (found,) = [finding for finding in findings if finding["what"] == "daemon"]
     assert found["level"] == "warn"
     assert "is ktuned 7.0 and speaks protocol 9" in found["message"]
@@ -89,9 +89,9 @@ DAEMON = """
 import json, os, sys
 from pathlib import Path
 from tests.cli.fake_daemon import FakeDaemon
-from tests.cli.test_versions import refuse
+from tests.cli.test_versions import refuse_method
 hello = {key: os.getpid() if value == "$PID" else value for key, value in json.loads(sys.argv[2]).items()}
-with FakeDaemon(Path(sys.argv[1]), {"hello": hello, "shutdown": refuse}) as daemon:
+with FakeDaemon(Path(sys.argv[1]), {"hello": hello, "shutdown": refuse_method}) as daemon:
     print(daemon.path, flush=True)
     sys.stdin.read()
 """

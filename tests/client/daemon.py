@@ -1,6 +1,6 @@
-"""A real server in a process of its own, with methods that tests can steer.
+"""A real server in a process of its own, whose methods tests control.
 
-It is forked from a process that has imported what it needs, which takes twenty times as long as the rest of its start.
+The process is forked from one that has imported the modules, because that takes 95 % of a start.
 """
 
 import contextlib
@@ -36,61 +36,60 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
 
 
-class Started(Event, frozen=True, kw_only=True, tag="job_started"):
-    """As a daemon's, with as much of the job as the client reads."""
+class JobStarted(Event, frozen=True, kw_only=True, tag="job_started"):
+    """The daemon's event, with the fields of the job that the client reads."""
 
     job_state: dict[str, Any]
 
 
-class Done(Started, frozen=True, kw_only=True, tag="job_done"):
-    """The end of it."""
+class JobDone(JobStarted, frozen=True, kw_only=True, tag="job_done"):
+    """The event of a job's end."""
 
 
-class Daemon:
-    """Answers lookups, holds requests until they are released, and runs jobs that end when reported."""
+class StubDaemon:
+    """Answers lookups, holds requests until they are released, and ends jobs when a test says so."""
 
     def __init__(self, path: str, protocol: int) -> None:
         self.path = path
         self.protocol = protocol
         self.table = WinnerTable(os.path.dirname(path), epoch=7)
-        self.asked = 0
+        self.lookup_count = 0
         self.events = Events(epoch=7, ring_events=16)
         self.released = anyio.Event()
         self.jobs: dict[int, dict[str, Any]] = {}
         methods = {
-            "hello": self.hello,
-            "asked": lambda params, peer: self.asked,
-            "connections": self.connections,
+            "hello": self.answer_hello,
+            "count_lookups": lambda params, peer: self.lookup_count,
+            "connections": self.count_connections,
             "bump": lambda params, peer: self.table.bump_generation(params["kernel"]),
             "publish_winner": self.publish_winner,
             "lookup": self.lookup,
             "lookup_many": self.lookup_many,
-            "hold": self.hold,
-            "release": self.release,
-            "boom": self.boom,
-            "garble": self.garble,
-            "tune": self.tune,
+            "hold": self.hold_request,
+            "release": self.release_requests,
+            "boom": self.raise_error,
+            "garble": self.send_garbage,
+            "tune": self.start_jobs,
             "jobs": self.list_jobs,
-            "end": self.end,
-            "publish": self.publish,
-            "subscribe": self.subscribe,
+            "end": self.end_job,
+            "publish": self.publish_noise,
+            "subscribe": self.add_subscription,
         }
         handlers = [Handler[Any, Any](Method[Any, Any](name, dict, dict), answer) for name, answer in methods.items()]
         self.server = Server(handlers)
 
-    def hello(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    def answer_hello(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         return {"protocol": self.protocol, "build": "9.9", "table": self.table.path}
 
     def publish_winner(self, params: dict[str, Any], peer: Peer) -> None:
-        """Publish a winner of ``kernel`` for ``problem``, and rules by which clients form keys of its winners."""
+        """Publish a winner of ``kernel`` for ``problem``, and the rules by which clients form keys of its winners."""
         kernel, problem, status = params["kernel"], params["problem"], params.get("status", "fresh")
         rules = [kernel, "/tune.py", "latency", {"": "cpu", "cpu:0": "cpu"}, params.get("keys")]
         rules += [params.get("specialize"), params.get("bucket", {})]
         self.table.publish_entry(kernel, make_kernel_key(kernel, None), msgpack.packb(rules))
         winner = [params.get("config", problem), status, "", 1.5, None, 1.0, True, None, params.get("measured")]
-        winner.append(params.get("asks_first", False))
         key = make_winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
-        self.table.publish_entry(kernel, key, msgpack.packb(winner))
+        self.table.publish_entry(kernel, key, msgpack.packb(winner), asks_first=params.get("asks_first", False))
 
     def lookup_many(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         answers = []
@@ -103,11 +102,11 @@ class Daemon:
                 answers.append({"error": error.to_wire()})
         return {"answers": answers}
 
-    def connections(self, params: dict[str, Any], peer: Peer) -> int:
+    def count_connections(self, params: dict[str, Any], peer: Peer) -> int:
         return self.server.describe_traffic().connections
 
     def lookup(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
-        self.asked += 1
+        self.lookup_count += 1
         self.table.confirm_watch()
         if params["kernel"] == "missing":
             raise NotFound("there is no kernel 'missing'", hint="see `ktuned kernels`")
@@ -130,44 +129,44 @@ class Daemon:
             "a_newer_field": True,
         }
 
-    async def hold(self, params: dict[str, Any], peer: Peer) -> Any:
+    async def hold_request(self, params: dict[str, Any], peer: Peer) -> Any:
         await self.released.wait()
         return params
 
-    def release(self, params: dict[str, Any], peer: Peer) -> None:
+    def release_requests(self, params: dict[str, Any], peer: Peer) -> None:
         self.released.set()
 
-    def boom(self, params: dict[str, Any], peer: Peer) -> None:
+    def raise_error(self, params: dict[str, Any], peer: Peer) -> None:
         raise RuntimeError("boom")
 
-    def garble(self, params: dict[str, Any], peer: Peer) -> None:
+    def send_garbage(self, params: dict[str, Any], peer: Peer) -> None:
         peer.send(b"\xc1")
 
-    def tune(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    def start_jobs(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         seq = self.events.seq
         for number in range(params.get("trials", 1)):
-            self._note(number + 1, params["kernel"], "running")
+            self._publish_state(number + 1, params["kernel"], "running")
         return {"jobs": list(self.jobs.values()), "errors": [], "epoch": self.events.epoch, "seq": seq}
 
     def list_jobs(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         return {"jobs": [self.jobs[job] for job in params["ids"]]}
 
-    def end(self, params: dict[str, Any], peer: Peer) -> None:
-        self._note(params["job"], "p:k", "done")
+    def end_job(self, params: dict[str, Any], peer: Peer) -> None:
+        self._publish_state(params["job"], "p:k", "done")
 
-    def publish(self, params: dict[str, Any], peer: Peer) -> None:
+    def publish_noise(self, params: dict[str, Any], peer: Peer) -> None:
         for _ in range(params["count"]):
             self.events.publish_event(Noise(job=params.get("job")))
 
-    def subscribe(self, params: dict[str, Any], peer: Peer) -> StreamPosition:
+    def add_subscription(self, params: dict[str, Any], peer: Peer) -> StreamPosition:
         return self.events.add_subscription(peer, msgspec.convert(params, SubscribeParams))
 
-    def _note(self, job: int, kernel: str, state: str) -> None:
+    def _publish_state(self, job: int, kernel: str, state: str) -> None:
         self.jobs[job] = {"id": job, "kernel": kernel, "state": state}
-        event = Done if state == "done" else Started
+        event = JobDone if state == "done" else JobStarted
         self.events.publish_event(event(kernel=KernelName(kernel), job=job, job_state=self.jobs[job]))
 
-    async def run(self, ready: multiprocessing.connection.Connection) -> None:
+    async def serve_until_terminated(self, ready: multiprocessing.connection.Connection) -> None:
         with bind_socket(self.path) as listening:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self.server.serve_until_cancelled, listening)
@@ -177,26 +176,26 @@ class Daemon:
                         tasks.cancel_scope.cancel()
 
 
-def _serve(path: str, protocol: int, ready: multiprocessing.connection.Connection) -> None:
-    anyio.run(Daemon(path, protocol).run, ready)
+def _run_daemon(path: str, protocol: int, ready: multiprocessing.connection.Connection) -> None:
+    anyio.run(StubDaemon(path, protocol).serve_until_terminated, ready)
 
 
-def start_forking() -> None:
-    """Start the process from which servers are forked; it ends with this one."""
+def start_forkserver() -> None:
+    """Start the process that forks servers; it ends with this process."""
     multiprocessing.forkserver.ensure_running()
 
 
 @contextlib.contextmanager
-def running(path: str | Path, protocol: int = 1) -> Iterator[BaseProcess]:
+def run_server(path: str | Path, protocol: int = 1) -> Iterator[BaseProcess]:
     """Start the server on ``path``, yield its process once it serves, and end it."""
-    ready, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_serve, args=(str(path), protocol, theirs))
-    with ready:
-        with theirs:
+    reader, writer = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_run_daemon, args=(str(path), protocol, writer))
+    with reader:
+        with writer:
             process.start()
         try:
-            assert ready.poll(START_S)
-            assert ready.recv_bytes() == b"ready"
+            assert reader.poll(START_S)
+            assert reader.recv_bytes() == b"ready"
             yield process
         finally:
             process.terminate()

@@ -22,35 +22,34 @@ PATIENT_S = 60.0
 
 @pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run on the loops that applications have."""
+    """Run every test on asyncio and on uvloop."""
     request.param().close()  # libuv's first loop opens a pipe that stays
-    return "asyncio", {"loop_factory": functools.partial(leaks.tracking_loop, request.param)}
+    return "asyncio", {"loop_factory": functools.partial(leaks.make_tracking_loop, request.param)}
 
 
-@pytest.mark.usefixtures("served")
-async def test_a_lookup_gives_the_daemons_answer(path: str) -> None:
-    """The async client's hit is the same as the other's."""
-    with Client(path, deadline_s=PATIENT_S) as other:
-        async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+async def test_a_lookup_gives_the_daemons_answer(socket_path: str) -> None:
+    with Client(socket_path, deadline_s=PATIENT_S) as other:
+        async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
             for kernel in ("gemm", "undeclared"):
                 assert await client.lookup(kernel, {"M": 1}, DEFAULT) == other.lookup(kernel, {"M": 1}, DEFAULT)
 
 
-async def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
-    """No one listens: the default, and a call raises."""
-    async with AsyncClient(path) as client:
+async def test_without_a_daemon_a_lookup_gives_the_default(socket_path: str) -> None:
+    """A lookup gives the default, and a call raises."""
+    async with AsyncClient(socket_path) as client:
         hit = await client.lookup("gemm", {}, DEFAULT)
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
         with pytest.raises(DaemonUnavailable, match="no daemon serves"):
             await client.call("status")
 
 
-async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
-    """A daemon that accepts and never answers delays one lookup, which then backs off."""
+async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(socket_path: str) -> None:
+    """The client does not ask again for a while."""
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
+        listening.bind(socket_path)
         listening.listen()
-        async with AsyncClient(path, deadline_s=0.05) as client:
+        async with AsyncClient(socket_path, deadline_s=0.05) as client:
             start = asyncio.get_running_loop().time()
             hit = await client.lookup("gemm", {}, DEFAULT)
             assert asyncio.get_running_loop().time() - start < PATIENT_S
@@ -60,10 +59,10 @@ async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str
             assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
 
 
-@pytest.mark.usefixtures("served")
-async def test_tasks_share_one_connection(path: str) -> None:
-    """A hundred tasks at once get the answers to their own questions, over one connection."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+async def test_tasks_share_one_connection(socket_path: str) -> None:
+    """A hundred tasks at once get their own answers over one connection."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
         hits = await asyncio.gather(*(client.lookup("gemm", {"M": number}) for number in range(100)))
         assert [hit.config for hit in hits] == [{"BM": number} for number in range(100)]
         connection = client._transport._shared
@@ -71,11 +70,11 @@ async def test_tasks_share_one_connection(path: str) -> None:
         assert client._transport._shared is connection
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("server_process")
 @pytest.mark.parametrize("flavour", ["task", "scope"])
-async def test_cancelling_one_request_leaves_the_others(path: str, flavour: str) -> None:
-    """Of two requests under way one is cancelled, by asyncio or by anyio; the other gets its own answer."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+async def test_cancelling_one_request_leaves_the_others(socket_path: str, flavour: str) -> None:
+    """The cancelled request's answer is dropped; the other request gets its own."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
         kept = asyncio.create_task(client.call("hold", name="kept"))
         if flavour == "task":
             dropped = asyncio.create_task(client.call("hold", name="dropped"))
@@ -93,10 +92,10 @@ async def test_cancelling_one_request_leaves_the_others(path: str, flavour: str)
         assert (await client.lookup("gemm", {"M": 2})).config == {"BM": 2}
 
 
-@pytest.mark.usefixtures("served")
-async def test_a_call_past_its_deadline_leaves_the_others(path: str) -> None:
-    """A deadline ends one call; its late answer is no one else's."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+async def test_a_call_past_its_deadline_leaves_the_others(socket_path: str) -> None:
+    """A late answer is given to no other call."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
         with pytest.raises(DaemonUnavailable, match=r"within 0\.05 s"):
             await client.call("hold", deadline_s=0.05)
         await client.call("release")
@@ -105,23 +104,23 @@ async def test_a_call_past_its_deadline_leaves_the_others(path: str) -> None:
             await client.call("boom")
 
 
-async def test_a_lost_daemon_fails_waiting_requests(path: str) -> None:
-    """A killed daemon ends every request under way, and its successor is found."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
-        with daemon.running(path) as process:
+async def test_a_lost_daemon_fails_waiting_requests(socket_path: str) -> None:
+    """The client connects to the next daemon."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
+        with daemon.run_server(socket_path) as process:
             waiting = asyncio.create_task(client.call("hold"))
             await client.call("publish", count=0)
             process.kill()
             with pytest.raises(DaemonUnavailable, match="lost"):
                 await waiting
-        with daemon.running(path):
+        with daemon.run_server(socket_path):
             assert await client.call("publish", count=0) is None
 
 
-@pytest.mark.usefixtures("served")
-async def test_garbage_from_the_daemon_fails_waiting_requests(path: str) -> None:
-    """Bytes that are no message end the connection; the next request opens another."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+async def test_garbage_from_the_daemon_fails_waiting_requests(socket_path: str) -> None:
+    """The next request opens another connection."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
         waiting = asyncio.create_task(client.call("hold"))
         with pytest.raises(DaemonUnavailable, match="not MessagePack"):
             await client.call("garble")
@@ -130,10 +129,10 @@ async def test_garbage_from_the_daemon_fails_waiting_requests(path: str) -> None
         assert (await client.lookup("gemm", {})).status == "fresh"
 
 
-@pytest.mark.usefixtures("served")
-async def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
-    """The iterator yields what happened since the request and ends with the last job."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+async def test_a_tuning_is_the_stream_of_its_jobs_events(socket_path: str) -> None:
+    """The iterator yields the events since the request and ends with the last job."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
         async with await client.tune("p:k", trials=2) as tuning:
             await client.call("end", job=2)
             await client.call("end", job=1)
@@ -142,30 +141,29 @@ async def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
         assert {job["state"] for job in tuning.jobs} == {"done"}
 
 
-async def test_a_lost_daemon_ends_a_stream_with_an_error(path: str, served: BaseProcess) -> None:
-    """A stream that can never end otherwise raises; one that was closed just ends."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+async def test_a_lost_daemon_ends_a_stream_with_an_error(socket_path: str, server_process: BaseProcess) -> None:
+    """A closed stream ends without an error."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
         closed = await client.events()
         await closed.aclose()
         assert [event async for event in closed] == []
         stream = await client.events()
-        served.kill()
+        server_process.kill()
         with pytest.raises(DaemonUnavailable, match="lost"):
             await anext(stream)
 
 
-@pytest.mark.usefixtures("served")
-async def test_a_refused_subscription_raises(path: str) -> None:
-    """A filter of a wrong shape is the daemon's error, and its connection is closed."""
-    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+async def test_a_refused_subscription_raises(socket_path: str) -> None:
+    """The daemon's error is raised, and the connection is closed."""
+    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
         with pytest.raises(DaemonError, match="jobs"):
             await client.events(jobs=["1"])  # type: ignore[list-item]
 
 
-@pytest.mark.usefixtures("served")
-def test_another_loop_gets_another_connection(path: str) -> None:
-    """One client may be used by one loop after the other."""
-    client = AsyncClient(path, deadline_s=PATIENT_S)
+@pytest.mark.usefixtures("server_process")
+def test_a_client_works_on_one_loop_after_the_other(socket_path: str) -> None:
+    client = AsyncClient(socket_path, deadline_s=PATIENT_S)
 
     async def look_up() -> str:
         hit = await client.lookup("gemm", {})
@@ -175,13 +173,11 @@ def test_another_loop_gets_another_connection(path: str) -> None:
     assert [asyncio.run(look_up()), asyncio.run(look_up())] == ["fresh", "fresh"]
 
 
-@pytest.mark.usefixtures("served")
-def test_each_loop_has_one_connection_however_they_take_turns(
-    path: str, anyio_backend: tuple[str, dict[str, Any]]
-) -> None:
-    """Two loops that look up in turn keep a connection each; a loop that has ended keeps none."""
+@pytest.mark.usefixtures("server_process")
+def test_each_loop_has_one_connection(socket_path: str, anyio_backend: tuple[str, dict[str, Any]]) -> None:
+    """A loop that has ended has none."""
     loop_factory = anyio_backend[1]["loop_factory"]
-    client = AsyncClient(path, deadline_s=PATIENT_S)
+    client = AsyncClient(socket_path, deadline_s=PATIENT_S)
 
     async def ask(number: int) -> str:
         return (await client.lookup("gemm", {"M": number}, DEFAULT)).status
@@ -189,7 +185,7 @@ def test_each_loop_has_one_connection_however_they_take_turns(
     loops = [loop_factory(), loop_factory()]
     for number in range(6):
         assert loops[number % 2].run_until_complete(ask(number)) == "fresh"
-    with Client(path, deadline_s=PATIENT_S) as other:
+    with Client(socket_path, deadline_s=PATIENT_S) as other:
         assert other.call("connections") == 3
         loops[0].run_until_complete(client.aclose())
         # The other loop's connection is closed once that loop turns.

@@ -29,19 +29,19 @@ PATIENT_S = 60.0
 
 
 @contextlib.contextmanager
-def silent_listener(path: str) -> Iterator[socket.socket]:
-    """Listen and let the kernel accept, but never answer."""
+def open_silent_listener(path: str) -> Iterator[socket.socket]:
+    """Listen on a socket without ever answering."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
         yield listening
 
 
-def _pickled(value: Any) -> Any:
+def copy_by_pickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - its own bytes
 
 
-def _until_served(client: Client, kernel: str = "gemm") -> Any:
+def wait_until_served(client: Client, kernel: str = "gemm") -> Any:
     give_up = time.monotonic() + 30
     while True:
         hit = client.lookup(kernel, {"M": 5}, DEFAULT)
@@ -49,25 +49,25 @@ def _until_served(client: Client, kernel: str = "gemm") -> Any:
             return hit
 
 
-@pytest.mark.usefixtures("served")
-def test_a_lookup_gives_the_daemons_answer(path: str) -> None:
-    """Every field of the answer is in the hit; fields of newer daemons do no harm."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_lookup_gives_the_daemons_answer(socket_path: str) -> None:
+    """Fields that only newer daemons send are ignored."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         hit = client.lookup("gemm", {"M": 4096}, DEFAULT, device="cpu:0")
     assert (hit.kernel, hit.problem, hit.device, hit.status) == ("gemm", {"M": 4096}, "cpu:0", "fresh")
     assert (hit.config, hit.latency_us, hit.artifact, hit.decided) == ({"BM": 4096}, 1.5, None, 1.0)
     assert hit.message == ""
 
 
-@pytest.mark.usefixtures("served")
-def test_an_answer_without_config_gives_the_callers_default(path: str) -> None:
-    """`unknown`, and a kernel that declares no default, leave the caller with its own."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_an_answer_without_config_gives_the_callers_default(socket_path: str) -> None:
+    """This holds for an ``unknown`` kernel and for one without a default."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         hit = client.lookup("undeclared", {"M": 1}, DEFAULT)
     assert (hit.status, hit.config) == ("unknown", DEFAULT)
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("server_process")
 @pytest.mark.parametrize(
     ("kernel", "problem", "status", "message"),
     [
@@ -76,13 +76,15 @@ def test_an_answer_without_config_gives_the_callers_default(path: str) -> None:
         ("misspelt", {"m": 1}, "invalid", "there is no problem key 'm'"),
         ("gemm", {"M": object()}, "invalid", "only numbers, bool and str"),
         ("gemm", {"M": 2**70}, "invalid", "64 bits"),
+        ("gemm", {"M": "\ud800"}, "invalid", "surrogates"),
+        ("\ud800", {"M": 1}, "invalid", r"\ud800 is not UTF-8"),
     ],
 )
 def test_a_refused_lookup_gives_the_default_and_says_why(
-    path: str, kernel: str, problem: dict[str, Any], status: str, message: str
+    socket_path: str, kernel: str, problem: dict[str, Any], status: str, message: str
 ) -> None:
-    """An error answer, or a question that cannot travel, never raises, and does not spoil the next lookup."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+    """The lookup does not raise, and the next one works."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         hit = client.lookup(kernel, problem, DEFAULT)
         assert (hit.status, hit.config) == (status, DEFAULT)
         assert message in hit.message
@@ -90,10 +92,10 @@ def test_a_refused_lookup_gives_the_default_and_says_why(
         assert client.lookup("gemm", {}).status == "fresh"
 
 
-@pytest.mark.usefixtures("served")
-def test_a_strict_client_raises_for_its_callers_errors_alone(path: str) -> None:
-    """An invalid question raises, by itself and among several; a daemon that errs does not."""
-    with Client(path, deadline_s=PATIENT_S, strict=True) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_strict_client_raises_for_its_callers_errors_alone(socket_path: str) -> None:
+    """A strict client raises for an invalid question, but not if the daemon fails."""
+    with Client(socket_path, deadline_s=PATIENT_S, strict=True) as client:
         for kernel, problem in (("misspelt", {"m": 1}), ("gemm", {"M": object()})):
             with pytest.raises(DaemonError) as refusal:
                 client.lookup(kernel, problem, DEFAULT)
@@ -101,14 +103,14 @@ def test_a_strict_client_raises_for_its_callers_errors_alone(path: str) -> None:
             with pytest.raises(DaemonError):
                 client.lookup_many([("gemm", {"M": 1}), (kernel, problem)])
         assert client.lookup("garbled", {}, DEFAULT).status == "unavailable"
-    with Client(f"{path}.none", strict=True) as client:
+    with Client(f"{socket_path}.none", strict=True) as client:
         assert client.lookup("gemm", {"M": 1}, DEFAULT).status == "unavailable"
 
 
-@pytest.mark.usefixtures("served")
-def test_scalars_of_numpy_and_torch_are_numbers(path: str) -> None:
-    """A problem may hold what shapes and tensors give; an array is no scalar."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_scalars_of_numpy_and_torch_are_numbers(socket_path: str) -> None:
+    """An array with one dimension is no number."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         for value in (np.int64(512), np.uint8(7), np.float32(0.5), np.bool_(True), torch.tensor(3), np.array(4)):
             hit = client.lookup("gemm", {"M": value}, DEFAULT)
             assert (hit.status, hit.config, hit.problem) == ("fresh", {"BM": value.item()}, {"M": value.item()})
@@ -118,27 +120,28 @@ def test_scalars_of_numpy_and_torch_are_numbers(path: str) -> None:
 @pytest.mark.parametrize(
     "problem", [{1: 1}, {None: 1}, {"M": None}, {"M": [1]}, {"M": b"x"}, {"M": {}}, "M=1", None, [("M", 1)], 4]
 )
-def test_a_problem_that_no_daemon_could_answer_is_invalid(path: str, problem: Any) -> None:
-    """Without a daemon, too; and the connection, where there is one, is not lost for it."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+def test_a_problem_that_no_daemon_could_answer_is_invalid(socket_path: str, problem: Any) -> None:
+    """The same holds without a daemon; a connection stays open."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         hit = client.lookup("gemm", problem, DEFAULT)
         assert (hit.status, hit.config) == ("invalid", DEFAULT)
         assert "a problem" in hit.message
 
 
-@pytest.mark.usefixtures("served")
-def test_what_cannot_be_sent_is_invalid_and_loses_no_connection(path: str) -> None:
-    """Names and problems beyond the daemon's limits, names that are no text: errors of the caller, by itself and among
-    others; many long problems travel in several requests.
+@pytest.mark.usefixtures("server_process")
+def test_what_cannot_be_sent_is_invalid_and_loses_no_connection(socket_path: str) -> None:
+    """Cases: names and problems beyond the daemon's limits, names that are not UTF-8.
+
+    Many long problems travel in several requests.
     """
     questions: list[Any] = [
         ("gemm\udc80", {"M": 1}),
         ("g" * 10_000_000, {"M": 1}),
         (["gemm"], {"M": 1}),
         ("gemm", {"M": "x" * 10_000_000}),
-        ("gemm", {f"M{place}": "x" * 100 for place in range(1000)}),
+        ("gemm", {f"M{index}": "x" * 100 for index in range(1000)}),
     ]
-    with Client(path, deadline_s=PATIENT_S) as client:
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         for kernel, problem in questions:
             assert client.lookup(kernel, problem, DEFAULT).status == "invalid"
             hits = client.lookup_many([("gemm", {"M": 1}), (kernel, problem)])
@@ -148,10 +151,10 @@ def test_what_cannot_be_sent_is_invalid_and_loses_no_connection(path: str) -> No
         assert {hit.status for hit in many} == {"fresh"}
 
 
-@pytest.mark.usefixtures("served")
-def test_a_hits_problem_is_its_own(path: str) -> None:
-    """The memo answers with one object: neither the caller's dict nor the hit's changes it."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_hit_has_a_copy_of_the_problem(socket_path: str) -> None:
+    """Later changes of the caller's dict, or of the hit's, do not reach the memo."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         asked = {"M": 4}
         hit = client.lookup("gemm", asked)
         asked["M"] = 5
@@ -161,10 +164,10 @@ def test_a_hits_problem_is_its_own(path: str) -> None:
         assert client.lookup("gemm", {"M": 4}).problem == {"M": 4}
 
 
-@pytest.mark.usefixtures("served")
-def test_a_config_cannot_be_changed(path: str) -> None:
-    """All who look up share a hit's config, the caller's default included; it reads, travels and copies as a dict."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_config_cannot_be_changed(socket_path: str) -> None:
+    """All callers share a hit's config, and the caller's default too. It works like a dict otherwise."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         for hit in (client.lookup("gemm", {"M": 4}), client.lookup("undeclared", {"M": 4}, {"BM": 4})):
             config: Any = hit.config
             changes: tuple[tuple[str, list[Any]], ...] = (
@@ -180,40 +183,40 @@ def test_a_config_cannot_be_changed(path: str) -> None:
             for method, arguments in changes:
                 with pytest.raises(TypeError, match="read-only"):
                     getattr(config, method)(*arguments)
-            assert json.loads(json.dumps(config)) == {**config} == _pickled(config) == {"BM": 4}
+            assert json.loads(json.dumps(config)) == {**config} == copy_by_pickle(config) == {"BM": 4}
             copied = dict(config)
             copied["BM"] = 1
         assert client.lookup("gemm", {"M": 4}).config == {"BM": 4}
 
 
-@pytest.mark.usefixtures("served")
-def test_a_hit_is_data(path: str) -> None:
-    """It can be sent to another process, copied and written as JSON, and none of its maps can be changed."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_hit_is_data(socket_path: str) -> None:
+    """A hit can be pickled, copied and written as JSON, and none of its maps can be changed."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         hit = client.lookup("gemm", {"M": 4})
-    assert _pickled(hit) == copy.deepcopy(hit) == hit
+    assert copy_by_pickle(hit) == copy.deepcopy(hit) == hit
     assert json.loads(json.dumps(hit._asdict()))["config"] == {"BM": 4}
-    for held in (hit.config, hit.problem, hit.metrics):
+    for mapping in (hit.config, hit.problem, hit.metrics):
         with pytest.raises(TypeError):
-            held["BM"] = 5  # type: ignore[index]
+            mapping["BM"] = 5  # type: ignore[index]
 
 
-@pytest.mark.usefixtures("served")
-def test_a_client_pickles(path: str) -> None:
-    """What comes out asks the same daemon in the same way, over a connection of its own."""
-    with Client(path, deadline_s=PATIENT_S, strict=True) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_client_pickles(socket_path: str) -> None:
+    """The copy asks the same daemon over a connection of its own."""
+    with Client(socket_path, deadline_s=PATIENT_S, strict=True) as client:
         assert client.lookup("gemm", {"M": 4}).status == "fresh"
-        with _pickled(client) as other:
+        with copy_by_pickle(client) as other:
             assert other.lookup("gemm", {"M": 5}).status == "fresh"
             assert other.deadline_s == PATIENT_S
             with pytest.raises(DaemonError):
                 other.lookup("misspelt", {})
 
 
-@pytest.mark.usefixtures("served")
-def test_fewer_answers_than_questions_give_the_defaults(path: str) -> None:
-    """A daemon that answers fewer lookups than it was asked makes no one raise, nor take another's answer."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_fewer_answers_than_questions_give_the_defaults(socket_path: str) -> None:
+    """No caller gets an exception or the answer of another question."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         hits = client.lookup_many([("omitted", {}, DEFAULT), ("gemm", {"M": 1}, DEFAULT)])
         assert [(hit.kernel, hit.status, hit.config) for hit in hits] == [
             ("omitted", "unavailable", DEFAULT),
@@ -221,16 +224,16 @@ def test_fewer_answers_than_questions_give_the_defaults(path: str) -> None:
         ]
 
 
-def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
-    """No one listens: the default, and the command that starts a daemon."""
-    hit = Client(path).lookup("gemm", {"M": 1}, DEFAULT)
+def test_without_a_daemon_a_lookup_gives_the_default(socket_path: str) -> None:
+    """The message has the command that starts a daemon."""
+    hit = Client(socket_path).lookup("gemm", {"M": 1}, DEFAULT)
     assert (hit.status, hit.config, hit.problem) == ("unavailable", DEFAULT, {"M": 1})
     assert "`ktuned start` starts one" in hit.message
 
 
-def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
-    """A daemon that accepts and never answers delays one lookup; those that follow do not even ask."""
-    with silent_listener(path), Client(path, deadline_s=0.05) as client:
+def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(socket_path: str) -> None:
+    """The following lookups do not ask the daemon for a while."""
+    with open_silent_listener(socket_path), Client(socket_path, deadline_s=0.05) as client:
         start = time.monotonic()
         hit = client.lookup("gemm", {}, DEFAULT)
         took_s = time.monotonic() - start
@@ -242,9 +245,9 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> N
         assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
 
 
-def test_a_daemon_that_drips_does_not_stretch_the_deadline(path: str) -> None:
-    """Bytes that come one by one do not start the deadline again."""
-    with silent_listener(path) as listening, Client(path, deadline_s=0.1) as client:
+def test_a_daemon_that_drips_does_not_stretch_the_deadline(socket_path: str) -> None:
+    """The deadline holds although single bytes keep arriving."""
+    with open_silent_listener(socket_path) as listening, Client(socket_path, deadline_s=0.1) as client:
         done = threading.Event()
 
         def drip() -> None:
@@ -264,9 +267,8 @@ def test_a_daemon_that_drips_does_not_stretch_the_deadline(path: str) -> None:
     assert took_s < PATIENT_S
 
 
-def test_garbage_from_the_daemon_gives_the_default(path: str) -> None:
-    """A peer that speaks something else is unavailable, not an exception."""
-    with silent_listener(path) as listening, Client(path, deadline_s=PATIENT_S) as client:
+def test_garbage_from_the_daemon_gives_the_default(socket_path: str) -> None:
+    with open_silent_listener(socket_path) as listening, Client(socket_path, deadline_s=PATIENT_S) as client:
 
         def answer() -> None:
             connection, _ = listening.accept()
@@ -280,54 +282,53 @@ def test_garbage_from_the_daemon_gives_the_default(path: str) -> None:
         thread.join()
 
 
-def test_a_full_backlog_gives_the_default(path: str) -> None:
-    """A daemon whose queue of connections is full is not waited for."""
+def test_a_full_backlog_gives_the_default(socket_path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as waiting:
-        listening.bind(path)
+        listening.bind(socket_path)
         listening.listen(0)
         for _ in range(3):
-            one = waiting.enter_context(socket.socket(socket.AF_UNIX))
-            one.setblocking(False)
+            connection = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            connection.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                one.connect(path)
-        hit = Client(path, deadline_s=PATIENT_S).lookup("gemm", {}, DEFAULT)
+                connection.connect(socket_path)
+        hit = Client(socket_path, deadline_s=PATIENT_S).lookup("gemm", {}, DEFAULT)
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
         assert "no more connections" in hit.message
 
 
-def test_an_untrusted_socket_is_not_spoken_to(path: str) -> None:
-    """A directory open to others gives the default, and the message closes it."""
-    with silent_listener(path), Client(path, deadline_s=PATIENT_S) as client:
-        os.chmod(os.path.dirname(path), 0o755)
+def test_an_untrusted_socket_is_not_spoken_to(socket_path: str) -> None:
+    """The message has the command that closes the directory."""
+    with open_silent_listener(socket_path), Client(socket_path, deadline_s=PATIENT_S) as client:
+        os.chmod(os.path.dirname(socket_path), 0o755)
         hit = client.lookup("gemm", {}, DEFAULT)
         assert hit.status == "unavailable"
         assert "chmod 700" in hit.message
 
 
-def test_a_restarted_daemon_is_found_again(path: str) -> None:
-    """Kill, default; restart, answer: the client outlives its daemons."""
-    with Client(path, deadline_s=PATIENT_S) as client:
-        with daemon.running(path) as process:
-            assert _until_served(client).status == "fresh"
+def test_a_restarted_daemon_is_found_again(socket_path: str) -> None:
+    """The client gives the default while no daemon runs."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
+        with daemon.run_server(socket_path) as process:
+            assert wait_until_served(client).status == "fresh"
             process.kill()
             process.join()
             assert client.lookup("gemm", {}, DEFAULT).status == "unavailable"
-        with daemon.running(path):
-            assert _until_served(client).config == {"BM": 5}
+        with daemon.run_server(socket_path):
+            assert wait_until_served(client).config == {"BM": 5}
 
 
-def test_a_restart_between_two_lookups_is_not_noticed(path: str) -> None:
-    """A connection that died while it was idle is replaced within the same lookup."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+def test_a_restart_between_two_lookups_is_not_noticed(socket_path: str) -> None:
+    """A connection that died while idle is replaced within the same lookup."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         for _ in range(2):
-            with daemon.running(path):
+            with daemon.run_server(socket_path):
                 assert client.lookup("gemm", {"M": 1}).status == "fresh"
 
 
-@pytest.mark.usefixtures("served")
-def test_threads_share_a_client(path: str) -> None:
-    """Each thread gets the answers to its own questions."""
-    with Client(path, deadline_s=PATIENT_S) as client, ThreadPoolExecutor(8) as threads:
+@pytest.mark.usefixtures("server_process")
+def test_threads_share_a_client(socket_path: str) -> None:
+    """Each thread gets its own answers."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client, ThreadPoolExecutor(8) as threads:
 
         def ask(number: int) -> bool:
             return all(
@@ -337,10 +338,10 @@ def test_threads_share_a_client(path: str) -> None:
         assert all(threads.map(ask, range(8)))
 
 
-@pytest.mark.usefixtures("served")
-def test_a_forked_child_has_its_own_connection(path: str) -> None:
-    """Parent and child look up at once, with a lock that was held at the fork, and get their own answers."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_forked_child_has_its_own_connection(socket_path: str) -> None:
+    """Parent and child look up at once after a fork during which a lock was held, and get their own answers."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         assert client.lookup("gemm", {"M": 0}).status == "fresh"
         client._transport._lock.acquire()
         child = os.fork()
@@ -353,9 +354,9 @@ def test_a_forked_child_has_its_own_connection(path: str) -> None:
         assert os.waitstatus_to_exitcode(status) == 0
 
 
-@pytest.mark.usefixtures("served")
-def test_an_interrupted_lookup_leaves_no_stale_answer(path: str) -> None:
-    """An exception between question and answer drops the connection, so that the next lookup gets its own answer."""
+@pytest.mark.usefixtures("server_process")
+def test_an_interrupted_lookup_leaves_no_stale_answer(socket_path: str) -> None:
+    """An exception between question and answer drops the connection."""
 
     class Interrupted(BaseException):
         pass
@@ -363,7 +364,7 @@ def test_an_interrupted_lookup_leaves_no_stale_answer(path: str) -> None:
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    with silent_listener(path + "2"), Client(path + "2", deadline_s=PATIENT_S) as client:
+    with open_silent_listener(socket_path + "2"), Client(socket_path + "2", deadline_s=PATIENT_S) as client:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
             with pytest.raises(Interrupted):  # noqa: PT012 - no one knows how soon the alarm comes
@@ -372,14 +373,14 @@ def test_an_interrupted_lookup_leaves_no_stale_answer(path: str) -> None:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-        client._transport.path = path
+        client._transport.path = socket_path
         assert client.lookup("gemm", {"M": 3}).config == {"BM": 3}
 
 
-@pytest.mark.usefixtures("served")
-def test_a_call_raises_what_the_daemon_says(path: str) -> None:
-    """An error's code, message and hint arrive; so does a method that does not exist."""
-    with Client(path) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_call_raises_what_the_daemon_says(socket_path: str) -> None:
+    """The error has the daemon's code, message and hint, also for an unknown method."""
+    with Client(socket_path) as client:
         with pytest.raises(DaemonError, match="there is no kernel") as caught:
             client.call("lookup", kernel="missing")
         assert (caught.value.code, caught.value.hint) == ("not_found", "see `ktuned kernels`")
@@ -388,26 +389,26 @@ def test_a_call_raises_what_the_daemon_says(path: str) -> None:
         assert caught.value.code == "unknown_method"
 
 
-@pytest.mark.usefixtures("served")
-def test_a_call_past_its_deadline_raises(path: str) -> None:
-    """The deadline is the call's own, and lookups go on meanwhile."""
-    with Client(path, deadline_s=PATIENT_S) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_call_past_its_deadline_raises(socket_path: str) -> None:
+    """Lookups go on meanwhile."""
+    with Client(socket_path, deadline_s=PATIENT_S) as client:
         with pytest.raises(DaemonUnavailable, match=r"within 0\.05 s"):
             client.call("hold", deadline_s=0.05)
         assert client.lookup("gemm", {}).status == "fresh"
 
 
-def test_a_call_without_a_daemon_raises(path: str) -> None:
-    """The error says which socket, and what starts a daemon."""
-    with pytest.raises(DaemonUnavailable, match=path) as caught:
-        Client(path).call("status")
+def test_a_call_without_a_daemon_raises(socket_path: str) -> None:
+    """The error names the socket and the command that starts a daemon."""
+    with pytest.raises(DaemonUnavailable, match=socket_path) as caught:
+        Client(socket_path).call("status")
     assert caught.value.hint == "`ktuned start` starts one"
 
 
-@pytest.mark.usefixtures("served")
-def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
-    """The iterator yields what happened since the request, other jobs' events not, and ends with the last job."""
-    with Client(path) as client, client.tune("p:k", trials=2) as tuning:
+@pytest.mark.usefixtures("server_process")
+def test_a_tuning_is_the_stream_of_its_jobs_events(socket_path: str) -> None:
+    """The iterator yields the events of its jobs since the request, and ends with the last job."""
+    with Client(socket_path) as client, client.tune("p:k", trials=2) as tuning:
         assert [job["id"] for job in tuning.jobs] == [1, 2]
         client.call("publish", count=3, job=9)
         client.call("end", job=2)
@@ -423,10 +424,10 @@ def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
         assert events[-1].get("job_state") == {"id": 1, "kernel": "p:k", "state": "done"}
 
 
-@pytest.mark.usefixtures("served")
-def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
-    """When the ring has dropped a job's end, the iterator asks for the jobs and ends nevertheless."""
-    with Client(path) as client:
+@pytest.mark.usefixtures("server_process")
+def test_a_tuning_survives_a_gap_in_the_events(socket_path: str) -> None:
+    """If the ring has dropped a job's end, the iterator asks for the jobs."""
+    with Client(socket_path) as client:
         tuning = client.tune("p:k", trials=1)
         client.call("end", job=1)
         client.call("publish", count=100)
@@ -434,18 +435,17 @@ def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
     assert [event["type"] for event in events] == ["gap", "job_done"]
 
 
-def test_a_lost_daemon_ends_a_tuning_with_an_error(path: str, served: BaseProcess) -> None:
-    """A stream that can never end otherwise raises DaemonUnavailable."""
-    with Client(path) as client, client.tune("p:k") as tuning:
+def test_a_lost_daemon_ends_a_tuning_with_an_error(socket_path: str, server_process: BaseProcess) -> None:
+    with Client(socket_path) as client, client.tune("p:k") as tuning:
         assert next(tuning)["type"] == "job_started"
-        served.kill()
+        server_process.kill()
         with pytest.raises(DaemonUnavailable, match="lost"):
             next(tuning)
 
 
-def test_events_in_the_same_bytes_as_the_answer_are_kept(path: str) -> None:
-    """A replay that comes together with the answer to `subscribe` is not lost."""
-    with silent_listener(path) as listening, Client(path) as client:
+def test_events_in_the_same_bytes_as_the_answer_are_kept(socket_path: str) -> None:
+    """Events that arrive together with the answer to ``subscribe`` are not lost."""
+    with open_silent_listener(socket_path) as listening, Client(socket_path) as client:
 
         def answer() -> None:
             connection, _ = listening.accept()
@@ -461,10 +461,10 @@ def test_events_in_the_same_bytes_as_the_answer_are_kept(path: str) -> None:
         thread.join()
 
 
-@pytest.mark.usefixtures("served")
-def test_events_are_filtered_and_resumed(path: str) -> None:
-    """A stream says where it stands, and another one goes on from there."""
-    with Client(path) as client:
+@pytest.mark.usefixtures("server_process")
+def test_events_are_filtered_and_resumed(socket_path: str) -> None:
+    """A stream knows its position, and another stream resumes there."""
+    with Client(socket_path) as client:
         with client.events(types=["job_done"]) as first:
             client.call("tune", kernel="p:k")
             client.call("end", job=1)
@@ -476,7 +476,7 @@ def test_events_are_filtered_and_resumed(path: str) -> None:
 
 
 def test_the_client_imports_little() -> None:
-    """Neither asyncio nor anything of the daemon is imported for a synchronous client."""
+    """A synchronous client imports neither asyncio nor the daemon."""
     code = "import sys, ktuned_client; print(sorted({'asyncio', 'ktuned', 'anyio'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
     assert done.stdout == "[]\n"

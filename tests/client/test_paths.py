@@ -9,20 +9,20 @@ from ktuned_client.paths import UntrustedSocket
 
 
 @pytest.mark.parametrize(
-    ("environ", "path"),
+    ("environ", "socket_path"),
     [
         ({"KTUNED_SOCKET": "/run/mine.sock", "XDG_RUNTIME_DIR": "/run/user/1"}, "/run/mine.sock"),
         ({"XDG_RUNTIME_DIR": "/run/user/1"}, "/run/user/1/ktuned/ktuned.sock"),
         ({"KTUNED_SOCKET": "", "XDG_RUNTIME_DIR": "", "TMPDIR": "/elsewhere"}, None),
     ],
 )
-def test_the_socket_is_where_the_environment_says(environ: dict[str, str], path: str | None) -> None:
-    """The variables count in their order; without them the path depends on the uid alone."""
-    assert paths.socket_path(environ) == (path or f"/tmp/ktuned-{os.geteuid()}/ktuned.sock")
+def test_the_socket_is_where_the_environment_says(environ: dict[str, str], socket_path: str | None) -> None:
+    """The variables are read in a fixed order; without them, the path depends on the uid alone."""
+    assert paths.socket_path(environ) == (socket_path or f"/tmp/ktuned-{os.geteuid()}/ktuned.sock")
 
 
 def test_a_path_that_is_too_long_says_so() -> None:
-    """The error gives both lengths and the variable to set."""
+    """The error has both lengths and the variable to set."""
     paths.check_length("/" + "x" * 106)
     with pytest.raises(UntrustedSocket, match="108 bytes, and 107 are allowed") as caught:
         paths.check_length("/" + "x" * 107)
@@ -31,7 +31,7 @@ def test_a_path_that_is_too_long_says_so() -> None:
 
 @pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
 def test_the_directory_is_made_private(tmp_path: Path, umask: int) -> None:
-    """Whatever the umask, the directory that is made has mode 0700."""
+    """Whatever the umask, the directory gets mode 0700."""
     before = os.umask(umask)
     try:
         paths.make_directory(str(tmp_path / "run"))
@@ -42,7 +42,7 @@ def test_the_directory_is_made_private(tmp_path: Path, umask: int) -> None:
 
 
 def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
-    """A directory that others may enter is not trusted, and the hint closes it."""
+    """The hint has the command that closes it."""
     (tmp_path / "run").mkdir(mode=0o755)
     with pytest.raises(UntrustedSocket, match="0755") as caught:
         paths.check_directory(str(tmp_path / "run"))
@@ -50,7 +50,7 @@ def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    """A symbolic link is not followed, even to a directory that would be trusted."""
+    """Even a symbolic link to a trusted directory is refused."""
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "run").symlink_to(tmp_path / "real")
     with pytest.raises(UntrustedSocket):
@@ -59,7 +59,7 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another uid")
 def test_what_belongs_to_others_is_refused(tmp_path: Path) -> None:
-    """A directory or a socket of another uid is not trusted."""
+    """The directory or the socket belongs to another uid."""
     (tmp_path / "run").mkdir(mode=0o700)
     path = tmp_path / "run" / "k.sock"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -74,14 +74,12 @@ def test_what_belongs_to_others_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_in_place_of_the_socket_is_refused(tmp_path: Path) -> None:
-    """Only a socket is connected to."""
     (tmp_path / "k.sock").touch()
     with pytest.raises(UntrustedSocket, match="is not a socket"):
         paths.check_socket(str(tmp_path / "k.sock"))
 
 
 def test_the_peer_is_known_by_its_pid() -> None:
-    """A peer that runs as us passes, and its pid is returned."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert paths.check_peer(ours) == os.getpid()
+    client, server = socket.socketpair()
+    with client, server:
+        assert paths.check_peer(client) == os.getpid()

@@ -1,4 +1,4 @@
-"""Loading of winners where the client stands alone."""
+"""Loading of winners where only the client is installed."""
 
 import json
 import os
@@ -26,7 +26,7 @@ except LoadError as error:
     [({"recipe": {"plugin": "ktuned-nvrtc"}}, "-m pip install ktuned-nvrtc"), ({}, "install its plugin")],
 )
 def test_a_missing_plugin_is_one_clear_line(tmp_path: Path, manifest: dict[str, object], remedy: str) -> None:
-    """Where the client is installed alone, the line names the distribution that made the artifact."""
+    """The line names the distribution that compiled the artifact."""
     (tmp_path / "msgpack").symlink_to(Path(str(msgpack.__file__)).parent)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     done = subprocess.run(

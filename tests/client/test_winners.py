@@ -1,4 +1,4 @@
-"""Exported files: what is read, what is refused, and what a lookup gets of them with no daemon."""
+"""Exported files: what is read, what is refused, and what a lookup gets from them without a daemon."""
 
 import json
 from pathlib import Path
@@ -24,8 +24,8 @@ WINNER = {
 }
 
 
-def document(**changes: Any) -> Any:
-    """Return a file's content."""
+def make_document(**changes: Any) -> Any:
+    """Return the content of an exported file."""
     return {
         "ktuned_winners": 1,
         "kernel": "p:gemm",
@@ -39,15 +39,15 @@ def document(**changes: Any) -> Any:
     }
 
 
-def written(path: Path, **changes: Any) -> Path:
-    """Write a file and return its path."""
-    path.write_text(render_document(document(**changes)))
+def write_winners(path: Path, **changes: Any) -> Path:
+    """Write an exported file and return its path."""
+    path.write_text(render_document(make_document(**changes)))
     return path
 
 
 def test_a_file_serves_lookups_with_no_daemon(tmp_path: Path) -> None:
-    """By short or full name: its winners as stale, and say why; its default; the caller's, where it has none."""
-    with Client(tmp_path / "nobody.sock", winners=written(tmp_path / "w.json")) as client:
+    """Winners are stale, with the reason; other problems get the file's default, or the caller's if it has none."""
+    with Client(tmp_path / "nobody.sock", winners=write_winners(tmp_path / "w.json")) as client:
         hit = client.lookup("gemm", {"M": 1}, DEFAULT)
         assert (hit.kernel, hit.device, hit.status, hit.config, hit.latency_us, hit.decided, hit.artifact) == (
             "p:gemm",
@@ -61,13 +61,13 @@ def test_a_file_serves_lookups_with_no_daemon(tmp_path: Path) -> None:
         assert "w.json: not checked" in hit.message
         assert client.lookup("p:gemm", {"M": 1}) == hit
         assert client.lookup("gemm", {"M": 1}) is client.lookup("gemm", {"M": 1})
-        told = [
+        hits = [
             client.lookup("gemm", {"M": 2}, DEFAULT),
             client.lookup("gemm", {"M": 1.0}, DEFAULT),
             client.lookup("gemm", {"M": 1}, DEFAULT, device="CPU"),
             client.lookup("other", {}, DEFAULT),
         ]
-        assert [(hit.status, hit.config) for hit in told] == [
+        assert [(hit.status, hit.config) for hit in hits] == [
             ("default", {"BM": 16}),
             ("default", {"BM": 16}),
             ("default", {"BM": 16}),
@@ -77,10 +77,10 @@ def test_a_file_serves_lookups_with_no_daemon(tmp_path: Path) -> None:
 
 
 def test_a_portfolio_answers_for_problems_without_a_winner(tmp_path: Path) -> None:
-    """As near, with the loss that is expected; the winner of a problem goes before."""
+    """The status is ``near`` with the expected loss; a problem's own winner takes precedence."""
     leaves = [{"config": {"BM": size}, "expected_loss": size / 1000, "problems": 4} for size in (16, 128)]
     tree = {"figure": ["M"], "limit": 64, "passing": leaves[0], "failing": leaves[1]}
-    client = Client(winners=written(tmp_path / "w.json", portfolios={"latency": tree}))
+    client = Client(winners=write_winners(tmp_path / "w.json", portfolios={"latency": tree}))
     hits = [client.lookup("gemm", {"M": size}) for size in (32, 512, 1)]
     assert {(hit.status, hit.config["BM"], hit.expected_loss) for hit in hits[:2] if hit.config} == {
         ("near", 16, 0.016),
@@ -90,72 +90,72 @@ def test_a_portfolio_answers_for_problems_without_a_winner(tmp_path: Path) -> No
 
 
 def test_a_directory_serves_the_winners_of_all_its_files(tmp_path: Path) -> None:
-    """Two device models, and two kernels of one name, are distinguished; a file that is there twice is refused."""
+    """Device models, and kernels of one name, are distinguished; two files for one kernel and device are refused."""
     for number, (kernel, device) in enumerate(
         [("p:gemm", "GPU"), ("p:gemm", "CPU"), ("p:one", "GPU"), ("q:one", "GPU")]
     ):
-        written(tmp_path / f"{number}.json", kernel=kernel, device=device)
+        write_winners(tmp_path / f"{number}.json", kernel=kernel, device=device)
     with Client(winners=tmp_path) as client:
         assert client.lookup("gemm", {"M": 1}, device="CPU").device == "CPU"
-        for kernel, told in (("gemm", "CPU, GPU"), ("one", "p:one, q:one")):
+        for kernel, candidates in (("gemm", "CPU, GPU"), ("one", "p:one, q:one")):
             hit = client.lookup(kernel, {"M": 1}, DEFAULT)
             assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-            assert told in hit.message
-    written(tmp_path / "5.json")
+            assert candidates in hit.message
+    write_winners(tmp_path / "5.json")
     with pytest.raises(WinnersError, match="both hold p:gemm on GPU"):
         Client(winners=tmp_path)
 
 
 @pytest.mark.parametrize("problem", [{"M": b"bytes"}, {"M": 1, 2: 3}])
 def test_a_problem_that_no_file_can_hold_gives_the_default(tmp_path: Path, problem: dict[Any, Any]) -> None:
-    """What MessagePack carries and JSON does not makes no lookup raise."""
-    with Client(winners=written(tmp_path / "w.json")) as client:
+    """MessagePack can carry such a problem, JSON cannot."""
+    with Client(winners=write_winners(tmp_path / "w.json")) as client:
         hit = client.lookup("gemm", problem, {"BM": 7})
     assert (hit.status, hit.config) == ("invalid", {"BM": 7})
     assert "a problem" in hit.message
 
 
 def test_artifacts_are_found_beside_the_file(tmp_path: Path) -> None:
-    """The path of an artifact that was exported with its winner; none that leads elsewhere."""
+    """A path that leads elsewhere is refused."""
     (tmp_path / "art" / "abc").mkdir(parents=True)
-    path = written(tmp_path / "w.json", artifacts="art")
+    path = write_winners(tmp_path / "w.json", artifacts="art")
     with Client(winners=path) as client:
         assert client.lookup("gemm", {"M": 1}).artifact == str(tmp_path / "art" / "abc")
-    written(path, artifacts="art", winners=[{**WINNER, "artifact": "../art/abc"}])
+    write_winners(path, artifacts="art", winners=[{**WINNER, "artifact": "../art/abc"}])
     with Client(winners=path) as client:
         assert client.lookup("gemm", {"M": 1}).artifact is None
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("nonsense", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("{}", "holds no winners"),
         ('{"ktuned_winners": true}', "holds no winners"),
-        (json.dumps(document(ktuned_winners=2)), "format 2, and this version reads up to 1: upgrade ktuned"),
-        (json.dumps(document(device=None)), "`device` is missing"),
-        (json.dumps(document(specialize="M")), "`specialize`"),
-        (json.dumps(document(default={"BM": []})), "its default"),
-        (json.dumps(document(names=["a.h"])), "`names`"),
-        (json.dumps(document(names={"a.h": "source"})), "`names`"),
-        (json.dumps(document(winners=[7])), "winner 1 is not a map"),
-        (json.dumps(document(winners=[WINNER, {**WINNER, "latency_us": -1.0}])), "winner 2: a latency of -1.0"),
-        (json.dumps(document(winners=[{**WINNER, "config": {"BM": None}}])), "winner 1: its config"),
-        (json.dumps(document(winners=[{**WINNER, "digest": 3}])), "winner 1: `digest`"),
+        (json.dumps(make_document(ktuned_winners=2)), "format 2, and this version reads up to 1: upgrade ktuned"),
+        (json.dumps(make_document(device=None)), "`device` is missing"),
+        (json.dumps(make_document(specialize="M")), "`specialize`"),
+        (json.dumps(make_document(default={"BM": []})), "its default"),
+        (json.dumps(make_document(names=["a.h"])), "`names`"),
+        (json.dumps(make_document(names={"a.h": "source"})), "`names`"),
+        (json.dumps(make_document(winners=[7])), "winner 1 is not a map"),
+        (json.dumps(make_document(winners=[WINNER, {**WINNER, "latency_us": -1.0}])), "winner 2: a latency of -1.0"),
+        (json.dumps(make_document(winners=[{**WINNER, "config": {"BM": None}}])), "winner 1: its config"),
+        (json.dumps(make_document(winners=[{**WINNER, "digest": 3}])), "winner 1: `digest`"),
     ],
 )
-def test_an_invalid_file_ends_with_one_line_that_names_it(tmp_path: Path, content: str, told: str) -> None:
-    """A file that is none, a newer version's or a broken one ends with one line that names it."""
+def test_an_invalid_file_ends_with_one_line_that_names_it(tmp_path: Path, content: str, message: str) -> None:
+    """Cases: no file of winners, one of a newer version, a broken one."""
     path = tmp_path / "w.json"
     path.write_text(content)
-    with pytest.raises(WinnersError, match=told) as error:
+    with pytest.raises(WinnersError, match=message) as error:
         Client(winners=path)
     assert str(path) in str(error.value)
 
 
 def test_a_missing_file_or_an_empty_directory_is_an_error(tmp_path: Path) -> None:
-    """There is no silent client without winners."""
+    """A client without winners would fail silently."""
     with pytest.raises(WinnersError, match="cannot be read"):
         Client(winners=tmp_path / "none.json")
     with pytest.raises(WinnersError, match="holds no file of winners"):
@@ -163,17 +163,17 @@ def test_a_missing_file_or_an_empty_directory_is_an_error(tmp_path: Path) -> Non
 
 
 def test_equal_winners_give_equal_files() -> None:
-    """In whatever order they come, one line each, so that a diff shows what changed."""
+    """Whatever the order of the winners, each has a line of its own, so that a diff shows what changed."""
     winners = [{**WINNER, "problem": {"M": size}} for size in (1, 2, 3)]
-    text = render_document(document(winners=winners))
-    assert render_document(document(winners=winners[::-1])) == text
-    assert json.loads(text) == document(winners=winners)
-    changed = render_document(document(winners=[*winners[:2], {**winners[2], "latency_us": 9.0}]))
-    assert sum(one != other for one, other in zip(text.splitlines(), changed.splitlines(), strict=True)) == 1
+    text = render_document(make_document(winners=winners))
+    assert render_document(make_document(winners=winners[::-1])) == text
+    assert json.loads(text) == make_document(winners=winners)
+    changed = render_document(make_document(winners=[*winners[:2], {**winners[2], "latency_us": 9.0}]))
+    assert sum(line != other for line, other in zip(text.splitlines(), changed.splitlines(), strict=True)) == 1
 
 
 def test_names_of_files_are_plain_and_differ() -> None:
-    """Whatever a device calls itself, the file's name is safe, and two devices never share one."""
+    """The name of a file is safe whatever the device is called, and two devices have two names."""
     names = [
         make_file_name("p:gemm", device) for device in ("NVIDIA H200", "NVIDIA-H200!", "a/../b", "a b", "a(b", "…")
     ]

@@ -65,7 +65,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("data", "message"), MESSAGES)
 def test_messages_survive_the_wire(data: bytes, message: wire.Message) -> None:
-    """What is encoded is decoded as the same message, whole or byte by byte."""
+    """The messages are decoded whole and byte by byte."""
     assert Decoder().feed(data) == [message]
     decoder = Decoder()
     pieces = [decoder.feed(data[index : index + 1]) for index in range(len(data))]
@@ -73,7 +73,7 @@ def test_messages_survive_the_wire(data: bytes, message: wire.Message) -> None:
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:
-    """The arrays are exactly MessagePack-RPC's, so that any language's client can speak to the daemon."""
+    """The arrays are those of MessagePack-RPC, so that clients in any language can speak to the daemon."""
     assert msgpack.unpackb(wire.encode_request(1, "m", {"a": 1})) == [0, 1, "m", [{"a": 1}]]
     assert msgpack.unpackb(wire.encode_response(1, None, 2)) == [1, 1, None, 2]
     assert msgpack.unpackb(wire.encode_notification("m", {"a": 1})) == [2, "m", [{"a": 1}]]
@@ -81,7 +81,7 @@ def test_the_bytes_are_those_of_the_specification() -> None:
 
 @given(st.lists(st.sampled_from(MESSAGES), max_size=8), st.data())
 def test_a_stream_may_be_cut_anywhere(sent: list[tuple[bytes, wire.Message]], data: st.DataObject) -> None:
-    """How a stream is cut into pieces does not change its messages."""
+    """The messages do not depend on how the stream is cut."""
     stream = b"".join(encoded for encoded, _ in sent)
     decoder = Decoder()
     received: list[wire.Message] = []
@@ -101,21 +101,21 @@ def test_a_value_that_is_no_message_is_refused(value: Any) -> None:
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_bytes_are_refused_at_once(data: bytes) -> None:
-    """Bytes that are no MessagePack, or claim too much, are refused before anything is set aside; whole or in bytes."""
+    """Bytes that are not MessagePack, or that claim too much, are refused before memory is reserved."""
     with pytest.raises(ProtocolError):
         Decoder().feed(data)
     decoder = Decoder()
     with pytest.raises(ProtocolError):
-        _feed(decoder, _cut(data, 1))
+        feed_decoder(decoder, split_bytes(data, 1))
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
-    """Whatever the bytes are, the decoder returns messages or raises ProtocolError, the same whole or in bytes."""
-    assert _outcome(data, len(data) or 1) == _outcome(data, 1)
+    """The decoder returns messages or raises ProtocolError, the same for the whole and for single bytes."""
+    assert decode_outcome(data, len(data) or 1) == decode_outcome(data, 1)
 
 
-def _outcome(data: bytes, size: int) -> list[wire.Message] | None:
+def decode_outcome(data: bytes, size: int) -> list[wire.Message] | None:
     decoder = Decoder()
     messages: list[wire.Message] = []
     try:
@@ -128,27 +128,27 @@ def _outcome(data: bytes, size: int) -> list[wire.Message] | None:
 
 @pytest.mark.parametrize("size", [100, 64 * 1024, 10**9])
 def test_a_message_may_be_as_long_as_the_limit_and_no_longer(size: int) -> None:
-    """The byte limit holds exactly, whatever the sizes of the pieces."""
+    """The limit is exact for pieces of any size."""
     room = 300_000 - len(wire.encode_request(1, "m", {"a": "x" * 70_000})) + 70_000
     fits = wire.encode_request(1, "m", {"a": "x" * room})
     decoder = Decoder(max_bytes=300_000)
     for _ in range(3):
-        assert [message for piece in _cut(fits, size) for message in decoder.feed(piece)]
+        assert [message for piece in split_bytes(fits, size) for message in decoder.feed(piece)]
     with pytest.raises(ProtocolError):
-        _feed(decoder, _cut(wire.encode_request(1, "m", {"a": "x" * (room + 1), "b": 0}), size))
+        feed_decoder(decoder, split_bytes(wire.encode_request(1, "m", {"a": "x" * (room + 1), "b": 0}), size))
 
 
 def test_a_message_that_never_ends_is_refused() -> None:
-    """Many small items count like one long string: memory is bounded by the byte limit."""
+    """Many small items count like one long string."""
     decoder = Decoder(max_bytes=10_000)
     decoder.feed(b"\x94\x00\x01\xa1m\xdd" + struct.pack(">I", 100_000))
     with pytest.raises(ProtocolError, match="10000 bytes"):
-        _feed(decoder, [b"\x01" * 1000] * 20)
+        feed_decoder(decoder, [b"\x01" * 1000] * 20)
 
 
 @pytest.mark.parametrize("header", [b"\xdb\x40\x00\x00\x00", b"\xc6\x40\x00\x00\x00"], ids=["string", "bytes"])
 def test_a_claim_of_1_gib_gets_no_more_room_than_any_message(header: bytes) -> None:
-    """A length that is only claimed sets nothing aside; what comes is refused at the byte limit."""
+    """A claimed length reserves no memory; what arrives is refused at the limit."""
     decoder = Decoder(max_bytes=10_000)
     tracemalloc.start()
     try:
@@ -157,28 +157,27 @@ def test_a_claim_of_1_gib_gets_no_more_room_than_any_message(header: bytes) -> N
     finally:
         tracemalloc.stop()
     with pytest.raises(ProtocolError, match="10000 bytes"):
-        _feed(decoder, [b"x" * 1000] * 20)
+        feed_decoder(decoder, [b"x" * 1000] * 20)
 
 
 def test_many_messages_at_once_may_exceed_the_limit_of_one() -> None:
-    """The limit is per message, not per piece."""
-    one = wire.encode_request(1, "m", {"a": "x" * 900})
-    assert len(Decoder(max_bytes=1000).feed(one * 2000)) == 2000
+    """The limit holds for a message, not for a piece."""
+    message = wire.encode_request(1, "m", {"a": "x" * 900})
+    assert len(Decoder(max_bytes=1000).feed(message * 2000)) == 2000
 
 
-def _feed(decoder: Decoder, pieces: list[bytes]) -> None:
+def feed_decoder(decoder: Decoder, pieces: list[bytes]) -> None:
     for piece in pieces:
         decoder.feed(piece)
 
 
-def _cut(data: bytes, size: int) -> list[bytes]:
+def split_bytes(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 @pytest.mark.parametrize(("levels", "is_allowed"), [(wire.MAX_NESTING, True), (wire.MAX_NESTING + 1, False)])
 @pytest.mark.parametrize("kind", [list, dict])
 def test_nesting_is_limited(levels: int, is_allowed: bool, kind: type) -> None:
-    """A message of as many levels as the limit passes, one of one more does not."""
     value: Any = {}
     for _ in range(levels - 4):  # the message, its params' array, their map and the innermost map are levels too
         value = [value] if kind is list else {"a": value}
@@ -195,14 +194,14 @@ def test_nesting_is_limited(levels: int, is_allowed: bool, kind: type) -> None:
     [([{}], {}), ([{"a": 1}], {"a": 1}), ([], {}), ([[]], {}), ([1], None), ([{}, {}], None), ([["a"]], None)],
 )
 def test_params_are_one_map(params: list[Any], understood: dict[str, Any] | None) -> None:
-    """Params that are not one map are distinguished from none at all, so that the caller gets a sentence."""
+    """Params that are not one map give an error, unlike missing params."""
     (message,) = Decoder().feed(msgpack.packb([0, 1, "m", params]))
     assert message == Request(1, "m", understood)
 
 
 @pytest.mark.parametrize(("value", "error"), [(object(), TypeError), ({1, 2}, TypeError), (2**70, ValueError)])
 def test_a_value_that_cannot_be_packed_is_the_callers_error(value: Any, error: type[Exception]) -> None:
-    """Encoding raises TypeError or ValueError, and nothing else, for what MessagePack cannot carry."""
+    """Encoding raises TypeError or ValueError for values that MessagePack cannot carry."""
     with pytest.raises(error):
         wire.encode_request(1, "m", {"a": value})
 
@@ -210,7 +209,7 @@ def test_a_value_that_cannot_be_packed_is_the_callers_error(value: Any, error: t
 def test_a_short_name_travels_with_the_directory_of_its_application(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is where the process worked when its client was made; a full name, and a directory that is gone, need none."""
+    """The directory is that of the process when its client was made; full names and deleted directories need none."""
 
     def sent(knowledge: Knowledge, kernel: str) -> dict[str, Any]:
         params: dict[str, Any] = msgpack.unpackb(
@@ -223,8 +222,8 @@ def test_a_short_name_travels_with_the_directory_of_its_application(
     monkeypatch.chdir("/")
     assert sent(knowledge, "gemm") == {"kernel": "gemm", "directory": str(tmp_path), "problem": {"M": 1}}
     assert sent(knowledge, "p:gemm") == {"kernel": "p:gemm", "problem": {"M": 1}}
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    removed = tmp_path / "gone"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
     assert sent(Knowledge("k.sock", None), "gemm") == {"kernel": "gemm", "problem": {"M": 1}}

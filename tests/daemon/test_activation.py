@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from ktuned_client import Client
-from tests.assembled import PATIENCE_S
-from tests.e2e.harness import Daemon, kernel_text
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import Daemon, make_kernel_text
 
 ACTIVATE = shutil.which("systemd-socket-activate")
 ACCEPTS = 0x10000
@@ -102,7 +103,7 @@ def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, 
         assert status["socket"] == str(path)
         assert status["idle"]["exit_s"] == 1800
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert (tmp_path / "run" / "ktuned.lock").read_text() == f"{process.pid}\n"
+        assert json.loads((tmp_path / "home" / "lock").read_text())["pid"] == process.pid
 
         (tmp_path / "home" / "config.toml").write_text("idle_exit_s = 0\n")
         process.send_signal(signal.SIGHUP)
@@ -142,15 +143,15 @@ def test_a_watched_directory_keeps_a_daemon_from_ending_idle(tmp_path: Path) -> 
     with Daemon(tmp_path) as daemon:
         assert daemon.process is not None
         assert daemon.client.call("status")["idle"]["exit_s"] == 0
-        path = daemon.kernel_file(kernel_text("space(us=[50.0], tag=['a'])"))
+        path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
         daemon.tune(path=str(path), trials=1)
         daemon.client.lookup("nothing", {})  # over the connection that the client keeps
         (daemon.home / "config.toml").write_text("contention = false\nidle_exit_s = 0.05\n")
         daemon.process.send_signal(signal.SIGHUP)
-        daemon.until(lambda: daemon.client.call("status")["idle"]["exit_s"] == 0.05, "the reload")
+        daemon.wait_until(lambda: daemon.client.call("status")["idle"]["exit_s"] == 0.05, "the reload")
         assert daemon.client.call("status")["idle"]["busy"] == ["clients", "watches"]
         shutil.rmtree(path.parent)
-        daemon.until(lambda: daemon.client.call("status")["idle"]["busy"] == ["clients"], "the watching's end")
+        daemon.wait_until(lambda: daemon.client.call("status")["idle"]["busy"] == ["clients"], "the watching's end")
         daemon.client.close()
         assert daemon.process.wait(PATIENCE_S) == 0
 
@@ -158,14 +159,14 @@ def test_a_watched_directory_keeps_a_daemon_from_ending_idle(tmp_path: Path) -> 
 def test_a_request_that_waits_is_answered_before_the_end(tmp_path: Path) -> None:
     """`shutdown` drains: what was asked before it gets its answer, what comes after is reported why it does not."""
     with Daemon(tmp_path) as daemon:
-        path = daemon.kernel_file(SLOW.format(gates=str(daemon.gates)) + kernel_text("space(us=[50.0])"))
+        path = daemon.write_kernel(SLOW.format(gates=str(daemon.gates)) + make_kernel_text("space(us=[50.0])"))
         with subprocess.Popen(
             [sys.executable, "-m", "ktuned", "tune", "--detach", "--json", str(path)],
             env=daemon.env,
             stdout=subprocess.PIPE,
             text=True,
         ) as asking:
-            daemon.until((daemon.gates / "import.reached").exists, "the kernel file's import")
+            daemon.wait_until((daemon.gates / "import.reached").exists, "the kernel file's import")
             daemon.client.call("shutdown")
             (daemon.gates / "import").touch()
             said, _ = asking.communicate(timeout=PATIENCE_S)

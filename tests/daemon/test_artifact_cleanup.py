@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 CONFIGS = "space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b'), dict(us=120.0, tag='c')])"
 
@@ -12,7 +12,7 @@ CONFIGS = "space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b'), dict(us=120.0,
 def test_artifacts_go_and_results_stay(tmp_path: Path) -> None:
     """Under a smaller cap the losers go before the winner, and every result is still there."""
     with Daemon(tmp_path) as daemon:
-        daemon.kernel_file(kernel_text(CONFIGS))
+        daemon.write_kernel(make_kernel_text(CONFIGS))
         daemon.tune(path=str(tmp_path / "project"))
 
         def count_artifacts() -> int:
@@ -25,14 +25,14 @@ def test_artifacts_go_and_results_stay(tmp_path: Path) -> None:
 
         assert count_artifacts() == 3
         lower_cap(daemon.client.call("status")["artifacts"]["bytes"] / 3 + 1)
-        daemon.until(lambda: count_artifacts() == 1, "the losers' artifacts to go")
+        daemon.wait_until(lambda: count_artifacts() == 1, "the losers' artifacts to go")
         hit = daemon.client.lookup("it", {"n": 64})
         assert hit.status == "fresh"
         assert hit.artifact is not None
         assert Path(hit.artifact, "kernel.json").exists()
 
         lower_cap(1)
-        daemon.until(lambda: count_artifacts() == 0, "the winner's artifact to go")
-        daemon.until(lambda: daemon.client.lookup("it", {"n": 64}).artifact is None, "the lookup to know")
+        daemon.wait_until(lambda: count_artifacts() == 0, "the winner's artifact to go")
+        daemon.wait_until(lambda: daemon.client.lookup("it", {"n": 64}).artifact is None, "the lookup to know")
         assert daemon.client.lookup("it", {"n": 64}).status == "fresh"
-        assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
+        assert {trial["outcome"] for trial in daemon.fetch_trials().values()} == {"measured"}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ktuned.daemon.logs import LogFormat, choose_format, is_journal_stream
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 SAYS = """
 import structlog, sys
@@ -81,9 +81,9 @@ def test_events_of_a_trial_carry_its_job_and_id(tmp_path: Path) -> None:
     """A trial that crashes is found in the log by its job and its id."""
     daemon = Daemon(tmp_path)
     with daemon:
-        daemon.kernel_file(kernel_text("space([dict(tag='a', does=''), dict(tag='b', does='segfault')])"))
+        daemon.write_kernel(make_kernel_text("space([dict(tag='a', does=''), dict(tag='b', does='segfault')])"))
         _, (job,) = daemon.tune(path=str(tmp_path / "project"))
-        crashed = daemon.trials()["b"]
+        crashed = daemon.fetch_trials()["b"]
     assert crashed["outcome"] == "crashed"
     (line,) = [line for line in daemon.log.read_text().splitlines() if "event=trial_crashed" in line]
     assert f"job={job['id']} " in f"{line} "

@@ -1,4 +1,4 @@
-"""Constraints that are functions: told as texts where they are arithmetic, and left to their code elsewhere."""
+"""Constraints written as functions: arithmetic gets an equal text, anything else stays code."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ktuned.model import Expression, SpaceInfo
 
 KNOBS = ("BM", "BN")
 LIMIT = 64
-TILES = (16, 32)
-BELOW = -3
+TILE_SIZES = (16, 32)
+NEGATIVE = -3
 INFINITE = math.inf
 
 
-def has_guards(p: Any, c: Any) -> bool:
-    """Return whether a config is one of a kernel's."""
+def accept_by_guards(p: Any, c: Any) -> bool:
+    """Accept a config by several guards."""
     area = c.BM * c["BN"]
     if area > LIMIT * 16:
         return False
     if not (c.BM <= p.M and p["M"] % c.BM == 0):
         return False
-    return c.BN in TILES or min(p.M, LIMIT) < c.BN
+    return c.BN in TILE_SIZES or min(p.M, LIMIT) < c.BN
 
 
-def loops(p: Any, c: Any) -> bool:
-    """Return what only code can say."""
+def accept_by_loop(p: Any, c: Any) -> bool:
+    """Accept a config by a loop, which no expression can say."""
     for value in c.values():
         if value > p.M:
             print(value)
@@ -46,15 +46,15 @@ ARITHMETIC: list[Callable[[Any, Any], object]] = [
     lambda p, c: c.BM <= p.M,
     lambda problem, config: problem.M % config.BN == 0 and config.BM * config.BN <= LIMIT * 8,
     lambda p, c: not (c.BM > p.M or c.BN < 32),
-    lambda p, c: c.BN - BELOW**2 > 0 and math.log2(c.BM) >= abs(BELOW),
+    lambda p, c: c.BN - NEGATIVE**2 > 0 and math.log2(c.BM) >= abs(NEGATIVE),
     lambda p, c: bool(c.BM if p.M > LIMIT else c.BN > 16) and p["M"] >= max(c.BM, c["BN"]),
-    has_guards,
+    accept_by_guards,
 ]
 
 
 @pytest.mark.parametrize("where", ARITHMETIC, ids=range(len(ARITHMETIC)))
 def test_a_function_of_arithmetic_has_an_equal_text(where: Callable[[Any, Any], object]) -> None:
-    """For all problems and configs it decides as the function does."""
+    """The text decides as the function does, for all problems and configs."""
     text = write_constraint(where, KNOBS)
     assert text is not None
     for m, bm, bn in itertools.product((8, 48, 64, 256), (8, 16, 32, 128), (16, 32, 128)):
@@ -63,7 +63,7 @@ def test_a_function_of_arithmetic_has_an_equal_text(where: Callable[[Any, Any], 
         assert Expression(text)(problem, config) is expected, (text, problem, config)
 
 
-CODE: list[Callable[[Any, Any], object]] = [
+NOT_ARITHMETIC: list[Callable[[Any, Any], object]] = [
     lambda p, c: all(value <= p.M for value in c.values()),
     lambda p, c: c.BM <= p.BN,
     lambda p, c: c.M <= p.M,
@@ -74,22 +74,24 @@ CODE: list[Callable[[Any, Any], object]] = [
     lambda p, c: round(number=c.BM),
     lambda p, c: c,
     lambda *both: True,
-    functools.partial(has_guards),
-    loops,
+    functools.partial(accept_by_guards),
+    accept_by_loop,
 ]
 
 
-@pytest.mark.parametrize("where", CODE, ids=range(len(CODE)))
+@pytest.mark.parametrize("where", NOT_ARITHMETIC, ids=range(len(NOT_ARITHMETIC)))
 def test_what_only_code_can_say_has_no_text(where: Callable[[Any, Any], object]) -> None:
-    """Calls of others' functions, loops, names that mean two things, values that are no literals."""
+    """Examples: calls of other functions, loops, ambiguous names, values that are no literals."""
     assert write_constraint(where, KNOBS) is None
 
 
 def test_a_space_has_the_texts_of_all_its_constraints_or_none() -> None:
-    """Conditions of knobs are among them; one that is code leaves all to code."""
+    """The texts include the conditions of knobs. One constraint that is code leaves the space without texts."""
     when = {"BN": lambda p, c: c.BM > p.M}
-    known = space(BM=[16, 32], BN=[1, 2], where=["BM * BN < 99", lambda p, c: c.BM > 1], when=when).describe_space()
+    described = space(BM=[16, 32], BN=[1, 2], where=["BM * BN < 99", lambda p, c: c.BM > 1], when=when).describe_space()
     texts = ("BM * BN < 99", "(BM > 1)", "((BM > M)) or BN == 1")
-    assert known == SpaceInfo("cartesian", {"BM": (16, 32), "BN": (1, 2)}, constrained=True, constraints=texts, size=4)
-    assert space(BM=[16], BN=[1], where=["BM > 1", loops]).describe_space().constraints == ()
+    assert described == SpaceInfo(
+        "cartesian", {"BM": (16, 32), "BN": (1, 2)}, constrained=True, constraints=texts, size=4
+    )
+    assert space(BM=[16], BN=[1], where=["BM > 1", accept_by_loop]).describe_space().constraints == ()
     assert space(BM=[16], where=["BM > " + "1" * 3000] * 3).describe_space().constraints == ()

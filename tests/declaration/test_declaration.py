@@ -1,4 +1,4 @@
-"""``@kernel``: what a declaration becomes, and one clear line for each way to get it wrong."""
+"""``@kernel``: what a declaration becomes, and one clear line for each mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ktuned.model.errors import KernelFileError, Unsupported
 from ktuned.model.plan import Plan
 from tests.declaration.conftest import HEADER_LINES, Project
 
-LINE = HEADER_LINES + 1
+DECORATOR_LINE = HEADER_LINES + 1
 
 
 @pytest.mark.parametrize(
@@ -75,20 +75,20 @@ LINE = HEADER_LINES + 1
     ],
 )
 def test_a_wrong_declaration_names_its_error(project: Project, arguments: dict[str, str], words: str) -> None:
-    """Each wrong argument is one line that starts with the file, the decorator's line and the kernel."""
-    loaded = project.declare(**arguments)
+    """Each wrong argument gives one line that starts with the file, the decorator's line and the kernel."""
+    loaded = project.load_declaration(**arguments)
     assert loaded.kernels == ()
     (error,) = loaded.errors
     name = "a b" if "name" in arguments else "it"
-    assert error.message.startswith(f"{project.root}/tune_it.py:{LINE}: {name}: ")
+    assert error.message.startswith(f"{project.root}/tune_it.py:{DECORATOR_LINE}: {name}: ")
     assert words in error.message
     assert "\n" not in error.message
-    assert (error.path, error.line) == (f"{project.root}/tune_it.py", LINE)
+    assert (error.path, error.line) == (f"{project.root}/tune_it.py", DECORATOR_LINE)
 
 
 def test_a_full_declaration_keeps_every_argument(project: Project) -> None:
-    """Every argument arrives where it belongs, and plain strings stand for one name."""
-    kernel = project.kernel(
+    """A plain string stands for one name."""
+    kernel = project.declare_kernel(
         sources='"gemm.cu"',
         problems="[dict(M=4, N=1)]",
         specialize='"M"',
@@ -121,8 +121,8 @@ def test_a_full_declaration_keeps_every_argument(project: Project) -> None:
 
 
 def test_the_kernel_function_gets_read_only_views(project: Project) -> None:
-    """The kernel function sees problem and config by attribute, and calling the kernel calls it as it is."""
-    kernel = project.kernel()
+    """The kernel function reads problem and config by attribute."""
+    kernel = project.declare_kernel()
     assert kernel.build({"M": 1}, {"BM": 2}).to_plain() == {"n": 2}
     assert [config["BM"] for config in kernel.bind_space({"M": 1})] == [1, 2]
 
@@ -138,31 +138,29 @@ def test_the_kernel_function_gets_read_only_views(project: Project) -> None:
     ],
 )
 def test_a_failing_kernel_function_is_reported_with_its_line(project: Project, body: str, words: str) -> None:
-    """What goes wrong in a kernel function is one line with the function's own line."""
-    kernel = project.declare(body=body).kernels[0]
+    kernel = project.load_declaration(body=body).kernels[0]
     with pytest.raises(KernelFileError) as caught:
         kernel.build({"K": 1}, {"BM": 2})
     assert words in caught.value.message
-    assert caught.value.line == (LINE if "returned" in words else LINE + 2)
+    assert caught.value.line == (DECORATOR_LINE if "returned" in words else DECORATOR_LINE + 2)
 
 
 def test_a_bare_decorator_is_an_error(project: Project) -> None:
-    """``@kernel`` without its arguments says how it is written."""
-    project.write("tune_it.py", "@kernel\ndef it(p, c):\n    pass\n")
-    (error,) = project.load().errors
+    """The message shows how to write the arguments."""
+    project.write_file("tune_it.py", "@kernel\ndef it(p, c):\n    pass\n")
+    (error,) = project.load_file().errors
     assert "@kernel takes arguments by name alone: @kernel(backend=…" in error.message
 
 
 def test_a_build_of_another_backend_is_an_error(project: Project) -> None:
-    """A Build must be of the backend that the kernel declares."""
-    kernel = project.kernel(backend='"other"')
+    kernel = project.declare_kernel(backend='"other"')
     with pytest.raises(KernelFileError, match="a Build of the backend 'fake', but backend='other'"):
         kernel.build({}, {"BM": 1})
 
 
 def test_unsupported_from_a_kernel_function_is_raised_unchanged(project: Project) -> None:
     """A kernel function may refuse a config."""
-    kernel = project.declare(body='raise Unsupported("too large")').kernels[0]
+    kernel = project.load_declaration(body='raise Unsupported("too large")').kernels[0]
     with pytest.raises(Unsupported, match="too large"):
         kernel.build({}, {"BM": 1})
 
@@ -179,17 +177,15 @@ def test_unsupported_from_a_kernel_function_is_raised_unchanged(project: Project
         ("lambda p: dict(B=tensor(1))", "setup names the tensor 'A', which inputs(p) does not make (there are: B"),
     ],
 )
-def test_failing_inputs_are_reported_with_their_line(project: Project, inputs: str, words: str) -> None:
-    """Whatever ``inputs`` does wrong is one line."""
-    kernel = project.kernel(inputs=inputs, setup='("A",)')
+def test_failing_inputs_are_reported_in_one_line(project: Project, inputs: str, words: str) -> None:
+    kernel = project.declare_kernel(inputs=inputs, setup='("A",)')
     with pytest.raises(KernelFileError) as caught:
         kernel.evaluate_inputs({"K": 1})
     assert words in caught.value.message
 
 
 def test_inputs_may_be_real_tensors(project: Project) -> None:
-    """``inputs`` may make the tensors itself."""
-    kernel = project.kernel(inputs='lambda p: dict(A=__import__("torch").ones(3))')
+    kernel = project.declare_kernel(inputs='lambda p: dict(A=__import__("torch").ones(3))')
     assert kernel.evaluate_inputs({})["A"].shape == (3,)
 
 
@@ -203,21 +199,19 @@ def test_inputs_may_be_real_tensors(project: Project) -> None:
     ],
 )
 def test_a_problems_callable_is_checked_when_it_is_called(project: Project, problems: str, words: str) -> None:
-    """A callable's problems are checked like a list's."""
-    kernel = project.kernel(problems=problems, specialize='"M"')
+    kernel = project.declare_kernel(problems=problems, specialize='"M"')
     with pytest.raises(KernelFileError) as caught:
         kernel.list_problems()
     assert words in caught.value.message
 
 
-def test_a_problems_callable_declares_problems(project: Project) -> None:
-    """A generator function may yield the problems."""
-    kernel = project.kernel(problems="lambda: (dict(M=m) for m in (1, 2))")
+def test_a_generator_function_may_declare_the_problems(project: Project) -> None:
+    kernel = project.declare_kernel(problems="lambda: (dict(M=m) for m in (1, 2))")
     assert kernel.list_problems() == ({"M": 1}, {"M": 2})
 
 
 def test_the_declaration_api_imports_no_heavy_package() -> None:
-    """Importing ktuned brings neither torch nor an event loop nor anything but ktuned and the standard library."""
+    """Importing ktuned imports ktuned and the standard library only, no torch and no event loop."""
     script = """
 import sys
 before = set(sys.modules)
@@ -225,13 +219,13 @@ import ktuned
 foreign = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names) - {"ktuned"}
 print(sorted(name for name in foreign if not name.startswith("__editable__")))
 """
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=Path.cwd())
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=Path.cwd())
+    assert process.stdout.strip() == "[]"
 
 
 def test_a_build_may_read_the_layouts_of_its_tensors(project: Project) -> None:
-    """It is given dtype, shape and strides by name; ``inputs`` is called once for a problem, not for each config."""
-    path = project.write(
+    """A Build gets dtype, shape and strides by name. ``inputs`` is called once per problem, not per config."""
+    path = project.write_file(
         "tune_it.py",
         """
         import torch
@@ -252,7 +246,7 @@ def test_a_build_may_read_the_layouts_of_its_tensors(project: Project) -> None:
             return Noting(c.BM)
         """,
     )
-    (kernel,) = project.load().kernels
+    (kernel,) = project.load_file().kernels
     builds = [kernel.build({"M": m}, {"BM": n}).to_plain()["n"] for m, n in ((5, 1), (5, 2), (6, 2))]
     module = get_kernel_module(path)
     assert builds == [2, 3, 3]
@@ -261,15 +255,14 @@ def test_a_build_may_read_the_layouts_of_its_tensors(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message_part"),
     [
         ("'n' * 201", "the name has 201 characters"),
         ("'a\\nb'", "a b: the name 'a\\nb' is not letters"),
         ("'a\\udcff'", "a\\udcff: the name"),
     ],
 )
-def test_an_invalid_kernel_name_is_one_line(project: Project, name: str, said: str) -> None:
-    """However long it is, and whatever is in it."""
-    (error,) = project.declare(name=name).errors
-    assert said in error.message
+def test_any_invalid_kernel_name_is_reported_in_one_line(project: Project, name: str, message_part: str) -> None:
+    (error,) = project.load_declaration(name=name).errors
+    assert message_part in error.message
     assert "\n" not in error.message.encode().decode()

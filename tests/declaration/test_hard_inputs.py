@@ -1,4 +1,4 @@
-"""Hard inputs: the numbers that they promise, with the same bits by every library."""
+"""Hard inputs: the kinds of numbers that they promise, with the same bits from torch and NumPy."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("fill", HARD_FILLS)
 def test_torch_and_numpy_make_the_same_bits(fill: str, dtype: str) -> None:
-    """Also of an odd number of elements, of which the last has no pair."""
+    """The number of elements is odd: the last element has no partner."""
     spec = replace(tensor((7, 33), dtype), fill=fill)
-    made = materialise(spec, "x", "seed", "cpu").contiguous().view(torch.uint8).numpy().tobytes()
-    assert made == materialise_numpy(spec, "x", "seed").tobytes()
+    torch_bytes = materialise(spec, "x", "seed", "cpu").contiguous().view(torch.uint8).numpy().tobytes()
+    assert torch_bytes == materialise_numpy(spec, "x", "seed").tobytes()
 
 
-def _drawn(fill: str, dtype: str = "float32") -> numpy.ndarray:
+def draw_numbers(fill: str, dtype: str = "float32") -> numpy.ndarray:
     return materialise_numpy(replace(tensor(4096, dtype), fill=fill), "x", "seed")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_each_fill_holds_the_numbers_of_its_kind(dtype: str) -> None:
-    """By the definitions of IEEE 754."""
+    """The kinds are those of IEEE 754."""
     smallest = numpy.finfo(dtype).smallest_normal
-    denormals = _drawn("denormals", dtype)
+    denormals = draw_numbers("denormals", dtype)
     assert (abs(denormals) < smallest).all()
-    # Where one element is not zero, none around it is.
+    # Denormals come in runs.
     assert len(set(denormals.tolist())) > 200
     runs = (denormals.reshape(-1, 256) != 0).mean(axis=1)
     assert ((runs > 0.9) | (runs == 0)).all()
     assert 0 < runs.mean() < 0.3
-    zeros = _drawn("signed_zeros", dtype)
+    zeros = draw_numbers("signed_zeros", dtype)
     assert (zeros == 0).all()
     assert 0.4 < numpy.signbit(zeros).mean() < 0.6
-    infinities = _drawn("infinities", dtype)
+    infinities = draw_numbers("infinities", dtype)
     assert 0.03 < numpy.isinf(infinities).mean() < 0.1
     assert not numpy.isnan(infinities).any()
-    nans = _drawn("nans", dtype)
+    nans = draw_numbers("nans", dtype)
     payloads = nans.view(f"u{nans.itemsize}")[numpy.isnan(nans)]
     assert 0.03 < numpy.isnan(nans).mean() < 0.1
     assert len(set(payloads.tolist())) > 20
-    magnitudes = abs(_drawn("magnitudes", dtype)).astype("float64")
+    magnitudes = abs(draw_numbers("magnitudes", dtype)).astype("float64")
     assert numpy.isfinite(magnitudes).all()
     assert magnitudes.max() / magnitudes.min() > 2**10
-    cancelling = _drawn("cancelling", dtype)
+    cancelling = draw_numbers("cancelling", dtype)
     sums = cancelling[::2] + cancelling[1::2]
     assert (abs(sums) <= 2 * numpy.spacing(abs(cancelling[::2]))).all()
     assert 0.3 < (sums == 0).mean() < 0.7
 
 
 def test_a_tensor_with_a_declared_range_gets_no_hard_numbers() -> None:
-    """What a kernel never gets tells nothing."""
+    """Numbers that a kernel never gets prove nothing about it."""
     assert tensor(4).may_be_hard
     assert tensor(4, fill="normal").may_be_hard
     assert not tensor(4, low=0.0, high=1.0).may_be_hard

@@ -1,4 +1,4 @@
-"""Spaces: what they hold, that they are lazy, and what is wrong with the wrong ones."""
+"""Spaces: what they hold, that they are lazy, and their error messages."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ktuned.model import SpaceInfo
 from ktuned.model.errors import KernelFileError
 from ktuned.model.values import Scalar
 
-undeclared: Any = space
+untyped_space: Any = space
 """``space`` as a caller without a type checker sees it."""
 
-SITE = Site("/p/tune_x.py", 7, "gemm")
+DECLARATION_SITE = Site("/p/tune_x.py", 7, "gemm")
 
-axes = st.dictionaries(
+axes_strategy = st.dictionaries(
     st.sampled_from(["A", "B", "C"]),
     st.lists(st.integers(-5, 5), min_size=1, max_size=4, unique=True),
     min_size=1,
 )
 
 
-@given(axes)
-def test_a_cartesian_space_is_the_product_of_its_axes(declared: dict[str, list[int]]) -> None:
-    """A Cartesian space walks exactly the product of its axes, in order, and indexes the same configs."""
-    expected = [dict(zip(declared, values, strict=True)) for values in itertools.product(*declared.values())]
-    bound = undeclared(**declared).bind({})
+@given(axes_strategy)
+def test_a_cartesian_space_is_the_product_of_its_axes(axes: dict[str, list[int]]) -> None:
+    """Walking and indexing give the same configs in the same order."""
+    expected = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    bound = untyped_space(**axes).bind({})
     assert list(bound) == expected
     assert [bound.at(index) for index in range(bound.size or 0)] == expected
     assert all(config in bound for config in expected)
 
 
-@given(axes, st.integers(-5, 5))
-def test_a_rejected_config_is_neither_walked_nor_a_member(declared: dict[str, list[int]], limit: int) -> None:
-    """What ``where`` rejects is not walked, not a member, and ``None`` by index."""
-    bound = undeclared(where=lambda p, c: sum(c.values()) <= p.limit, **declared).bind({"limit": limit})
+@given(axes_strategy, st.integers(-5, 5))
+def test_a_rejected_config_is_neither_walked_nor_a_member(axes: dict[str, list[int]], limit: int) -> None:
+    """Its index gives ``None``."""
+    bound = untyped_space(where=lambda p, c: sum(c.values()) <= p.limit, **axes).bind({"limit": limit})
     for index in range(bound.size or 0):
-        config = undeclared(**declared).bind({}).at(index)
+        config = untyped_space(**axes).bind({}).at(index)
         assert config is not None
         accepted = sum(config.values()) <= limit
         assert (config in bound) is accepted
@@ -53,13 +53,12 @@ def test_a_rejected_config_is_neither_walked_nor_a_member(declared: dict[str, li
 
 
 def test_several_constraints_must_all_hold() -> None:
-    """A list of constraints is their conjunction."""
     bound = space(A=range(10), where=[lambda p, c: c.A > 3, lambda p, c: c["A"] < 6]).bind({})
     assert [config["A"] for config in bound] == [4, 5]
 
 
 def test_a_list_keeps_its_order() -> None:
-    """A fixed list is walked in its order; membership ignores the order of the keys."""
+    """Membership ignores the order of the keys."""
     configs: list[dict[str, Scalar]] = [{"A": 2, "B": "x"}, {"A": 1, "B": "y"}]
     bound = space(configs).bind({})
     assert list(bound) == configs
@@ -69,7 +68,7 @@ def test_a_list_keeps_its_order() -> None:
 
 
 def test_a_callable_gets_the_problem() -> None:
-    """A callable or generator function gets the problem, and is called afresh by each walk."""
+    """A callable or generator function is called anew by each walk."""
 
     def configs(p: Any) -> Iterator[dict[str, int]]:
         for tile in range(1, p.M + 1):
@@ -84,20 +83,20 @@ def test_a_callable_gets_the_problem() -> None:
 
 @pytest.mark.parametrize(("value", "member"), [(1, True), (1.0, False), (True, False), ("1", False)])
 def test_membership_tells_types_apart(value: object, member: bool) -> None:
-    """1, 1.0 and True are different configs, as their keys are, in every kind of space."""
-    for declared in (space(A=[1]), space(A=range(2)), space([{"A": 1}]), space(lambda p: [{"A": 1}])):
-        assert ({"A": value} in declared.bind({})) is member
+    """1, 1.0 and True are different configs in every kind of space."""
+    for axes in (space(A=[1]), space(A=range(2)), space([{"A": 1}]), space(lambda p: [{"A": 1}])):
+        assert ({"A": value} in axes.bind({})) is member
 
 
 @pytest.mark.parametrize("config", [{}, {"A": 1, "B": 1}, {"B": 1}, [1], None, {"A": [1]}])
 def test_values_that_are_no_config_are_no_members(config: object) -> None:
-    """Membership answers for anything, without raising."""
-    for declared in (space(A=[1]), space([{"A": 1}]), space(lambda p: [{"A": 1}])):
-        assert config not in declared.bind({})
+    """Membership never raises."""
+    for axes in (space(A=[1]), space([{"A": 1}]), space(lambda p: [{"A": 1}])):
+        assert config not in axes.bind({})
 
 
 def test_a_huge_space_is_never_enumerated() -> None:
-    """A space of 10^18 configs is declared, bound and indexed at its very end within a few KiB."""
+    """A space of 10^18 configs is declared, bound and indexed at its end within a few KiB."""
     tracemalloc.start()
     bound = space(A=range(10**6), B=range(10**6), C=range(10**6)).bind({})
     assert bound.size == 10**18
@@ -109,43 +108,43 @@ def test_a_huge_space_is_never_enumerated() -> None:
 
 
 def test_an_index_outside_the_space_is_an_error() -> None:
-    """Indices stand for configs only below the size."""
     with pytest.raises(IndexError, match="size 2"):
         space(A=[1, 2]).bind({}).at(2)
 
 
 @pytest.mark.parametrize(
-    ("declared", "words"),
+    ("declare_space", "words"),
     [
         (space, "space() needs axes, a list of configs or a callable"),
-        (lambda: undeclared([]), "the space is empty: its list holds no config"),
-        (lambda: undeclared(A=[]), "axis A: it is empty"),
-        (lambda: undeclared(A=64), "axis A: its values are of type int, not a list (one value is written [value])"),
-        (lambda: undeclared(A="abc"), "axis A: its values are of type str"),
-        (lambda: undeclared(A={1, 2}), "axis A: its values are of type set"),
-        (lambda: undeclared(A=[1, 2, 1]), "axis A: the value 1 is there twice"),
-        (lambda: undeclared(A=[None]), "axis A: None is of type NoneType, not a bool, int, float or str"),
-        (lambda: undeclared(A=[[1]]), "axis A: [1] is of type list"),
-        (lambda: undeclared(A=[float("nan")]), "axis A: nan is not a finite number"),
-        (lambda: undeclared(A=[2**64]), "does not fit into 64 bits"),
-        (lambda: undeclared(items=[1]), "'items' cannot be a name"),
-        (lambda: undeclared([{"A": 1}, {"A": 1}]), "config 1 of the space's list repeats config 0"),
+        (lambda: untyped_space([]), "the space is empty: its list holds no config"),
+        (lambda: untyped_space(A=[]), "axis A: it is empty"),
+        (lambda: untyped_space(A=64), "axis A: its values are of type int, not a list (one value is written [value])"),
+        (lambda: untyped_space(A="abc"), "axis A: its values are of type str"),
+        (lambda: untyped_space(A={1, 2}), "axis A: its values are of type set"),
+        (lambda: untyped_space(A=[1, 2, 1]), "axis A: the value 1 is there twice"),
+        (lambda: untyped_space(A=[None]), "axis A: None is of type NoneType, not a bool, int, float or str"),
+        (lambda: untyped_space(A=[[1]]), "axis A: [1] is of type list"),
+        (lambda: untyped_space(A=[float("nan")]), "axis A: nan is not a finite number"),
+        (lambda: untyped_space(A=[2**64]), "does not fit into 64 bits"),
+        (lambda: untyped_space(A=["\ud800"]), r"axis A: '\ud800' is not Unicode: it holds a lone surrogate"),
+        (lambda: untyped_space(items=[1]), "'items' cannot be a name"),
+        (lambda: untyped_space([{"A": 1}, {"A": 1}]), "config 1 of the space's list repeats config 0"),
         (
-            lambda: undeclared([{"A": 1}, {"B": 1}]),
+            lambda: untyped_space([{"A": 1}, {"B": 1}]),
             "config 1 of the space's list differs from the first in its knobs: A, B",
         ),
-        (lambda: undeclared([{"A": 1}, 5]), "config 1 of the space's list is of type int, not a dict"),
-        (lambda: undeclared([{"a-b": 1}]), "'a-b' is not a name"),
-        (lambda: undeclared([{}]), "config 0 of the space's list is empty"),
-        (lambda: undeclared([{"A": 1}], B=[1]), "space() takes configs or axes, not both (axes: B)"),
-        (lambda: undeclared(5), "space() takes a list of configs or a callable, not int"),
-        (lambda: undeclared(A=[1], where=3), "where takes a callable (p, c)"),
+        (lambda: untyped_space([{"A": 1}, 5]), "config 1 of the space's list is of type int, not a dict"),
+        (lambda: untyped_space([{"a-b": 1}]), "'a-b' is not a name"),
+        (lambda: untyped_space([{}]), "config 0 of the space's list is empty"),
+        (lambda: untyped_space([{"A": 1}], B=[1]), "space() takes configs or axes, not both (axes: B)"),
+        (lambda: untyped_space(5), "space() takes a list of configs or a callable, not int"),
+        (lambda: untyped_space(A=[1], where=3), "where takes a callable (p, c)"),
     ],
 )
-def test_a_fault_is_reported_with_its_place(declared: Callable[[], Space], words: str) -> None:
-    """Whatever is wrong with a declaration is one line that starts with file, line and kernel."""
+def test_a_fault_is_reported_with_its_place(declare_space: Callable[[], Space], words: str) -> None:
+    """The message is one line that starts with file, line and kernel."""
     with pytest.raises(KernelFileError) as caught:
-        declared().bind({}, SITE)
+        declare_space().bind({}, DECLARATION_SITE)
     assert caught.value.message.startswith("/p/tune_x.py:7: gemm: ")
     assert words in caught.value.message
     assert "\n" not in caught.value.message
@@ -163,16 +162,15 @@ def test_a_fault_is_reported_with_its_place(declared: Callable[[], Space], words
     ],
 )
 def test_a_callables_configs_are_checked_as_it_yields_them(yielded: list[Any], words: str) -> None:
-    """A callable's duplicates, odd configs and emptiness are errors when they happen."""
     with pytest.raises(KernelFileError, match=r"/p/tune_x\.py:7: gemm: ") as caught:
-        list(space(lambda p: yielded).bind({"M": 4}, SITE))
+        list(space(lambda p: yielded).bind({"M": 4}, DECLARATION_SITE))
     assert words in caught.value.message
 
 
 def test_a_space_without_a_valid_config_is_an_error() -> None:
-    """A space without one valid config says so, with the problem."""
+    """The message names the problem."""
     with pytest.raises(KernelFileError, match="no valid config for the problem M=4"):
-        list(space(A=[1, 2], where=lambda p, c: False).bind({"M": 4}, SITE))
+        list(space(A=[1, 2], where=lambda p, c: False).bind({"M": 4}, DECLARATION_SITE))
 
 
 @pytest.mark.parametrize(
@@ -184,14 +182,14 @@ def test_a_space_without_a_valid_config_is_an_error() -> None:
     ],
 )
 def test_a_raising_constraint_is_reported_with_its_config(where: Callable[[Any, Any], object], words: str) -> None:
-    """An unknown key or an exception in ``where`` names the kernel, the file and the config."""
+    """The message names kernel, file and config."""
     with pytest.raises(KernelFileError, match=r"/p/tune_x.py:7: gemm: where\(p, c\) with c = AA=1: ") as caught:
-        list(space(AA=[1], where=where).bind({"M": 1}, SITE))
+        list(space(AA=[1], where=where).bind({"M": 1}, DECLARATION_SITE))
     assert words in caught.value.message
 
 
 def test_the_plain_form_of_a_large_space_is_capped() -> None:
-    """What the daemon is reported spells out small spaces, and only counts large ones."""
+    """The daemon gets the values of small spaces and only the size of large ones."""
     small = space(A=[1, 2], B=range(2), where=lambda p, c: all([])).describe_space()
     assert small == SpaceInfo("cartesian", {"A": (1, 2), "B": (0, 1)}, constrained=True, size=4)
     assert space(A=range(MAX_PLAIN_VALUES + 1)).describe_space().axes is None
@@ -202,7 +200,7 @@ def test_the_plain_form_of_a_large_space_is_capped() -> None:
 
 
 def test_values_are_read_only_views() -> None:
-    """Attributes and items agree, nothing can be set, and an unknown key is both kinds of lookup error."""
+    """An unknown key raises both kinds of lookup error."""
     view = Values({"M": 4, "dtype": "float16"}, "problem key")
     assert (view.M, view["dtype"], dict(**view)) == (4, "float16", {"M": 4, "dtype": "float16"})
     assert not hasattr(view, "N")

@@ -1,4 +1,4 @@
-"""Tensors: every fill, the same everywhere, and poison that no kernel's silence survives."""
+"""Tensors: every fill, the same on every device and library, and poison that unwritten elements cannot hide."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from ktuned.model.errors import UsageError
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("fill", FILLS)
 def test_every_dtype_can_be_made_with_every_fill(dtype: str, fill: str) -> None:
-    """Each dtype can be filled each way that means something to it, and refuses the others clearly."""
+    """A dtype refuses fills that make no sense for it with a clear message."""
     if fill in ("uniform", "normal") and dtype not in FLOATS + COMPLEX:
         with pytest.raises(UsageError, match=f"{dtype} cannot be filled '{fill}'; say fill='integer'"):
             tensor((4, 3), dtype, fill)
         return
     spec = tensor((40, 3), dtype, fill)
-    made = materialise(spec, "A", "k", "cpu")
-    assert (tuple(made.shape), made.dtype) == ((40, 3), getattr(torch, dtype))
-    wide = torch.view_as_real(made.to(torch.complex128)) if dtype in COMPLEX else made.to(torch.float64)
-    drawn, resolved = set(wide.flatten().tolist()), spec.resolved_fill
+    cpu_tensor = materialise(spec, "A", "k", "cpu")
+    assert (tuple(cpu_tensor.shape), cpu_tensor.dtype) == ((40, 3), getattr(torch, dtype))
+    widened = torch.view_as_real(cpu_tensor.to(torch.complex128)) if dtype in COMPLEX else cpu_tensor.to(torch.float64)
+    values, resolved = set(widened.flatten().tolist()), spec.resolved_fill
     if resolved == "ones":
-        assert drawn == ({1.0, 0.0} if dtype in COMPLEX else {1.0})
+        assert values == ({1.0, 0.0} if dtype in COMPLEX else {1.0})
     if resolved == "zeros":
-        assert drawn == {0.0}
+        assert values == {0.0}
     if resolved in ("uniform", "normal", "integer"):
-        assert len(drawn) > 1
+        assert len(values) > 1
     if resolved == "uniform":
-        assert -1 <= min(drawn) <= max(drawn) <= 1
+        assert -1 <= min(values) <= max(values) <= 1
     if resolved == "integer":
-        assert drawn <= set(range(int(spec.range[0]), int(spec.range[1])))
+        assert values <= set(range(int(spec.range[0]), int(spec.range[1])))
 
 
 def test_the_auto_fill_depends_on_the_dtype() -> None:
-    """``auto`` is uniform for floating dtypes, small integers for the others, and poison for an output."""
+    """``auto`` is uniform for floating dtypes, small integers for other dtypes, and poison for an output."""
     assert tensor(1, "bfloat16").resolved_fill == "uniform"
     assert tensor(1, "int8").resolved_fill == "integer"
     assert tensor(1, "bool").resolved_fill == "integer"
@@ -64,7 +64,7 @@ def test_the_auto_fill_depends_on_the_dtype() -> None:
 
 
 def test_random_numbers_are_of_the_declared_range() -> None:
-    """``low`` and ``high`` bound what is drawn, half-open, up to the dtype's own limits."""
+    """``low`` is included, ``high`` excluded, up to the dtype's own limits."""
     drawn = materialise(tensor(1000, "int32", "integer", low=10, high=12), "A", "k", "cpu")
     assert set(drawn.tolist()) == {10, 11}
     wide = materialise(tensor(1000, "float32", low=5, high=6), "A", "k", "cpu")
@@ -74,7 +74,7 @@ def test_random_numbers_are_of_the_declared_range() -> None:
     assert set(top.tolist()) == {2**63 - 3, 2**63 - 2}
 
 
-QUANTILES = "b5eae150beded850aa745929a810e4752dfa1e2a784d6125ff90bc2176c4eb03"
+QUANTILES_DIGEST = "b5eae150beded850aa745929a810e4752dfa1e2a784d6125ff90bc2176c4eb03"
 
 RANGES: tuple[dict[str, float], ...] = (
     {},
@@ -86,8 +86,8 @@ RANGES: tuple[dict[str, float], ...] = (
 )
 
 
-def specs(dtype: str, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
-    """Return a dtype's tensors with every fill and range that it may have."""
+def list_tensor_specs(dtype: str, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
+    """Return a dtype's tensors with every fill and range that it allows."""
     for fill in FILLS:
         for limits in RANGES:
             with suppress(UsageError):
@@ -96,26 +96,26 @@ def specs(dtype: str, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numpy_makes_the_bytes_of_torch(dtype: str) -> None:
-    """Each fill, range and dtype: rounding, subnormal numbers, both zeros and what is beyond the dtype's range."""
-    for spec in specs(dtype, (127, 31)):
-        ours = view_as_bits(materialise(spec, "A", "k", "cpu")).contiguous().numpy().tobytes()
-        assert materialise_numpy(spec, "A", "k").tobytes() == ours, spec
+    """The comparison covers rounding, subnormal numbers, both zeros and values beyond the dtype's range."""
+    for spec in list_tensor_specs(dtype, (127, 31)):
+        torch_bytes = view_as_bits(materialise(spec, "A", "k", "cpu")).contiguous().numpy().tobytes()
+        assert materialise_numpy(spec, "A", "k").tobytes() == torch_bytes, spec
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_makes_the_bytes_of_a_cpu(dtype: str) -> None:
-    """Each fill, range and dtype, over several of the CPU's chunks and of the GPU's."""
-    for spec in specs(dtype, (1 << 12, 33)):
-        made, there = (materialise(spec, "A", "k", device) for device in ("cpu", "cuda:0"))
-        assert view_as_bits(made).equal(view_as_bits(there.cpu())), spec
+    """The tensors span several chunks of the CPU and of the GPU."""
+    for spec in list_tensor_specs(dtype, (1 << 12, 33)):
+        cpu_tensor, gpu_tensor = (materialise(spec, "A", "k", device) for device in ("cpu", "cuda:0"))
+        assert view_as_bits(cpu_tensor).equal(view_as_bits(gpu_tensor.cpu())), spec
     large = tensor((1 << 25) + 7, "float16")
     assert materialise(large, "A", "k", "cuda:0").cpu().equal(materialise(large, "A", "k", "cpu"))
 
 
 def test_the_generator_is_splitmix64() -> None:
-    """Its words are those of the reference implementation, seeded with 1234567; chunks change nothing."""
-    published = [
+    """The words are those of the reference implementation for seed 1234567; chunks do not change them."""
+    reference_words = [
         6457827717110365317,
         3203168211198807973,
         9817491932198370423,
@@ -123,19 +123,19 @@ def test_the_generator_is_splitmix64() -> None:
         16408922859458223821,
     ]
     arrays = NumPyArrays()
-    assert draws.generate_words(arrays, 1234567, 0, 5).astype("uint64").tolist() == published
-    assert draws.generate_words(arrays, 1234567, 2, 3).astype("uint64").tolist() == published[2:]
+    assert draws.generate_words(arrays, 1234567, 0, 5).astype("uint64").tolist() == reference_words
+    assert draws.generate_words(arrays, 1234567, 2, 3).astype("uint64").tolist() == reference_words[2:]
 
 
 def test_a_prefix_of_a_larger_tensor_is_the_smaller_one() -> None:
-    """An element depends on its place alone, whatever its chunk."""
+    """An element depends on its index alone, whatever its chunk."""
     for dtype in ("float16", "float32", "float64", "int8"):
         large = materialise(tensor(300_001, dtype), "A", "k", "cpu")
         assert large[:1001].equal(materialise(tensor(1001, dtype), "A", "k", "cpu"))
 
 
-def test_normal_numbers_have_the_documented_moments() -> None:
-    """Mean, deviation and tails of a normal tensor; the mean of a uniform one; integers with equal chances."""
+def test_random_numbers_have_the_documented_distributions() -> None:
+    """Uniform numbers and integers have their documented distributions, too."""
     normal = materialise(tensor(1 << 20, "float32", "normal"), "A", "k", "cpu").double()
     assert (abs(normal.mean()) < 0.004, abs(normal.std() - 1) < 0.004) == (True, True)
     assert 4 < normal.abs().max() < 5.2
@@ -147,14 +147,14 @@ def test_normal_numbers_have_the_documented_moments() -> None:
 
 
 def test_the_table_of_quantiles_is_the_same_everywhere() -> None:
-    """It is made with the machine's logarithm, and rounded so that this makes no difference."""
+    """The table is computed with the machine's logarithm and rounded so that machines agree."""
     table = draws.compute_quantiles()
-    assert hashlib.sha256(",".join(map(str, table)).encode()).hexdigest() == QUANTILES
+    assert hashlib.sha256(",".join(map(str, table)).encode()).hexdigest() == QUANTILES_DIGEST
     assert sum(table) == 0
 
 
 def test_user_code_that_sets_defaults_changes_no_data() -> None:
-    """Neither torch's default dtype nor its seed has a part in it."""
+    """Neither torch's default dtype nor its seed matters."""
     spec = tensor(64, "float32", "normal")
     before = materialise(spec, "A", "k", "cpu")
     torch.set_default_dtype(torch.float64)
@@ -166,7 +166,7 @@ def test_user_code_that_sets_defaults_changes_no_data() -> None:
 
 
 def test_a_seed_is_declared_or_derived_from_the_name() -> None:
-    """Tensors of other names or texts differ; equal seeds are equal data whatever the name."""
+    """Without a seed, other names or texts give other data; with equal seeds, the data is equal."""
     spec, seeded = tensor(64), tensor(64, seed=3)
     first = materialise(spec, "A", "k", "cpu")
     assert first.equal(materialise(spec, "A", "k", "cpu"))
@@ -175,7 +175,7 @@ def test_a_seed_is_declared_or_derived_from_the_name() -> None:
     assert materialise(seeded, "A", "k", "cpu").equal(materialise(seeded, "B", "other", "cpu"))
 
 
-FINGERPRINT = """
+FINGERPRINT_PROGRAM = """
 import hashlib, torch
 from ktuned import tensor
 from ktuned.declaration.tensors import materialise
@@ -189,16 +189,17 @@ print(total.hexdigest())
 
 
 def test_fills_are_the_same_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
-    """Another process makes the same bits as this one, for every kind of dtype and random fill."""
-    exec(FINGERPRINT, {})
-    here = capsys.readouterr().out
-    there = subprocess.run([sys.executable, "-c", FINGERPRINT], check=True, capture_output=True, text=True).stdout
-    assert here == there != ""
+    exec(FINGERPRINT_PROGRAM, {})
+    output = capsys.readouterr().out
+    other_output = subprocess.run(
+        [sys.executable, "-c", FINGERPRINT_PROGRAM], check=True, capture_output=True, text=True
+    ).stdout
+    assert output == other_output != ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_poison_is_extreme(dtype: str) -> None:
-    """Poison is NaN, a number near the dtype's maximum, or True, in place."""
+    """Poison is NaN, a number near the dtype's maximum, or True."""
     target = torch.zeros((2, 3), dtype=getattr(torch, dtype))
     assert fill_with_poison(target) is target
     if dtype == "bool":
@@ -212,8 +213,8 @@ def test_poison_is_extreme(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unwritten_elements_are_found(dtype: str) -> None:
-    """Nothing that is written counts as unwritten, NaN and the largest value included; of narrow types at least an
-    output that holds poison alone is known.
+    """No written element counts as unwritten, not even NaN or the largest value. For narrow dtypes, only an output
+    that holds nothing but poison is recognised.
     """
     target = fill_with_poison(torch.zeros((2, 3), dtype=getattr(torch, dtype)))
     assert TORCH.find_unwritten(target).all()
@@ -227,7 +228,6 @@ def test_unwritten_elements_are_found(dtype: str) -> None:
 
 
 def test_poison_reaches_strided_views() -> None:
-    """A transposed tensor is poisoned where it lies."""
     for dtype in (torch.float32, torch.int32):
         target = torch.zeros((2, 3), dtype=dtype).T
         assert not (fill_with_poison(target) == 0).any()
@@ -252,12 +252,11 @@ def test_poison_reaches_strided_views() -> None:
     ],
 )
 def test_a_wrong_tensor_names_its_error(arguments: dict[str, Any], words: str) -> None:
-    """Each wrong argument is one clear line."""
     with pytest.raises(UsageError) as caught:
         tensor(**arguments)
     assert words in caught.value.message
 
 
 def test_torch_dtypes_are_accepted() -> None:
-    """A torch dtype and its name mean the same; a bare int is a shape of one dimension."""
+    """A bare int is a shape of one dimension."""
     assert tensor(3, torch.float16) == tensor((3,), "float16") == tensor([3], "torch.float16")

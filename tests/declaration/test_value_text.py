@@ -1,4 +1,4 @@
-"""Values as text: typed, in their order, in full."""
+"""Values as text: with their types, their order and their full content."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ import pytest
 from ktuned.declaration.value_text import describe_value
 from tests.declaration.conftest import Project
 
-LONG = numpy.arange(5000)
+LONG_ARRAY = numpy.arange(5000)
 
 
-def changed_inside(values: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
-    """Return an array with one element changed, where no abridged text has it."""
+def change_middle_element(values: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    """Return a copy with one element changed that an abridged text would omit."""
     values = values.copy()
     values[2500] = 7
     return values
 
 
-def closing_over(value: object) -> Callable[[], object]:
-    """Return a function that holds a value."""
+def make_closure(value: object) -> Callable[[], object]:
+    """Return a function that holds a value in its closure."""
     return lambda: value
 
 
 class Color(enum.Enum):
-    """Numbers with names."""
+    """An enumeration."""
 
     RED = 1
     GREEN = 2
@@ -40,22 +40,21 @@ class Color(enum.Enum):
 
 @dataclass
 class Point:
-    """A value of the project."""
+    """A dataclass of the project."""
 
     x: object = 0
 
 
-class Tagged(dict[str, int]):
-    """A map with a field."""
+class TaggedDict(dict[str, int]):
+    """A dict with an attribute."""
 
     tag = 0
 
 
-def tagged(tag: int) -> Tagged:
-    """Return a map that differs in a field alone."""
-    found = Tagged(a=1)
-    found.tag = tag
-    return found
+def make_tagged_dict(tag: int) -> TaggedDict:
+    tagged = TaggedDict(a=1)
+    tagged.tag = tag
+    return tagged
 
 
 @pytest.mark.parametrize(
@@ -70,40 +69,39 @@ def tagged(tag: int) -> Tagged:
         ({1: "a"}, {"1": "a"}),
         ([1, [2, 3]], [1, [3, 2]]),
         ({1, 2}, frozenset({1, 2})),
-        (functools.partial(max, LONG), functools.partial(max, changed_inside(LONG))),
+        (functools.partial(max, LONG_ARRAY), functools.partial(max, change_middle_element(LONG_ARRAY))),
         (functools.partial(max, key=abs), functools.partial(max, default=abs)),
-        (LONG, changed_inside(LONG)),
-        (LONG, LONG.astype("int32")),
-        (LONG, LONG.reshape(2, -1)),
+        (LONG_ARRAY, change_middle_element(LONG_ARRAY)),
+        (LONG_ARRAY, LONG_ARRAY.astype("int32")),
+        (LONG_ARRAY, LONG_ARRAY.reshape(2, -1)),
         (numpy.array([{"a": 1}], dtype=object), numpy.array([{"a": 2}], dtype=object)),
         (numpy.float32(1), numpy.float64(1)),
         (array.array("i", [1]), array.array("i", [2])),
         (bytearray(b"1"), bytearray(b"2")),
-        (closing_over([1]), closing_over([2])),
+        (make_closure([1]), make_closure([2])),
         (Color.RED, Color.GREEN),
         (Point({"a": 1, "b": 2}), Point({"b": 2, "a": 1})),
-        (tagged(1), tagged(2)),
+        (make_tagged_dict(1), make_tagged_dict(2)),
         pytest.param(eval("lambda: 1"), eval("lambda: 2"), id="code without a file"),
     ],
 )
 def test_different_values_have_different_texts(one: object, other: object) -> None:
-    """Type, order and full content count, however deep in a value they are."""
+    """Type, order and full content count at any depth."""
     assert describe_value(one) != describe_value(other)
     assert describe_value({"in": [one]}) != describe_value({"in": [other]})
 
 
 def test_equal_values_have_equal_texts() -> None:
-    """Whatever they are made of, and in whatever order a set has its elements."""
+    """The order of a set's elements does not matter."""
     assert describe_value({"b", "a", "c"}) == describe_value({"c", "b", "a"})
     assert describe_value(eval("lambda x: x in {'a', 'b', 'c'}")) == describe_value(
         eval("lambda x: x in {'c', 'b', 'a'}")
     )
-    assert describe_value(closing_over(LONG)) == describe_value(closing_over(LONG.copy()))
+    assert describe_value(make_closure(LONG_ARRAY)) == describe_value(make_closure(LONG_ARRAY.copy()))
     assert describe_value(Point(object())) == describe_value(Point(object()))
 
 
 def test_a_value_that_contains_itself_has_a_text() -> None:
-    """What holds itself is described once."""
     circle: list[object] = [1]
     circle.append({"me": circle})
     point = Point()
@@ -113,7 +111,7 @@ def test_a_value_that_contains_itself_has_a_text() -> None:
 
 
 def test_tensors_that_differ_in_one_element_have_different_texts() -> None:
-    """Of any dtype, also where they require gradients, are conjugated or sparse."""
+    """This holds for any dtype, and for tensors that require gradients, are conjugated or sparse."""
     torch = pytest.importorskip("torch")
     for dtype in (torch.bfloat16, torch.float8_e5m2, torch.float32, torch.int8, torch.bool, torch.complex64):
         one = torch.zeros(5000).to(dtype)
@@ -131,8 +129,8 @@ def test_tensors_that_differ_in_one_element_have_different_texts() -> None:
 
 
 def test_globals_that_a_function_mentions_count(project: Project) -> None:
-    """A variable may hold what no file says: the function's text has what it is now."""
-    project.write(
+    """A global's current value is part of the function's text, because no file may say it."""
+    project.write_file(
         "tune_it.py",
         """
         import os
@@ -147,7 +145,7 @@ def test_globals_that_a_function_mentions_count(project: Project) -> None:
             return [HERE, *FACTORS]
         """,
     )
-    (kernel,) = project.load().kernels
+    (kernel,) = project.load_file().kernels
     function = kernel.inputs
     before = describe_value(function)
     factors = function.__globals__["FACTORS"]
@@ -157,7 +155,7 @@ def test_globals_that_a_function_mentions_count(project: Project) -> None:
 
 
 def test_paths_are_described_relative_to_the_project(project: Project) -> None:
-    """A project elsewhere has the same digests."""
-    project.write("tune_it.py", "")
-    project.load()
+    """So a project in another directory has the same digests."""
+    project.write_file("tune_it.py", "")
+    project.load_file()
     assert str(project.root) not in describe_value([str(project.root / "data"), Path(project.root / "data")])

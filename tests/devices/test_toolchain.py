@@ -1,4 +1,4 @@
-"""A toolchain that changes while the daemon lives: what is noticed, what is doubted, what is renewed."""
+"""A toolchain that changes while the daemon runs: what is noticed, doubted and renewed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
 from ktuned.ipc import read_sight_text, replies
-from ktuned.model import BackendReport, Context, KernelInfo, Outcome, describe_change
+from ktuned.model import BackendReport, KernelInfo, Outcome
+from ktuned.protocol import describe_change
 from ktuned.scheduling.renewal import NEW_TOOLCHAIN
-from ktuned.serve.explain import Explainer
-from tests.assembled import ALL_ROUNDS, FAKE_BACKEND, Parts, assembled, kernel_text
+from ktuned.serve import Explainer
+from ktuned.store import Context
+from tests.daemon_parts import ALL_ROUNDS, FAKE_BACKEND, Parts, assemble_daemon, make_kernel_text
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
 
 
-def install(compiler: Path, version: str) -> None:
-    """Put a compiler of a version in the place of the one before, as package managers do."""
+def install_compiler(compiler: Path, get_library_version: str) -> None:
+    """Replace the compiler by one of a version, as package managers do."""
     staged = compiler.with_suffix(".new")
-    staged.write_text(f"#!/bin/sh\necho fakecc {version}\n")
+    staged.write_text(f"#!/bin/sh\necho fakecc {get_library_version}\n")
     staged.chmod(0o755)
     staged.rename(compiler)
 
@@ -36,21 +38,21 @@ def install(compiler: Path, version: str) -> None:
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
     """A compiler in a directory of its own on the PATH."""
-    place = tmp_path / "bin" / "fakecc"
-    place.parent.mkdir()
-    install(place, "1.0")
-    return place
+    path = tmp_path / "bin" / "fakecc"
+    path.parent.mkdir()
+    install_compiler(path, "1.0")
+    return path
 
 
 @pytest.fixture
-async def compiling(tmp_path: Path, compiler: Path) -> AsyncIterator[Parts]:
+async def parts_with_compiler(tmp_path: Path, compiler: Path) -> AsyncIterator[Parts]:
     """A daemon whose fake backend finds that compiler on the PATH."""
     path = f"{tmp_path / 'first'}:{compiler.parent}:{os.environ['PATH']}"
-    async with assembled(tmp_path, env={"FAKE_CC": "fakecc", "PATH": path}) as parts:
+    async with assemble_daemon(tmp_path, env={"FAKE_CC": "fakecc", "PATH": path}) as parts:
         yield parts
 
 
-def ask(parts: Parts, *, tune: bool = False) -> tuple[str, str]:
+def look_up(parts: Parts, *, tune: bool = False) -> tuple[str, str]:
     """Look ``it`` up; return the status and the message."""
     answer = parts.lookups.look_up("it", {"n": 64}, None, tune=tune).answer
     return answer.status.value, answer.message
@@ -58,32 +60,34 @@ def ask(parts: Parts, *, tune: bool = False) -> tuple[str, str]:
 
 @pytest.mark.parametrize("change", ["replaced", "shadowed"])
 async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
-    compiling: Parts, compiler: Path, change: str
+    parts_with_compiler: Parts, compiler: Path, change: str
 ) -> None:
-    """Replaced, or another one found first: lookups are stale, `--why` names it, and its winners are tuned again."""
-    parts = compiling
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
-    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
-    assert ask(parts) == ("fresh", "")
+    """The compiler is replaced, or shadowed by another one: lookups are stale, `--why` names it, and its winners are
+    re-tuned.
+    """
+    parts = parts_with_compiler
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.touch_answers(kernel.name)
+    assert look_up(parts) == ("fresh", "")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.toolchain_survey.run_until_cancelled)
         if change == "replaced":
-            install(compiler, "2.0")
+            install_compiler(compiler, "2.0")
         else:
             first = compiler.parents[1] / "first" / "fakecc"
             first.parent.mkdir()
-            install(first, "2.0")
-        await parts.told.until(lambda: bool(parts.told.of("stale")) and bool(parts.jobs.list_live_jobs()))
+            install_compiler(first, "2.0")
+        await parts.recorder.wait_until(
+            lambda: bool(parts.recorder.list_events("stale")) and bool(parts.jobs.list_live_jobs())
+        )
         tasks.cancel_scope.cancel()
-    assert ask(parts) == ("stale", "")
+    assert look_up(parts) == ("stale", "")
     (job,) = parts.jobs.list_live_jobs()
     assert (job.kernel, job.reason) == (kernel.name, NEW_TOOLCHAIN)
     daemon = parts.daemon
-    explain = Explainer(
-        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.certainty
-    ).explain_winners
-    (entry,) = explain(kernel)
+    explain_winners = Explainer(daemon.catalog, daemon.states, daemon.store).explain_winners
+    (entry,) = explain_winners(kernel)
     reasons = [describe_change(change) for change in entry.changes]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
     assert any(reason.startswith("toolchain: content of fakecc was ") for reason in reasons)
@@ -91,38 +95,36 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
 
 
 class LateEnvironments:
-    """Knows nothing of an environment until its report is set."""
+    """Environments without a report until the test sets one."""
 
     known: replies.ProbeReport | None = None
 
     def when_host_changes(self, listener: object) -> None:
-        """Have no nodes."""
+        """Do nothing."""
 
     def list_sites(self, environment: Environment) -> list[Environment]:
-        """Have no nodes."""
+        """Return the environment only: there are no other hosts."""
         return [environment]
 
     def is_probed(self, environment: object) -> bool:
-        """Return whether there is a report."""
         return self.known is not None
 
     def check_toolchain(self, environment: object) -> str:
-        """Find nothing that changed."""
+        """Return that nothing changed."""
         return ""
 
     def get_report(self, environment: object) -> replies.ProbeReport | None:
-        """Return the report."""
         return self.known
 
 
 async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> None:
-    """Jobs that began before their environment had ever been probed are not begun again once it is; later ones are."""
-    await parts.inspect(kernel_text())
+    """Jobs that began before their environment's first probe are not restarted by it, but by later changes."""
+    await parts.inspect_file(make_kernel_text())
     environments: Any = LateEnvironments()
     probed = anyio.Event()
     changes: list[list[str]] = []
 
-    async def note(kernels: list[KernelInfo], changed: list[KernelInfo]) -> None:
+    async def record_change(kernels: list[KernelInfo], changed: list[KernelInfo]) -> None:
         changes.append([kernel.name for kernel in changed])
         probed.set()
 
@@ -130,8 +132,7 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
         parts.catalog,
         environments,
         list_used_kernels=lambda: (),
-        on_doubt=lambda: None,
-        on_probe=note,
+        on_probe=record_change,
         intervals=SurveyIntervals(recent_s=0.01, all_s=0.01),
     )
     async with anyio.create_task_group() as tasks:
@@ -147,53 +148,53 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
     assert changes == [["project:it"]]
 
 
-async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Parts, compiler: Path) -> None:
-    """What changed is named; a tuning, and a touch that changes nothing, make the report certain again."""
-    parts = compiling
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
-    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+async def test_until_the_probe_answers_are_stale_and_queue_nothing(parts_with_compiler: Parts, compiler: Path) -> None:
+    """The message names the change; a probe that finds no difference makes answers certain again."""
+    parts = parts_with_compiler
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.touch_answers(kernel.name)
     os.utime(compiler)
     await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
     reason = f"the toolchain must be probed again: {compiler} changed"
-    assert ask(parts, tune=True) == ("stale", reason)
+    assert look_up(parts, tune=True) == ("stale", reason)
     assert parts.daemon.follow_ups.describe_queue().used == 0
     workers = {worker.pid for worker in parts.fleet.describe_workers()}
     await parts.machine.environments.probe_environment(parts.environment)
-    assert ask(parts, tune=True) == ("fresh", "")
+    assert look_up(parts, tune=True) == ("fresh", "")
     assert not workers & {worker.pid for worker in parts.fleet.describe_workers() if worker.state == "idle"}
     parts.kill_workers()
 
 
-async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ever(compiling: Parts) -> None:
-    """What it doubts after a probe for that very reason, it would doubt after each: one line names the remedy."""
-    parts, environment = compiling, compiling.environment
-    # By its own rules it finds another PATH than the workers do, as after an upgrade of what they run.
-    elsewhere = {**os.environ, "PATH": "/elsewhere"}
-    environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env=elsewhere, look_s=0.0)
-    assert (environments.notices, environments.describe_disagreement(environment)) == ([], "")
+async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ever(parts_with_compiler: Parts) -> None:
+    """A doubt that remains after a probe would remain after each probe: one line names the remedy instead."""
+    parts, environment = parts_with_compiler, parts_with_compiler.environment
+    # The daemon finds another PATH than its workers, as after an upgrade of the workers' code.
+    other_env = {**os.environ, "PATH": "/elsewhere"}
+    environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env=other_env, look_s=0.0)
+    assert environments.notices == []
     reason = environments.check_toolchain(environment)
     assert reason == "the environment variable PATH changed"
     await environments.probe_environment(environment)
     assert (environments.check_toolchain(environment), environments.find_doubt(environment)) == ("", "")
-    assert environments.notices == [environments.describe_disagreement(environment)]
+    assert environments.notices == [environments.explain_doubt(environment)]
     assert f": {reason})" in environments.notices[0]
     assert "`ktuned stop`" in environments.notices[0]
     parts.kill_workers()
 
 
 async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
-    compiling: Parts, monkeypatch: pytest.MonkeyPatch
+    parts_with_compiler: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time it has other CPUs than its workers had it is doubted, and probed once more."""
-    environments, environment = compiling.machine.environments, compiling.environment
+    """Each time the daemon's CPUs differ from the workers', the toolchain is doubted and probed once more."""
+    environments, environment = parts_with_compiler.machine.environments, parts_with_compiler.environment
     monkeypatch.setattr(environments, "_look_s", 0.0)
     await environments.probe_environment(environment)
     with monkeypatch.context() as patched:
         patched.setattr(cpu, "limits", lambda: {"affinity": "0"})
         reason = environments.check_toolchain(environment)
         await environments.probe_environment(environment)
-        assert f": {reason})" in environments.describe_disagreement(environment)
+        assert f": {reason})" in environments.explain_doubt(environment)
     assert environments.check_toolchain(environment) == f"{reason} again"
     await environments.probe_environment(environment)
     assert (environments.check_toolchain(environment), environments.notices) == ("", [])
@@ -202,33 +203,35 @@ async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
         assert environments.check_toolchain(environment).endswith(f"affinity {cores}")
         await environments.probe_environment(environment)
         assert environments.check_toolchain(environment) == ""
-    compiling.kill_workers()
+    parts_with_compiler.kill_workers()
 
 
-async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compiling: Parts, compiler: Path) -> None:
-    """A compiler that is replaced while it compiles seals nothing under the old key; the job begins again."""
-    parts = compiling
-    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
-    async with parts.working():
-        assert ask(parts, tune=True)[0] == "default"
-        await parts.reached("door")
-        (before,) = parts.jobs.list_live_jobs()
-        install(compiler, "2.0")
+async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(
+    parts_with_compiler: Parts, compiler: Path
+) -> None:
+    """If the compiler is replaced while it compiles, nothing is sealed under the old key, and the job restarts."""
+    parts = parts_with_compiler
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
+    async with parts.run_jobs():
+        assert look_up(parts, tune=True)[0] == "default"
+        await parts.wait_until_reached("door")
+        (job,) = parts.jobs.list_live_jobs()
+        install_compiler(compiler, "2.0")
         parts.open_gate("door")
-        await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
-        assert "the toolchain changed" in parts.told.of("job_queued")[-1]["job_state"]["message"]
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_queued")) == 2)
+        assert "the toolchain changed" in parts.recorder.list_events("job_queued")[-1]["job_state"]["message"]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.daemon.toolchain_survey.run_until_cancelled)
-            (ended,) = await parts.told.ended()
+            (ended_job,) = await parts.recorder.wait_for_ended_jobs()
             tasks.cancel_scope.cancel()
-    assert (ended["id"], ended["state"]) == (before.id, "done")
-    assert ask(parts) == ("fresh", "")
+    assert (ended_job["id"], ended_job["state"]) == (job.id, "done")
+    assert look_up(parts) == ("fresh", "")
     (trial,) = parts.store.list_trials(outcome=Outcome.MEASURED)
     assert [path.name for path in parts.artifacts.directory.glob("*/*")] == [trial.artifact]
 
 
 async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
-    """The record of what a plugin requires is part of the toolchain, however another version is installed."""
+    """The RECORD of a plugin's requirement is part of the toolchain, whatever installs the new version."""
     site = tmp_path / "site"
     info = site / "ktuned_fake-1.dist-info"
     info.mkdir(parents=True)
@@ -241,33 +244,37 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
     library.mkdir()
     (library / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 1.0\n")
     (library / "RECORD").write_text("fakelib.py,sha256=1,1\n")
-    async with assembled(tmp_path, env={"PYTHONPATH": str(site)}) as parts:
+    async with assemble_daemon(tmp_path, env={"PYTHONPATH": str(site)}) as parts:
 
-        def version() -> str:
+        def get_library_version() -> str:
             report = parts.machine.environments.get_report(parts.environment)
             assert report is not None
             return report.backends["fake"].fingerprint["distribution fakelib"]
 
-        assert version() == "1.0"
+        assert get_library_version() == "1.0"
         newer = library.rename(site / "fakelib-2.0.dist-info")
         (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 2.0\n")
         await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
         await parts.machine.environments.probe_environment(parts.environment)
-        assert version() == "2.0"
+        assert get_library_version() == "2.0"
         parts.kill_workers()
 
 
 async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Parts) -> None:
-    """What decides compiling keys artifacts, what decides measuring measurements; a project's own variables do both."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    """Variables of the compiler key artifacts, variables of the runtime key measurements, and a project's own
+    variables both.
+    """
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
 
-    async def context(**own: str) -> Context:
-        environment = replace(parts.environment, env=tuple(sorted({"PYTHONPATH": str(FAKE_BACKEND), **own}.items())))
+    async def probe_and_build_context(**variables: str) -> Context:
+        environment = replace(
+            parts.environment, env=tuple(sorted({"PYTHONPATH": str(FAKE_BACKEND), **variables}.items()))
+        )
         await parts.machine.environments.probe_environment(environment)
         device = parts.machine.find_device(environment, "fake", None)
         return parts.machine.build_context(kernel, environment, {"n": 64}, device)
 
-    plain, other = await context(), await context(MY_SWITCH="on")
+    plain, other = await probe_and_build_context(), await probe_and_build_context(MY_SWITCH="on")
     assert plain.toolchain != other.toolchain
     assert plain.device_fingerprint != other.device_fingerprint
     versions = parts.store.load_fingerprint_versions(other.toolchain)
@@ -277,17 +284,23 @@ async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Pa
 
 
 def test_what_a_report_depends_on(tmp_path: Path) -> None:
-    """Files, variables that decide or by which things are found, and limits end a report when they change."""
-    there, absent = tmp_path / "there", tmp_path / "absent"
-    there.write_text("1")
-    files = {str(path): read_sight_text(str(path)) for path in (there, absent)}
-    held = replies.ProbeDependencies(files, ("CXX", "OMP_*"), {"env:OMP_NUM_THREADS": "4"}, {"quota": "2 cores"})
+    """A report ends when its files, its decisive variables, search paths or CPU limits change."""
+    present, absent = tmp_path / "there", tmp_path / "absent"
+    present.write_text("1")
+    files = {str(path): read_sight_text(str(path)) for path in (present, absent)}
+    dependencies = replies.ProbeDependencies(
+        files, ("CXX", "OMP_*"), {"env:OMP_NUM_THREADS": "4"}, {"quota": "2 cores"}
+    )
     variables, limits = {"OMP_NUM_THREADS": "4", "HOME": "/"}, {"quota": "2 cores"}
-    assert find_difference(held, variables, limits) == ""
-    assert find_difference(held, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"
-    assert find_difference(held, {"HOME": "/"}, limits) == "the environment variable OMP_NUM_THREADS changed"
-    assert find_difference(held, {**variables, "PATH": "/bin"}, limits) == "the environment variable PATH changed"
-    assert find_difference(held, variables, {}) == "the CPUs that it may use changed from quota 2 cores to all"
+    assert find_difference(dependencies, variables, limits) == ""
+    assert (
+        find_difference(dependencies, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"
+    )
+    assert find_difference(dependencies, {"HOME": "/"}, limits) == "the environment variable OMP_NUM_THREADS changed"
+    assert (
+        find_difference(dependencies, {**variables, "PATH": "/bin"}, limits) == "the environment variable PATH changed"
+    )
+    assert find_difference(dependencies, variables, {}) == "the CPUs that it may use changed from quota 2 cores to all"
     absent.write_text("")
-    assert find_difference(held, variables, limits) == f"{absent} changed"
+    assert find_difference(dependencies, variables, limits) == f"{absent} changed"
     assert find_difference(None, variables, limits) == "its toolchain was never looked at"

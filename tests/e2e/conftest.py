@@ -1,4 +1,4 @@
-"""A daemon for each end-to-end test."""
+"""The daemon of each end-to-end test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,6 @@ from tests.e2e.harness import Daemon
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Run a daemon that knows the fake backend, in directories of its own."""
-    with Daemon(tmp_path) as running:
-        yield running
+    """Run a daemon with the fake backend in directories of its own."""
+    with Daemon(tmp_path) as process:
+        yield process

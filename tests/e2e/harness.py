@@ -1,4 +1,4 @@
-"""A real daemon of its own for a test: started as a user would, asked by a real client, killed at will."""
+"""Runs a real daemon for a test, with a real client and a command line to ask it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from ktuned_client import Client, DaemonUnavailable, Event, Job
-from tests.assembled import FAKE_BACKEND, PATIENCE_S
-from tests.fake_tensors import with_inputs
+from tests.daemon_parts import FAKE_BACKEND, PATIENCE_S
+from tests.fake_tensors import add_inputs
 from tests.forked_processes.forker import ForkedDaemon
 from tests.forked_processes.starting import start_daemon
 
 SHARED_HEADERS = "TEST_PRECOMPILED_HEADERS"
-"""The variable that names the directory of all tests' precompiled headers of C++."""
+"""The variable that names the directory of C++ precompiled headers that all tests share."""
 
 UNHURRIED = "dict(compile=60.0, first_launch=60.0, floor=60.0)"
-"""Deadlines that nothing runs into, however busy the machine is, and however long a config stands at a gate."""
+"""Deadlines that do not pass on a busy machine, nor while a config waits at a gate."""
 
 
 class Daemon:
     """A ``ktuned start --foreground`` process with a home, a socket and an environment of its own.
 
-    A worker's import of torch would be the largest cost of most tests: the fake backend's tensors are NumPy's, unless
-    ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one. It and its workers are
-    ``forked`` from processes that have their imports, unless a test is about their starts or their parents.
+    Args:
+        directory: the directory of all its files.
+        env: further environment variables.
+        config: further lines of ``config.toml``.
+        spares: whether spare workers replace killed ones; most tests kill none.
+        tensors: the library of the fake backend's tensors; importing torch costs 2 s of CPU.
+        forked: whether the daemon and its workers are forked from processes that have imported their modules.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Daemon:
         self.socket = directory / "run" / "k.sock"
         self.log = directory / "serve.log"
         self.gates = directory / "gates"
-        self.compiles = directory / "compiles.log"
+        self.compile_log = directory / "compiles.log"
         self.gates.mkdir(exist_ok=True)
         self.home.mkdir(exist_ok=True)
         (self.home / "config.toml").write_text(f"contention = false\nspares = {str(spares).lower()}\n{config}")
@@ -62,7 +66,7 @@ class Daemon:
             "KTUNED_SOCKET": str(self.socket),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(FAKE_BACKEND), os.environ.get("PYTHONPATH")])),
             "FAKE_GATE": str(self.gates),
-            "FAKE_LOG": str(self.compiles),
+            "FAKE_LOG": str(self.compile_log),
             "FAKE_TENSORS": tensors,
             **(env or {}),
         }
@@ -70,7 +74,7 @@ class Daemon:
         self.client = Client(str(self.socket), deadline_s=PATIENCE_S)
 
     def start(self, *flags: str) -> None:
-        """Start the daemon and wait until it answers; ``flags`` are the interpreter's."""
+        """Start the daemon with these flags of the interpreter, and wait until it answers."""
         if SHARED_HEADERS in os.environ:
             _link_headers(Path(os.environ[SHARED_HEADERS]), self.home / "cache" / "tvm_ffi")
         with self.log.open("ab") as log:
@@ -84,9 +88,9 @@ class Daemon:
                     stdout=log,
                     stderr=log,
                 )
-        self.until(self._answers, "the daemon to answer")
+        self.wait_until(self._is_answering, "the daemon to answer")
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         assert self.process is not None
         if self.process.poll() is not None:
             raise AssertionError(f"the daemon ended: {self.log.read_text()}")
@@ -121,8 +125,8 @@ class Daemon:
         if SHARED_HEADERS in os.environ:
             _link_headers(self.home / "cache" / "tvm_ffi", Path(os.environ[SHARED_HEADERS]))
 
-    def ktuned(self, *words: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
-        """Run the command line against this daemon."""
+    def run_ktuned(self, *words: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        """Run ``ktuned`` with these arguments against this daemon."""
         return subprocess.run(
             [sys.executable, "-m", "ktuned", *words],
             env=self.env,
@@ -132,7 +136,7 @@ class Daemon:
             check=False,
         )
 
-    def kernel_file(self, text: str, name: str = "tune_it.py") -> Path:
+    def write_kernel(self, text: str, name: str = "tune_it.py") -> Path:
         """Write a kernel file into the project directory and return its path."""
         path = self.directory / "project" / name
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -140,85 +144,77 @@ class Daemon:
         return path
 
     def tune(self, **request: Any) -> tuple[list[Event], list[Job]]:
-        """Tune to the end; return the events and the jobs as they ended."""
+        """Tune until all jobs of the request have ended; return the events and the ended jobs."""
         with self.client.tune(**request) as tuning:
             events = list(tuning)
         jobs = [event["job_state"] for event in events if event["type"] == "job_done"]
         return events, jobs
 
-    def trials(self, kernel: str = "it") -> dict[str, dict[str, Any]]:
+    def fetch_trials(self, kernel: str = "it") -> dict[str, dict[str, Any]]:
         """Return a kernel's trials by their ``tag`` knob."""
-        found = self.client.call("results", kernel=kernel, limit=2000)["trials"]
-        return {trial["config"]["tag"]: trial for trial in found}
+        trials = self.client.call("results", kernel=kernel, limit=2000)["trials"]
+        return {trial["config"]["tag"]: trial for trial in trials}
 
-    def trial(self, number: int) -> dict[str, Any]:
+    def fetch_trial(self, number: int) -> dict[str, Any]:
         """Return one trial with its detail."""
-        found: dict[str, Any] = self.client.call("results", trial=number)["trials"][0]
-        return found
+        trial: dict[str, Any] = self.client.call("results", trial=number)["trials"][0]
+        return trial
 
-    def gate(self, name: str) -> Gate:
-        """Return a gate that a fake config waits at."""
+    def make_gate(self, name: str) -> Gate:
+        """Return the gate of this name."""
         return Gate(self, name)
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something that another process does, with a deadline."""
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until a condition holds that another process brings about; ``what`` names it in the error."""
         deadline = monotonic() + PATIENCE_S
         while not condition():
             if monotonic() > deadline:
                 raise AssertionError(f"waited {PATIENCE_S} s for {what}; the log:\n{self.log.read_text()[-3000:]}")
             select.select([], [], [], 0.01)
 
-    def workers(self) -> list[int]:
-        """Return the worker processes that the daemon says it has."""
+    def list_worker_pids(self) -> list[int]:
+        """Return the process ids of the workers that the daemon lists."""
         return [worker["pid"] for worker in self.client.call("status")["workers"]]
 
 
 def _link_headers(source: Path, target: Path) -> None:
-    """Link the precompiled headers of one cache into another: making one takes 3 s of CPU."""
-    # The text comes before its precompiled form. Unfinished ones have other names.
+    """Link the precompiled headers of one cache into another, because precompiling one takes 3 s of CPU."""
+    # The sorted order links a header's text before its precompiled form. Unfinished headers have other names.
     for header in sorted(source.glob("[0-9a-f]*/prelude.hpp*")):
-        place = target / header.parent.name / header.name
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        link = target / header.parent.name / header.name
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError, FileNotFoundError):
-            os.link(header, place)
+            os.link(header, link)
 
 
 class Gate:
-    """A named point at which a config waits."""
+    """A named point at which configs of the fake backend wait until it is open."""
 
     def __init__(self, daemon: Daemon, name: str) -> None:
         self._daemon = daemon
         self._open = daemon.gates / name
         self._reached = daemon.gates / f"{name}.reached"
 
-    def wait_reached(self) -> None:
-        """Wait until a config stands at the gate."""
-        self._daemon.until(self._reached.exists, f"a config at {self._reached.name}")
+    def wait_until_reached(self) -> None:
+        """Wait until a config has reached the gate."""
+        self._daemon.wait_until(self._reached.exists, f"a config at {self._reached.name}")
 
     def open(self) -> None:
-        """Let everyone through."""
+        """Open the gate for all configs."""
         self._open.touch()
 
     def close(self) -> None:
-        """Let no one through from now on."""
+        """Close the gate, so that the next config waits at it."""
         self._open.unlink()
         self._reached.unlink(missing_ok=True)
 
 
-@contextmanager
-def running(directory: Path, **options: Any) -> Iterator[Daemon]:
-    """Run a daemon for the length of a block."""
-    daemon = Daemon(directory, **options)
-    with daemon:
-        yield daemon
+def make_kernel_text(configs: str, *, body: str = "Build(**c)", **options: str) -> str:
+    """Return the text of a kernel file for the fake backend; ``configs`` is the space's expression.
 
-
-def kernel_text(configs: str, *, body: str = "Build(**c)", **options: str) -> str:
-    """Return a kernel file over the fake backend; ``configs`` is the space's expression.
-
-    It has tensors if a ``reference``, a ``check`` or ``inputs`` are among the options.
+    The kernel has tensors if a ``reference``, a ``check`` or ``inputs`` are among the options.
     """
-    given = {"problems": "[dict(n=64)]", "deadlines": UNHURRIED, "preset": "'fast'", **with_inputs(options)}
+    given = {"problems": "[dict(n=64)]", "deadlines": UNHURRIED, "preset": "'fast'", **add_inputs(options)}
     arguments = "\n".join(f"    {name}={value}," for name, value in given.items())
     return f"""\
 from ktuned import kernel, space, tensor

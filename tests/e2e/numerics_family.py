@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.assembled import FAKE_BACKEND
+from tests.daemon_parts import FAKE_BACKEND
 from tests.e2e.harness import UNHURRIED, Daemon
 
 CC_BACKEND = Path(__file__).parent.parent / "cc_backend"
@@ -110,6 +110,6 @@ def rows(p, c):
     defines = dict(LANES=c.LANES, DOES=c.DOES, SLOW=c.SLOW)
     return Build(defines, ("a", "b", "sums", "twice"), flags)
 """
-    path = daemon.kernel_file(text)
+    path = daemon.write_kernel(text)
     (path.parent / "rows.c").write_text(SOURCE)
     return str(path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ktuned_client import Client, LoadError
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 SPACE = 'space(us=[60.0, 300.0], tag=["a"])'
 
@@ -15,8 +15,10 @@ SPACE = 'space(us=[60.0, 300.0], tag=["a"])'
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon with a tuned kernel that has a rule."""
     with Daemon(tmp_path_factory.mktemp("buckets")) as running:
-        text = kernel_text(SPACE, problems="[dict(n=90)]", bucket='dict(n="pow2")', default='dict(us=300.0, tag="a")')
-        path = running.kernel_file(text.replace("def it(", "def ruled("), "tune_ruled.py")
+        text = make_kernel_text(
+            SPACE, problems="[dict(n=90)]", bucket='dict(n="pow2")', default='dict(us=300.0, tag="a")'
+        )
+        path = running.write_kernel(text.replace("def it(", "def ruled("), "tune_ruled.py")
         _, (job,) = running.tune(path=str(path))
         assert job["state"] == "done"
         running.client.lookup("none", {})
@@ -41,15 +43,15 @@ def test_a_request_for_any_size_tunes_its_bucket(daemon: Daemon) -> None:
     """Two sizes of one bucket are one job's work."""
     _, (first,) = daemon.tune(kernel="ruled", problem={"n": 17})
     assert first["problem"] == {"n": 32}
-    compiles = daemon.compiles.read_text()
+    compiles = daemon.compile_log.read_text()
     _, (second,) = daemon.tune(kernel="ruled", problem={"n": 30})
     assert second["problem"] == {"n": 32}
-    assert daemon.compiles.read_text() == compiles
+    assert daemon.compile_log.read_text() == compiles
 
 
 def test_exported_winners_have_their_rules(daemon: Daemon, tmp_path: Path) -> None:
     """Without a daemon a file answers for all sizes of a bucket."""
-    done = daemon.ktuned("export", str(tmp_path / "winners"), "--kernel", "ruled")
+    done = daemon.run_ktuned("export", str(tmp_path / "winners"), "--kernel", "ruled")
     assert done.returncode == 0, done.stderr
     hit = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners").lookup("ruled", {"n": 100})
     assert (hit.status, hit.measured) == ("stale", {"n": 128})
@@ -64,5 +66,5 @@ def test_a_change_of_the_rule_is_seen(daemon: Daemon) -> None:
     def changed() -> bool:
         return bool(daemon.client.call("kernels", kernel="ruled")["kernels"][0]["digest"] != digest)
 
-    daemon.until(changed, "the edit to be seen")
-    daemon.until(lambda: daemon.client.lookup("ruled", {"n": 120}).status == "fresh", "the bucket's new winner")
+    daemon.wait_until(changed, "the edit to be seen")
+    daemon.wait_until(lambda: daemon.client.lookup("ruled", {"n": 120}).status == "fresh", "the bucket's new winner")

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 from tests.fake_tensors import REFERENCE
 
 SOURCE = """
@@ -45,16 +45,16 @@ def it(p, c):
 
 
 def _check(daemon: Daemon, *words: str) -> tuple[int, dict[str, object], str]:
-    done = daemon.ktuned("check", "it", "--json", *words, timeout_s=200.0)
+    done = daemon.run_ktuned("check", "it", "--json", *words, timeout_s=200.0)
     return done.returncode, json.loads(done.stdout)["winners"][0] if done.stdout else {}, done.stderr
 
 
 def test_a_winner_is_checked_again(daemon: Daemon) -> None:
     """With all checks; one that became wrong, as by a library that changed, is called wrong, and why."""
-    path = daemon.kernel_file(
-        kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])", reference=REFERENCE)
+    path = daemon.write_kernel(
+        make_kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])", reference=REFERENCE)
     )
-    assert daemon.ktuned("check", "it").returncode == 1
+    assert daemon.run_ktuned("check", "it").returncode == 1
     daemon.tune(path=str(path))
     code, winner, _ = _check(daemon)
     assert (code, winner["verdict"], winner["checks"]) == (
@@ -70,10 +70,10 @@ def test_a_winner_is_checked_again(daemon: Daemon) -> None:
 def test_a_winner_is_checked_against_the_default(daemon: Daemon) -> None:
     """Where that is the reference: of configs without a declared one the first that the device can load."""
     configs = "[dict(us=us, does=does) for us, does in ((40.0, 'unsupported'), (900.0, 'work'), (50.0, 'changes'))]"
-    text = kernel_text(
+    text = make_kernel_text(
         f"space({configs})", body="Build(**c, gate='spoilt' if c.does == 'changes' else '')", reference="'default'"
     )
-    daemon.tune(path=str(daemon.kernel_file(text)))
+    daemon.tune(path=str(daemon.write_kernel(text)))
     code, winner, _ = _check(daemon)
     assert (code, winner["verdict"]) == (0, "right")
     (daemon.gates / "spoilt").touch()
@@ -86,7 +86,7 @@ def test_a_winner_is_checked_against_the_default(daemon: Daemon) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ with libasan")
 def test_a_sanitizer_finds_what_guards_do_not(daemon: Daemon) -> None:
     """A read of the element before a tensor hits no guard page; AddressSanitizer names the line, if it is there."""
-    path = daemon.kernel_file(KERNEL)
+    path = daemon.write_kernel(KERNEL)
     (path.parent / "twice.cc").write_text(SOURCE)
     daemon.tune(path=str(path))
     assert _check(daemon)[1]["verdict"] == "right"

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from tests.e2e.harness import UNHURRIED, running
+from tests.e2e.harness import UNHURRIED, Daemon
 
 FILE = f"""
 from ktuned import kernel, space, tensor
@@ -21,13 +21,13 @@ def it(p, c):
 
 def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
     """A clone's first answer is the winner, with nothing queued; tuning it measures nothing; an edit is its own."""
-    with running(tmp_path) as daemon:
-        path = daemon.kernel_file(FILE)
+    with Daemon(tmp_path) as daemon:
+        path = daemon.write_kernel(FILE)
         (path.parent / "ktuned.toml").write_text('name = "shared"\n')
         _, (job,) = daemon.tune(path=str(path))
         clone = tmp_path / "clone"
         shutil.copytree(path.parent, clone)
-        assert daemon.ktuned("add", str(clone)).returncode == 0
+        assert daemon.run_ktuned("add", str(clone)).returncode == 0
         hit = daemon.client.lookup("shared-clone:it", {"n": 64})
         assert (hit.status, (hit.config or {})["tag"], hit.latency_us) == ("fresh", "quick", job["best_us"])
         assert len(daemon.client.call("jobs")["jobs"]) == 1
@@ -38,10 +38,10 @@ def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
         assert (hit.status, (hit.config or {})["tag"]) == ("fresh", "quick")
         _, (second,) = daemon.tune(kernel="shared-clone:it")
         assert (second["state"], second["best_us"]) == ("done", job["best_us"])
-        details = [daemon.trial(trial["id"])["detail"]
+        details = [daemon.fetch_trial(trial["id"])["detail"]
                    for trial in daemon.client.call("results", kernel="shared-clone:it")["trials"]]  # fmt: skip
         assert all("carried_from" in detail for detail in details)
 
         (clone / path.name).write_text(FILE.replace("2 * x", "x + x"))
-        daemon.until(lambda: daemon.client.lookup("shared-clone:it", {"n": 64}).status == "stale", "the edit")
+        daemon.wait_until(lambda: daemon.client.lookup("shared-clone:it", {"n": 64}).status == "stale", "the edit")
         assert daemon.client.lookup("shared:it", {"n": 64}).status == "fresh"

@@ -15,7 +15,7 @@ import pytest
 
 from ktuned_client import Client, Hit, winners
 from ktuned_client.answers import ENDED_STATES
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 DEFAULT = {"us": 1.0}
 PROBLEM = {"n": 64}
@@ -29,7 +29,7 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a daemon that has tuned ``it``: to tune takes longer than what is tested here."""
     directory = tmp_path_factory.mktemp("clients")
     with Daemon(directory) as daemon:
-        daemon.tune(path=str(daemon.kernel_file(kernel_text(SPACE, default="dict(us=900.0)"))))
+        daemon.tune(path=str(daemon.write_kernel(make_kernel_text(SPACE, default="dict(us=900.0)"))))
     return directory
 
 
@@ -37,7 +37,7 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(left_behind: Path) -> Iterator[Daemon]:
     """Run a daemon that has a winner for ``it``, and has asked its backends what they are."""
     with Daemon(left_behind) as daemon:
-        daemon.until(lambda: daemon.client.lookup("it", PROBLEM).status == "fresh", "the winner")
+        daemon.wait_until(lambda: daemon.client.lookup("it", PROBLEM).status == "fresh", "the winner")
         yield daemon
 
 
@@ -83,7 +83,7 @@ def test_an_application_survives(tuned: Daemon, fault: Callable[[Daemon], None])
         if fault in (_killed, _socket_deleted):
             tuned.kill()
             tuned.start()
-        tuned.until(lambda: _look_up(client, 256).status in ("near", "default"), "the daemon's answer")
+        tuned.wait_until(lambda: _look_up(client, 256).status in ("near", "default"), "the daemon's answer")
         assert _look_up(client).status == "fresh"
 
 
@@ -91,7 +91,7 @@ def test_an_application_survives_a_full_disk(tuned: Daemon, tmp_path: Path) -> N
     """Where the daemon can write no file any more lookups are answered as before."""
     assert tuned.process is not None
     # A near winner is served once a worker has said that its config suits this size.
-    tuned.until(lambda: tuned.client.lookup("it", {"n": 128}).config == {"us": 300.0}, "the near winner")
+    tuned.wait_until(lambda: tuned.client.lookup("it", {"n": 128}).config == {"us": 300.0}, "the near winner")
     limit = ["prlimit", f"--pid={tuned.process.pid}", "--fsize=0:0"]
     if subprocess.run(limit, capture_output=True).returncode:
         pytest.skip("prlimit cannot limit the daemon")
@@ -140,18 +140,20 @@ def test_a_new_winner_is_seen_as_soon_as_it_is_told(tuned: Daemon) -> None:
 def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None:
     """Exported, looked up with no daemon, taken back in; those of other sources as stale, what does not fit refused."""
     # Other sizes, which earlier lookups have had tuned, would be near answers: only this problem has a winner.
-    tuned.until(
+    tuned.wait_until(
         lambda: all(job["state"] in ENDED_STATES for job in tuned.client.call("jobs")["jobs"]), "all jobs to end"
     )
     tuned.client.call("forget", kernel="it")
-    assert tuned.ktuned("tune", "it", "-p", "n=64").returncode == 0
+    assert tuned.run_ktuned("tune", "it", "-p", "n=64").returncode == 0
     shared = tmp_path / "shared"
-    assert tuned.ktuned("export", str(shared), "--all", "--with-artifacts", str(shared / "artifacts")).returncode == 0
+    assert (
+        tuned.run_ktuned("export", str(shared), "--all", "--with-artifacts", str(shared / "artifacts")).returncode == 0
+    )
     (file,) = shared.glob("*.json")
     text = file.read_text()
     assert (
         "unchanged"
-        in tuned.ktuned("export", str(shared), "--all", "--with-artifacts", str(shared / "artifacts")).stdout
+        in tuned.run_ktuned("export", str(shared), "--all", "--with-artifacts", str(shared / "artifacts")).stdout
     )
     with Client(winners=shared) as client:
         hit = client.lookup("it", PROBLEM, DEFAULT)
@@ -159,11 +161,11 @@ def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None
         assert hit.artifact is not None
         assert os.path.isfile(os.path.join(hit.artifact, "manifest.json"))
 
-    assert "it is the same" in tuned.ktuned("import", str(shared)).stdout
+    assert "it is the same" in tuned.run_ktuned("import", str(shared)).stdout
     tuned.client.call("forget", kernel="it")
-    assert "would be taken, fresh" in tuned.ktuned("import", str(shared), "--dry-run").stdout
+    assert "would be taken, fresh" in tuned.run_ktuned("import", str(shared), "--dry-run").stdout
     assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "default"
-    assert "taken, fresh  there was none" in tuned.ktuned("import", str(shared)).stdout
+    assert "taken, fresh  there was none" in tuned.run_ktuned("import", str(shared)).stdout
     assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "fresh"
 
     tuned.client.call("forget", kernel="it")
@@ -172,33 +174,33 @@ def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None
     document["winners"].append({**document["winners"][0], "problem": {"m": 1}})
     document["winners"].append({**document["winners"][0], "config": {"us": 5.0}})
     file.write_text(winners.render_document(document))
-    told = tuned.ktuned("import", str(shared)).stdout
+    told = tuned.run_ktuned("import", str(shared)).stdout
     assert "taken, stale" in told
     assert "refused: project:it: the problem names m" in told
     assert "refused: the kernel's space has no such config" in told
     assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "stale"
 
     file.write_text(text.replace('"ktuned_winners": 1', '"ktuned_winners": 2'))
-    refused = tuned.ktuned("import", str(shared))
+    refused = tuned.run_ktuned("import", str(shared))
     assert refused.returncode == 2
     assert "upgrade ktuned" in refused.stderr
     elsewhere = file.with_name("elsewhere.json")
     elsewhere.write_text(text.replace("project:it", "nowhere:it"))
     file.unlink()
-    refused = tuned.ktuned("import", str(shared))
+    refused = tuned.run_ktuned("import", str(shared))
     assert (refused.returncode, "no watched project named 'nowhere' has a kernel 'it'" in refused.stdout) == (1, True)
     assert "there is project:it; if that is the same, name its project 'nowhere'" in refused.stdout
     file.write_text(text)
-    both = tuned.ktuned("import", str(shared), "--dry-run")
+    both = tuned.run_ktuned("import", str(shared), "--dry-run")
     assert (both.returncode, "named 'nowhere'" in both.stdout) == (0, True)
     assert "1 would be taken, 1 left" in both.stderr
 
 
 def test_the_readme_of_the_client_is_right_about_asyncio(tuned: Daemon) -> None:
     """Its program runs as it stands, from a lookup to the end of a tuning."""
-    gemm = kernel_text(SPACE).replace("dict(n=64)", "dict(M=4096, N=4096, K=4096)").replace("p.n", "64")
-    path = tuned.kernel_file(gemm.replace("def it(", "def gemm("), "tune_gemm.py")
-    tuned.ktuned("add", str(path))
+    gemm = make_kernel_text(SPACE).replace("dict(n=64)", "dict(M=4096, N=4096, K=4096)").replace("p.n", "64")
+    path = tuned.write_kernel(gemm.replace("def it(", "def gemm("), "tune_gemm.py")
+    tuned.run_ktuned("add", str(path))
     page = (Path(__file__).parent.parent.parent / "client/README.md").read_text()
     (program,) = re.findall(r"^```python\n(import asyncio.*?)^```$", page, re.DOTALL | re.MULTILINE)
     command = [sys.executable, "-c", program]
@@ -221,7 +223,7 @@ def test_what_was_tuned_needs_no_daemon(tmp_path: Path) -> None:
     """A new process gets the winner though the daemon does not answer: right after the tuning and after a restart."""
     (tmp_path / "elsewhere").mkdir()
     with Daemon(tmp_path) as daemon:
-        path = str(daemon.kernel_file(kernel_text(SPACE, default="dict(us=900.0)")))
+        path = str(daemon.write_kernel(make_kernel_text(SPACE, default="dict(us=900.0)")))
         for status in ("fresh", "stale"):
             if status == "fresh":
                 daemon.tune(path=path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.assembled import FAKE_BACKEND
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+from tests.daemon_parts import FAKE_BACKEND
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
 DAY_S = 86_400
 
@@ -41,14 +41,14 @@ def test_clock_that_steps_back(tmp_path: Path) -> None:
         space = (
             "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
         )
-        path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
+        path = daemon.write_kernel(make_kernel_text(space, deadlines=UNHURRIED))
         daemon.client.call("tune", path=str(path))
-        daemon.gate("door").wait_reached()
+        daemon.make_gate("door").wait_until_reached()
         before = daemon.client.call("jobs")["jobs"][0]["created"]
         (step.with_suffix(".part")).write_text(str(-DAY_S))
         step.with_suffix(".part").rename(step)
-        daemon.gate("door").open()
-        daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["state"] == "done", "the job to be finished")
+        daemon.make_gate("door").open()
+        daemon.wait_until(lambda: daemon.client.call("jobs")["jobs"][0]["state"] == "done", "the job to be finished")
         _, (second,) = daemon.tune(path=str(path))
         assert second["state"] == "done"
         assert second["created"] < before - DAY_S / 2
@@ -62,10 +62,10 @@ def test_clock_that_steps_back(tmp_path: Path) -> None:
 def _check_told(daemon: Daemon, jobs: list[int]) -> None:
     """The latest job is listed first, the winner is fresh, and no age is below zero."""
     assert [job["id"] for job in daemon.client.call("jobs")["jobs"]] == jobs
-    assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
+    assert {trial["outcome"] for trial in daemon.fetch_trials().values()} == {"measured"}
     answer = daemon.client.call("lookup", kernel="it", problem={"n": 64})
     assert answer["status"] == "fresh"
     assert answer["age_s"] >= 0.0
-    shown = daemon.ktuned("jobs")
+    shown = daemon.run_ktuned("jobs")
     assert shown.returncode == 0, shown.stderr
     assert not re.search(r"-\d", shown.stdout), shown.stdout

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.assembled import PATIENCE_S
-from tests.e2e.harness import UNHURRIED, kernel_text, running
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
 SOURCE = """\
 #include <tvm/ffi/container/tensor.h>
@@ -44,10 +44,10 @@ def twice(p, c):
 @pytest.mark.timeout(5 * PATIENCE_S)
 def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
     """By the C++ compiler, for what this machine needs: each config is shown, and the next job finds its artifact."""
-    with running(tmp_path) as daemon:
-        path = daemon.kernel_file(KERNEL, "tune_twice.py")
+    with Daemon(tmp_path) as daemon:
+        path = daemon.write_kernel(KERNEL, "tune_twice.py")
         path.with_name("twice.cc").write_text(SOURCE)
-        compiled = daemon.ktuned("tune", str(path), "--compile-only", "--json", timeout_s=4 * PATIENCE_S)
+        compiled = daemon.run_ktuned("tune", str(path), "--compile-only", "--json", timeout_s=4 * PATIENCE_S)
         assert compiled.returncode == 0, compiled.stderr
         *told, jobs = map(json.loads, compiled.stdout.splitlines())
         outcomes = {entry["config"]["STEP"]: entry["outcome"] for entry in told}
@@ -66,21 +66,25 @@ def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
 
 def test_ctrl_c_cancels_the_job_and_keeps_what_was_compiled(tmp_path: Path) -> None:
     """Ctrl-C ends the command and its job; what was compiled stays."""
-    with running(tmp_path) as daemon:
-        path = daemon.kernel_file(kernel_text("space([dict(does='gate_compile', gate='door')])", deadlines=UNHURRIED))
+    with Daemon(tmp_path) as daemon:
+        path = daemon.write_kernel(
+            make_kernel_text("space([dict(does='gate_compile', gate='door')])", deadlines=UNHURRIED)
+        )
         command = subprocess.Popen(
             [sys.executable, "-m", "ktuned", "tune", str(path), "--compile-only"],
             env=daemon.env,
             stderr=subprocess.PIPE,
             text=True,
         )
-        daemon.gate("door").wait_reached()
-        daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["waiters"] == 1, "the command to follow its job")
+        daemon.make_gate("door").wait_until_reached()
+        daemon.wait_until(
+            lambda: daemon.client.call("jobs")["jobs"][0]["waiters"] == 1, "the command to follow its job"
+        )
         command.send_signal(signal.SIGINT)
         _, said = command.communicate(timeout=PATIENCE_S)
         watched, last = said.splitlines()
         assert "is watched from now on" in watched
         assert (command.returncode, last) == (130, "cancelled; compiled configs are kept")
-        daemon.until(lambda: not daemon.client.call("status")["jobs"]["running"], "the job to end")
+        daemon.wait_until(lambda: not daemon.client.call("status")["jobs"]["running"], "the job to end")
         (job,) = daemon.client.call("jobs")["jobs"]
         assert job["state"] == "cancelled"

@@ -11,7 +11,7 @@ from time import monotonic
 
 import psutil
 
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
 DRAIN_S = 30.0
 """How long a daemon that is asked to stop may take for what is under way, which would last longer."""
@@ -24,10 +24,10 @@ def _alive(pids: set[int]) -> set[int]:
 def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> None:
     """SIGTERM in the middle of a job exits 0, leaves no worker, and the next daemon finishes the job."""
     space = "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
-    path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
+    path = daemon.write_kernel(make_kernel_text(space, deadlines=UNHURRIED))
     daemon.client.call("tune", path=str(path))
-    daemon.gate("door").wait_reached()
-    workers = set(daemon.workers())
+    daemon.make_gate("door").wait_until_reached()
+    workers = set(daemon.list_worker_pids())
     assert workers
     began = monotonic()
     assert daemon.stop() == 0
@@ -39,7 +39,7 @@ def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> N
         outcomes = {outcome for (outcome,) in store.execute("SELECT outcome FROM trials")}
     assert outcomes <= {"measured", "cancelled", "interrupted"}
 
-    daemon.gate("door").open()
+    daemon.make_gate("door").open()
     daemon.start()
-    daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["state"] == "done", "the job to be finished")
-    assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
+    daemon.wait_until(lambda: daemon.client.call("jobs")["jobs"][0]["state"] == "done", "the job to be finished")
+    assert {trial["outcome"] for trial in daemon.fetch_trials().values()} == {"measured"}

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.assembled import PATIENCE_S
-from tests.e2e.harness import Daemon, kernel_text
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import Daemon, make_kernel_text
 
-TEXT = kernel_text("space([dict(us=20.0, tag='a'), dict(us=30.0, tag='b')])")
+TEXT = make_kernel_text("space([dict(us=20.0, tag='a'), dict(us=30.0, tag='b')])")
 
 ERRORS = {
     "syntax": ("def (\n", "SyntaxError"),
@@ -23,27 +23,27 @@ ERRORS = {
 
 def test_a_tuning_of_a_known_file_that_is_wrong_now_ends_with_its_error(daemon: Daemon) -> None:
     """By its path or its name, in one line; it worked before, and works again once the file is mended."""
-    path = daemon.kernel_file(TEXT)
-    assert daemon.ktuned("tune", str(path)).returncode == 0
+    path = daemon.write_kernel(TEXT)
+    assert daemon.run_ktuned("tune", str(path)).returncode == 0
     for number, (text, word) in enumerate(ERRORS.values()):
         target = str(path) if number % 2 else "project:it"
         path.write_text(text)
-        done = daemon.ktuned("tune", target, timeout_s=PATIENCE_S / 2)
+        done = daemon.run_ktuned("tune", target, timeout_s=PATIENCE_S / 2)
         assert done.returncode == 1
         assert word in done.stderr
         assert "queued" not in done.stdout
         path.write_text(TEXT)
-        assert daemon.ktuned("tune", "project:it" if number % 2 else str(path)).returncode == 0
+        assert daemon.run_ktuned("tune", "project:it" if number % 2 else str(path)).returncode == 0
 
 
 def test_a_job_ends_when_its_file_becomes_wrong_while_it_waits(daemon: Daemon) -> None:
     """A client that waits for it learns so, and does not wait until the file is mended."""
-    gate = daemon.gate("first")
-    path = daemon.kernel_file(
-        kernel_text("space([dict(us=20.0, gate='first', tag='a'), dict(us=20.0, tag='b', gate='')])")
+    gate = daemon.make_gate("first")
+    path = daemon.write_kernel(
+        make_kernel_text("space([dict(us=20.0, gate='first', tag='a'), dict(us=20.0, tag='b', gate='')])")
     )
     with daemon.client.tune(path=str(path)) as tuning:
-        gate.wait_reached()
+        gate.wait_until_reached()
         path.write_text("def (\n")
         gate.open()
         jobs = [event["job_state"] for event in tuning if event["type"] == "job_done"]
@@ -59,7 +59,7 @@ def test_a_daemon_that_a_signal_ends_leaves_a_line(tmp_path: Path, number: signa
         os.kill(daemon.process.pid, number)
         assert daemon.process.wait(PATIENCE_S) == -number
         account = daemon.home / "last-end"
-        daemon.until(lambda: "was ended by" in account.read_text(), "the warden's line")
+        daemon.wait_until(lambda: "was ended by" in account.read_text(), "the warden's line")
         daemon.start()
         (line,) = daemon.client.call("status")["notices"]
         assert f"ended by {number.name}" in line

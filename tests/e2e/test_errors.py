@@ -14,7 +14,7 @@ from time import monotonic
 
 import pytest
 
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
 DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
@@ -52,7 +52,7 @@ def test_second_daemon_says_who_holds_the_socket(shared: Daemon) -> None:
     line = _one_line(second.stderr)
     assert f"pid {shared.process.pid}" in line
     assert "ktuned stop" in line
-    assert shared.ktuned("status").returncode == DONE
+    assert shared.run_ktuned("status").returncode == DONE
 
 
 def test_second_daemon_on_the_same_home_is_refused(shared: Daemon) -> None:
@@ -75,17 +75,17 @@ def test_config_that_says_nonsense(tmp_path: Path) -> None:
 
 def test_malformed_kernel_file(daemon: Daemon) -> None:
     """A kernel file that is wrong is one line with file and line; the root's other kernels are tuned."""
-    daemon.kernel_file(kernel_text(SPACE))
-    wrong = daemon.kernel_file(
+    daemon.write_kernel(make_kernel_text(SPACE))
+    wrong = daemon.write_kernel(
         "from ktuned import kernel\n@kernel(backend='fake', spaec=1)\ndef f(p, c): ...\n", "tune_x.py"
     )
-    refused = daemon.ktuned("tune", str(wrong))
+    refused = daemon.run_ktuned("tune", str(wrong))
     assert refused.returncode == NOT_REACHED
     assert f"{wrong}:2:" in refused.stderr
     assert "spaec" in refused.stderr
     assert "Traceback" not in refused.stderr
 
-    both = daemon.ktuned("tune", str(wrong.parent))
+    both = daemon.run_ktuned("tune", str(wrong.parent))
     assert "project:it" in both.stdout
     assert f"{wrong}:2:" in both.stderr
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
@@ -111,8 +111,8 @@ def test_a_full_disk_ends_the_job_and_lookups_go_on(tmp_path: Path) -> None:
             ["unshare", "-rm", "sh", "-c", script], env=daemon.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
-        daemon.until(daemon._answers, "the daemon to answer")
-        path = daemon.kernel_file(kernel_text(SPACE))
+        daemon.wait_until(daemon._is_answering, "the daemon to answer")
+        path = daemon.write_kernel(make_kernel_text(SPACE))
         _, (job,) = daemon.tune(path=str(path))
         assert job["state"] == "done"
         inside = Path(f"/proc/{daemon.process.pid}/root{home}")
@@ -122,8 +122,8 @@ def test_a_full_disk_ends_the_job_and_lookups_go_on(tmp_path: Path) -> None:
             while os.write(descriptor, b"\0" * 4096):
                 pass
         os.close(descriptor)
-        daemon.kernel_file(kernel_text(SPACE, rtol="0.01"))
-        refused = daemon.ktuned("tune", "it")
+        daemon.write_kernel(make_kernel_text(SPACE, rtol="0.01"))
+        refused = daemon.run_ktuned("tune", "it")
         assert refused.returncode == NOT_REACHED
         assert "space" in refused.stdout + refused.stderr
         assert daemon.client.lookup("it", dict(n=64)).config is not None
@@ -141,7 +141,7 @@ def test_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
     try:
         daemon.start("-X", "importtime")
-        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel_text(SPACE))))
+        _, (job,) = daemon.tune(path=str(daemon.write_kernel(make_kernel_text(SPACE))))
         assert job["state"] == "done"
         assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     finally:
@@ -161,11 +161,11 @@ def test_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
 def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon(daemon: Daemon) -> None:
     """10^9 configs with a budget of 20 trials: 20 trials, and the daemon's memory is what it was."""
     axes = ", ".join(f"k{index}={list(range(1, 11))}" for index in range(9))
-    text = kernel_text(f"space({axes})", trials="20").replace("Build(**c)", "Build(us=50.0 + c.k0)")
-    small = daemon.kernel_file(kernel_text(SPACE).replace("def it(", "def small("), "tune_small.py")
+    text = make_kernel_text(f"space({axes})", trials="20").replace("Build(**c)", "Build(us=50.0 + c.k0)")
+    small = daemon.write_kernel(make_kernel_text(SPACE).replace("def it(", "def small("), "tune_small.py")
     daemon.tune(path=str(small))
     before = daemon.client.call("status")["rss_bytes"]
-    _, (job,) = daemon.tune(path=str(daemon.kernel_file(text)))
+    _, (job,) = daemon.tune(path=str(daemon.write_kernel(text)))
     assert (job["state"], job["done"]) == ("done", 20)
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
@@ -173,16 +173,16 @@ def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon
 def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon) -> None:
     """SIGHUP takes in a new root; a wrong ``config.toml`` is one line in ``status``, and changes nothing."""
     config = daemon.home / "config.toml"
-    path = daemon.kernel_file(kernel_text(SPACE))
+    path = daemon.write_kernel(make_kernel_text(SPACE))
     assert daemon.process is not None
     config.write_text(f"contention = false\n[[roots]]\npath = '{path.parent}'\nname = 'mine'\n")
     daemon.process.send_signal(signal.SIGHUP)
-    daemon.until(lambda: daemon.client.call("kernels")["kernels"], "the new root's kernels")
+    daemon.wait_until(lambda: daemon.client.call("kernels")["kernels"], "the new root's kernels")
     assert daemon.client.call("kernels")["kernels"][0]["name"] == "mine:it"
 
     config.write_text("contentoin = false\n")
     daemon.process.send_signal(signal.SIGHUP)
-    daemon.until(lambda: daemon.client.call("status")["notices"], "the notice")
+    daemon.wait_until(lambda: daemon.client.call("status")["notices"], "the notice")
     assert "contentoin" in daemon.client.call("status")["notices"][0]
     assert daemon.client.call("kernels")["kernels"]
 
@@ -192,12 +192,12 @@ def test_reload_tells_what_changed_or_what_is_wrong(shared: Daemon) -> None:
     config = shared.home / "config.toml"
     before = config.read_text()
     config.write_text(before + "idle_exit_s = 0\nartifacts_gib = 1.0\n")
-    told = shared.ktuned("config", "--reload")
+    told = shared.run_ktuned("config", "--reload")
     assert (told.returncode, told.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
     assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
 
     config.write_text(before + "artifacts_gib = -1\n")
-    refused = shared.ktuned("config", "--reload")
+    refused = shared.run_ktuned("config", "--reload")
     assert (refused.returncode, refused.stdout) == (USAGE, "")
     assert f"{config}: artifacts_gib is -1" in refused.stderr
     assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
@@ -229,20 +229,20 @@ def test_reload_follows_deadlines(shared: Daemon) -> None:
 def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     """A config that crashed is not run again, by no job and no daemon, until it is forgotten."""
     space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"
-    path = daemon.kernel_file(kernel_text(space))
+    path = daemon.write_kernel(make_kernel_text(space))
     daemon.tune(path=str(path))
-    first = daemon.trials()["b"]
+    first = daemon.fetch_trials()["b"]
     assert first["outcome"] == "crashed"
     daemon.stop()
     daemon.start()
     daemon.tune(kernel="it")
-    assert daemon.trials()["b"]["updated"] == first["updated"]
+    assert daemon.fetch_trials()["b"]["updated"] == first["updated"]
 
-    forgotten = daemon.ktuned("forget", "it", "--outcome", "crashed")
+    forgotten = daemon.run_ktuned("forget", "it", "--outcome", "crashed")
     assert (forgotten.returncode, forgotten.stdout.strip()) == (DONE, "project:it: 1 trial forgotten")
     daemon.tune(kernel="it")
-    assert daemon.trials()["b"]["updated"] > first["updated"]
-    assert daemon.trials()["b"]["outcome"] == "crashed"
+    assert daemon.fetch_trials()["b"]["updated"] > first["updated"]
+    assert daemon.fetch_trials()["b"]["outcome"] == "crashed"
 
 
 def test_nothing_outlives_its_worker_however_it_detached(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_nothing_outlives_its_worker_however_it_detached(tmp_path: Path) -> None
 
 
 def _outlives_nothing(daemon: Daemon) -> None:
-    path = daemon.kernel_file(
+    path = daemon.write_kernel(
         """\
         import os, pathlib, subprocess
         child = subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
@@ -260,9 +260,9 @@ def _outlives_nothing(daemon: Daemon) -> None:
         os._exit(0)
         """
     )
-    assert daemon.ktuned("tune", str(path)).returncode == NOT_REACHED
+    assert daemon.run_ktuned("tune", str(path)).returncode == NOT_REACHED
     left = int(path.with_name("left").read_text())
-    daemon.until(lambda: not Path(f"/proc/{left}").exists(), "the process that the kernel file left to end")
+    daemon.wait_until(lambda: not Path(f"/proc/{left}").exists(), "the process that the kernel file left to end")
 
 
 def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Daemon) -> None:
@@ -271,7 +271,7 @@ def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Dae
     daemon.process.send_signal(signal.SIGSTOP)
     try:
         began = monotonic()
-        refused = daemon.ktuned("tune", "it")
+        refused = daemon.run_ktuned("tune", "it")
         assert refused.returncode == NO_DAEMON
         line = _one_line(refused.stderr)
         assert "did not answer" in line
@@ -285,13 +285,13 @@ def test_a_store_found_damaged_after_it_was_opened_is_moved_aside(tmp_path: Path
     """One start is enough, whatever bytes were flipped: it goes on with a fresh one, and says so."""
     daemon = Daemon(tmp_path)
     with daemon:
-        daemon.kernel_file(kernel_text(SPACE))
+        daemon.write_kernel(make_kernel_text(SPACE))
     store = daemon.home / "ktuned.sqlite"
     held = bytearray(store.read_bytes())
     held[4096:] = bytes(byte ^ 0xFF for byte in held[4096:])
     store.write_bytes(held)
     with daemon:
-        said = daemon.ktuned("status").stderr
+        said = daemon.run_ktuned("status").stderr
         assert "was damaged" in said
         (aside,) = daemon.home.glob("ktuned.sqlite.damaged-*")
         assert aside.name in said
@@ -300,43 +300,43 @@ def test_a_store_found_damaged_after_it_was_opened_is_moved_aside(tmp_path: Path
 
 def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemon) -> None:
     """A save meanwhile is reported in status, and is not forgotten."""
-    path = daemon.kernel_file(kernel_text(SPACE))
-    assert daemon.ktuned("tune", str(path)).returncode == DONE
+    path = daemon.write_kernel(make_kernel_text(SPACE))
+    assert daemon.run_ktuned("tune", str(path)).returncode == DONE
     store = daemon.home / "ktuned.sqlite"
     store.rename(store.with_name("aside"))
     path.write_text(path.read_text().replace("us=90.0", "us=20.0"))
-    daemon.until(lambda: "tuned again later" in daemon.ktuned("status").stderr, "the save to be put off")
-    assert "was removed or replaced" in daemon.ktuned("status").stderr
+    daemon.wait_until(lambda: "tuned again later" in daemon.run_ktuned("status").stderr, "the save to be put off")
+    assert "was removed or replaced" in daemon.run_ktuned("status").stderr
     store.with_name("aside").rename(store)
-    daemon.until(
+    daemon.wait_until(
         lambda: (daemon.client.lookup("it", dict(n=64)).config or {}).get("tag") == "b",
         "the save to be tuned once it can be stored",
     )
     # The lookup may have had it tuned before the daemon tried again.
-    daemon.until(lambda: daemon.ktuned("status").stderr == "", "the notice to go")
+    daemon.wait_until(lambda: daemon.run_ktuned("status").stderr == "", "the notice to go")
 
 
 def test_a_refused_file_s_line_says_what_mends_it(shared: Daemon) -> None:
     """In ``tune`` and in ``kernels``."""
-    path = shared.kernel_file(kernel_text(SPACE))
+    path = shared.write_kernel(make_kernel_text(SPACE))
     path.chmod(0o666)
-    complaint, watched = shared.ktuned("tune", str(path)).stderr.splitlines()
+    complaint, watched = shared.run_ktuned("tune", str(path)).stderr.splitlines()
     assert f"chmod go-w {path}" in complaint
     assert "is watched from now on" in watched
-    assert f"chmod go-w {path}" in shared.ktuned("kernels").stdout
+    assert f"chmod go-w {path}" in shared.run_ktuned("kernels").stdout
 
 
 def test_damaged_rows_cost_themselves_alone(tmp_path: Path) -> None:
     """What SQLite cannot notice is left out, reported in status, and made again; the winner is served as before."""
     daemon = Daemon(tmp_path)
     with daemon:
-        assert daemon.ktuned("tune", str(daemon.kernel_file(kernel_text(SPACE)))).returncode == DONE
+        assert daemon.run_ktuned("tune", str(daemon.write_kernel(make_kernel_text(SPACE)))).returncode == DONE
         before = daemon.client.lookup("it", dict(n=64))
     with closing(sqlite3.connect(daemon.home / "ktuned.sqlite")) as connection, connection:
         connection.execute("UPDATE kernels SET info = '{'")
         connection.execute("UPDATE probes SET data = CAST(x'ff' AS TEXT)")
         connection.execute("UPDATE jobs SET plan = '{'")
     with daemon:
-        assert "damaged and left out" in daemon.ktuned("status").stderr
-        daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the next inspection")
+        assert "damaged and left out" in daemon.run_ktuned("status").stderr
+        daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the next inspection")
         assert daemon.client.lookup("it", dict(n=64)).config == before.config

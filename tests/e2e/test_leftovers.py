@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 KINDS = (
     "rounding",
@@ -40,9 +40,9 @@ def test_the_order_of_configs_does_not_matter(daemon: Daemon, seed: int) -> None
     for number, order in enumerate(orders):
         options = {"reference": "lambda x: dict(y=2 * x)", "strategy": "'exhaustive'", "name": f"'it{number}'"}
         # Some ways to change the process take longer than all else.
-        daemon.kernel_file(kernel_text(space_of(order), early_stop="1e6", **options), f"tune_{number}.py")
+        daemon.write_kernel(make_kernel_text(space_of(order), early_stop="1e6", **options), f"tune_{number}.py")
         daemon.tune(path=str(daemon.directory / "project" / f"tune_{number}.py"))
-        found = daemon.trials(f"it{number}")
+        found = daemon.fetch_trials(f"it{number}")
         outcomes.append({tag: trial["outcome"] for tag, trial in found.items()})
     assert outcomes[0] == outcomes[1]
     assert set(outcomes[0].values()) == {"measured"}
@@ -55,10 +55,10 @@ def test_a_library_of_the_project_starts_afresh_for_each_config(daemon: Daemon) 
     source = project / "counts.c"
     source.write_text("static int n; int count(int step) { int before = n; n += step; return before; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(project / "libcounts.so")], check=True)
-    text = kernel_text(
+    text = make_kernel_text(
         "space([dict(us=20.0, does='counts', tag=tag) for tag in 'ab'])",
         reference="lambda x: dict(y=2 * x)",
     )
-    daemon.kernel_file(text)
+    daemon.write_kernel(text)
     daemon.tune(path=str(project))
-    assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
+    assert {trial["outcome"] for trial in daemon.fetch_trials().values()} == {"measured"}

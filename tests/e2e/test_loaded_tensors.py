@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 PROBLEM = dict(n=64)
-KERNEL = kernel_text(
+KERNEL = make_kernel_text(
     "space([dict(us=100.0), dict(us=900.0)])",
     inputs="lambda p: dict(ktuned.load_tensors('saved/x.safetensors'), y=tensor((p.n,), output=True))",
     check="lambda i, o: float(i['x'][0]) < 1.0",
@@ -29,19 +29,19 @@ def _list_changes(daemon: Daemon) -> list[str]:
 
 
 def _until(daemon: Daemon, status: str) -> None:
-    daemon.until(lambda: daemon.client.lookup("it", PROBLEM).status == status, f"a {status} answer")
+    daemon.wait_until(lambda: daemon.client.lookup("it", PROBLEM).status == status, f"a {status} answer")
 
 
 def test_a_saved_tensor_is_an_input_and_its_edit_makes_the_winner_stale(daemon: Daemon) -> None:
     """The edit is tuned again, with the new numbers; the old file brings the old winner back."""
     saved = daemon.directory / "project/saved/x.safetensors"
     _save(saved, 0.5)
-    _, (job,) = daemon.tune(path=str(daemon.kernel_file(KERNEL)))
+    _, (job,) = daemon.tune(path=str(daemon.write_kernel(KERNEL)))
     assert job["state"] == "done", job["message"]
     assert daemon.client.lookup("it", PROBLEM).status == "fresh"
 
     _save(saved, 7.0)
-    daemon.until(lambda: _list_changes(daemon) == ["saved/x.safetensors"], "the change to be named")
+    daemon.wait_until(lambda: _list_changes(daemon) == ["saved/x.safetensors"], "the change to be named")
     assert daemon.client.lookup("it", PROBLEM).status == "stale"
     daemon.tune(kernel="it")
     newest = daemon.client.call("results", kernel="it", order="newest", limit=2)["trials"]

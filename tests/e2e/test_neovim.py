@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.assembled import PATIENCE_S
-from tests.e2e.harness import Daemon, kernel_text
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import Daemon, make_kernel_text
 
 SCRIPT = Path(__file__).with_suffix(".lua").with_stem("neovim")
 
@@ -16,9 +16,9 @@ SCRIPT = Path(__file__).with_suffix(".lua").with_stem("neovim")
 @pytest.mark.skipif(shutil.which("nvim") is None, reason="there is no nvim (apt-get install neovim)")
 def test_neovim_asks_and_receives_events(daemon: Daemon, tmp_path: Path) -> None:
     """``sockconnect`` and ``rpcrequest`` get every answer, errors as errors, and events come as notifications."""
-    daemon.kernel_file(kernel_text("space([dict(us=300.0)])", default="dict(us=300.0)"))
+    daemon.write_kernel(make_kernel_text("space([dict(us=300.0)])", default="dict(us=300.0)"))
     daemon.client.call("tune", path=str(tmp_path / "project"), trials=1)
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the first winner")
+    daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the first winner")
     daemon.client.call("forget", kernel="it")
     answer = tmp_path / "answer.json"
     ended = subprocess.run(

@@ -75,7 +75,7 @@ def test_winners_of_one_numerics_do_not_serve_the_other(daemon: Daemon) -> None:
     assert _config(daemon, objective="exact:latency")["status"] == "fresh"
     assert _config(daemon)["config"] == known.ORDERED
     assert before.keys() == {trial["id"] for trial in daemon.client.call("results", kernel="rows")["trials"]}
-    shown = daemon.ktuned("results", "rows").stdout
+    shown = daemon.run_ktuned("results", "rows").stdout
     assert "exact costs" in shown
     assert "B 1, best" in shown
 
@@ -96,7 +96,7 @@ def test_another_anchor_may_be_chosen_and_stays_chosen(daemon: Daemon) -> None:
     path = known.family(daemon, space=space)
     daemon.tune(path=path)
     assert _config(daemon)["config"] == known.FAST
-    done = daemon.ktuned("tune", "rows", "--anchor", "LANES=4")
+    done = daemon.run_ktuned("tune", "rows", "--anchor", "LANES=4")
     assert done.returncode == 0, done.stderr
     assert _config(daemon)["config"] == known.ORDERED
     daemon.tune(kernel="rows")
@@ -121,7 +121,7 @@ def test_after_an_edit_the_anchor_is_served_until_bits_are_compared_again(daemon
         jobs = daemon.client.call("jobs", kernel="rows")["jobs"]
         return [job["state"] for job in jobs].count("done") > 1
 
-    daemon.until(is_tuned_again, "the edit to be tuned")
+    daemon.wait_until(is_tuned_again, "the edit to be tuned")
     # While the daemon is not sure that anything has changed, the winner is still known to be of the present state.
     assert all(answer["config"] == known.ANCHOR for answer in answers if answer["status"] == "default")
     assert "default" in {answer["status"] for answer in answers}

@@ -7,7 +7,7 @@ from typing import Any
 
 from ktuned.observer import OFF_VARIABLE
 from ktuned_client import Event
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 from tests.fake_tensors import REFERENCE
 
 DEFAULT = "dict(us=1_500.0, does='work', tag='default')"
@@ -46,12 +46,14 @@ def _space(*names: str) -> str:
 
 def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon) -> None:
     """One job over all kinds of bad configs: each ends as what it is, none hides another, the winner is right."""
-    text = kernel_text(_space(*FAILURES), default=DEFAULT, deadlines=DEADLINES, early_stop="30.0", reference=REFERENCE)
-    path = daemon.kernel_file(text)
+    text = make_kernel_text(
+        _space(*FAILURES), default=DEFAULT, deadlines=DEADLINES, early_stop="30.0", reference=REFERENCE
+    )
+    path = daemon.write_kernel(text)
     events, (job,) = daemon.tune(path=str(path))
 
     assert job["state"] == "done", job
-    trials = daemon.trials()
+    trials = daemon.fetch_trials()
     assert {tag: trials[tag]["outcome"] for tag in FAILURES} == {tag: pair[1] for tag, pair in FAILURES.items()}
     assert trials["best"]["outcome"] == trials["default"]["outcome"] == "measured"
     assert job["done"] == job["total"] == len(FAILURES) + 2
@@ -86,8 +88,8 @@ def test_each_wrong_config_is_caught_and_no_other_is_blamed(tmp_path: Path) -> N
         configs = ", ".join(
             f"dict(us={200 if does in WRONG else 300}, does={does!r}, tag={tag!r})" for tag, does in mixed
         )
-        path = daemon.kernel_file(
-            kernel_text(
+        path = daemon.write_kernel(
+            make_kernel_text(
                 f"space([{configs}])",
                 early_stop="30.0",
                 strategy="'exhaustive'",
@@ -96,7 +98,7 @@ def test_each_wrong_config_is_caught_and_no_other_is_blamed(tmp_path: Path) -> N
         )
         _, (job,) = daemon.tune(path=str(path))
 
-        trials = daemon.trials()
+        trials = daemon.fetch_trials()
         assert {tag for tag, trial in trials.items() if trial["outcome"] == "measured"} == {tag for tag, _ in good}
         for tag, does in bad:
             assert trials[tag]["message"].startswith(WRONG[does]), tag
@@ -110,15 +112,17 @@ def test_without_the_observers_library_a_crash_does_not_name_the_tensor(tmp_path
     """There is none without a C compiler: the outcome is the same, and the message is that of any other crash."""
     configs = "dict(us=300, does='beyond', tag='beyond'), dict(us=300, does='work', tag='best')"
     with Daemon(tmp_path, env={OFF_VARIABLE: "1"}) as daemon:
-        daemon.tune(path=str(daemon.kernel_file(kernel_text(f"space([{configs}])", reference=REFERENCE))))
-        crashed = daemon.trials()["beyond"]
+        daemon.tune(path=str(daemon.write_kernel(make_kernel_text(f"space([{configs}])", reference=REFERENCE))))
+        crashed = daemon.fetch_trials()["beyond"]
     assert crashed["outcome"] == "crashed"
     assert crashed["message"].startswith("the worker was killed by SIGSEGV during first_launch")
 
 
 def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
     """Where the best was right only for its first inputs, nothing is served, and the job's message says why."""
-    path = daemon.kernel_file(kernel_text("space([dict(us=200, does='first_seed', tag='it')])", reference=REFERENCE))
+    path = daemon.write_kernel(
+        make_kernel_text("space([dict(us=200, does='first_seed', tag='it')])", reference=REFERENCE)
+    )
     _, (job,) = daemon.tune(path=str(path))
     assert job["state"] == "failed"
     assert "no config could be measured; mismatch: right for its first inputs" in job["message"]
@@ -127,20 +131,20 @@ def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
 
 def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
     """What an outcome keeps reports what happened."""
-    segfault = daemon.trial(trials["segfault"]["id"])
+    segfault = daemon.fetch_trial(trials["segfault"]["id"])
     assert segfault["detail"]["signal"] == "SIGSEGV"
     assert "Segmentation fault" in segfault["detail"]["stderr"]
     assert "code 3" in trials["exit"]["message"]
     assert trials["beyond"]["message"].startswith("wrote outside its tensors: 8192 bytes after y; the worker")
     assert trials["before"]["message"] == "wrote outside its tensors: 32 bytes before y"
     assert trials["dirty"]["message"].startswith("the first launch was right, a later one was not: y: 64 of 64")
-    flood = daemon.trial(trials["flood"]["id"])
+    flood = daemon.fetch_trial(trials["flood"]["id"])
     assert "last words" in flood["detail"]["stderr"]
     assert len(flood["detail"]["stdout"]) <= 16 * 1024
     assert "fake.c:1" in trials["compile_error"]["message"]
-    assert daemon.trial(trials["wrong"]["id"])["detail"]["mismatched_ratio"] == 1.0
+    assert daemon.fetch_trial(trials["wrong"]["id"])["detail"]["mismatched_ratio"] == 1.0
     assert DEADLINE_S <= trials["hang"]["lane_s"] < 6 * DEADLINE_S
-    assert daemon.trial(trials["hang"]["id"])["detail"]["phase"] == "first_launch"
+    assert daemon.fetch_trial(trials["hang"]["id"])["detail"]["phase"] == "first_launch"
 
 
 def _check_told_after_commit(events: list[Event]) -> None:
@@ -153,5 +157,7 @@ def test_many_compile_at_once(tmp_path: Path) -> None:
     """Several compile slots, each with its own staging: no config is disturbed by another's compile."""
     entries = ", ".join(f"dict(us={100.0 + index}, does='work', tag='t{index}')" for index in range(18))
     with Daemon(tmp_path, config="compile_slots = 6\n") as daemon:
-        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel_text(f"space([{entries}])", early_stop="100.0"))))
+        _, (job,) = daemon.tune(
+            path=str(daemon.write_kernel(make_kernel_text(f"space([{entries}])", early_stop="100.0")))
+        )
         assert (job["state"], job["outcomes"]) == ("done", {"measured": 18})

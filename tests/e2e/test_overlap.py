@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.harness import Daemon, kernel_text, running
+from tests.e2e.harness import Daemon, make_kernel_text
 
 CONFIGS = "space([dict(us=50.0 + 100 * n, tag=str(n)) for n in range(3)])"
 BODY = "Build(us=c.us, tag=f'{p.n}-{c.tag}', gate='launch' if p.n == 1 else '')"
 """Each problem has artifacts of its own; the first one's configs stand at a gate when they are launched."""
 
-KERNEL = kernel_text(
+KERNEL = make_kernel_text(
     CONFIGS, body=BODY, problems="[dict(n=n) for n in (1, 2, 3)]", strategy="'exhaustive'", early_stop="100.0"
 )
 
@@ -23,31 +23,31 @@ def channel(daemon: Daemon, name: str) -> int:
 
 def ask(daemon: Daemon) -> list[int]:
     """Ask for all three jobs; return their ids."""
-    return [job["id"] for job in daemon.client.call("tune", path=str(daemon.kernel_file(KERNEL)))["jobs"]]
+    return [job["id"] for job in daemon.client.call("tune", path=str(daemon.write_kernel(KERNEL)))["jobs"]]
 
 
 def hold_first_at_launch(daemon: Daemon, jobs: list[int]) -> None:
     """Wait until the first job is being measured, and the others have all compiled and wait for the lane."""
-    daemon.gate("launch").wait_reached()
+    daemon.make_gate("launch").wait_until_reached()
     for job in jobs[1:]:
         # The lane's task has one in its hands.
-        daemon.until(lambda job=job: channel(daemon, f"bench (job {job})") == 2, f"job {job} to be compiled")  # type: ignore[misc]
+        daemon.wait_until(lambda job=job: channel(daemon, f"bench (job {job})") == 2, f"job {job} to be compiled")  # type: ignore[misc]
 
 
 def test_the_next_jobs_are_compiled_while_one_is_measured(tmp_path: Path) -> None:
     """All of them, while the first config of the first job is in its launch; then each has the lane in turn."""
     with (
-        running(tmp_path, config="compile_slots = 2\n") as daemon,
-        daemon.client.tune(path=daemon.kernel_file(KERNEL)) as tuning,
+        Daemon(tmp_path, config="compile_slots = 2\n") as daemon,
+        daemon.client.tune(path=daemon.write_kernel(KERNEL)) as tuning,
     ):
         jobs = [job["id"] for job in tuning.jobs]
         hold_first_at_launch(daemon, jobs)
-        assert daemon.compiles.read_text().count("compile ") == 9
+        assert daemon.compile_log.read_text().count("compile ") == 9
         described = {job["id"]: job for job in daemon.client.call("jobs")["jobs"]}
         assert [described[job]["state"] for job in jobs] == ["running"] * 3
         assert [described[job]["waits_for"] for job in jobs] == ["", *[f"job {jobs[0]} has the device"] * 2]
         assert [described[job]["done"] for job in jobs] == [0, 0, 0]
-        daemon.gate("launch").open()
+        daemon.make_gate("launch").open()
         told = [(event["type"], event["job"]) for event in tuning if event["type"] in ("trial_done", "job_done")]
         # The lane goes to and fro between no two of them, and they decide when nothing compiles any more.
         assert told == [("trial_done", job) for job in jobs for _ in range(3)] + [("job_done", job) for job in jobs]
@@ -55,24 +55,24 @@ def test_the_next_jobs_are_compiled_while_one_is_measured(tmp_path: Path) -> Non
 
 def test_a_killed_daemon_resumes_all_jobs_that_ran(tmp_path: Path) -> None:
     """None is lost, and what they had compiled is not compiled again."""
-    with running(tmp_path, config="compile_slots = 2\n") as daemon:
+    with Daemon(tmp_path, config="compile_slots = 2\n") as daemon:
         jobs = ask(daemon)
         hold_first_at_launch(daemon, jobs)
         daemon.kill()
-        daemon.gate("launch").open()
+        daemon.make_gate("launch").open()
         daemon.start()
 
         def ended() -> list[str]:
             found = {job["id"]: job["state"] for job in daemon.client.call("jobs")["jobs"]}
             return [found[job] for job in jobs]
 
-        daemon.until(lambda: ended() == ["done"] * 3, "the jobs to be done")
-        assert daemon.compiles.read_text().count("compile ") == 9
+        daemon.wait_until(lambda: ended() == ["done"] * 3, "the jobs to be done")
+        assert daemon.compile_log.read_text().count("compile ") == 9
 
 
 def test_a_cancelled_job_leaves_the_lane_to_the_next(tmp_path: Path) -> None:
     """At once, although it stands in a launch that does not end."""
-    with running(tmp_path, config="compile_slots = 2\n") as daemon:
+    with Daemon(tmp_path, config="compile_slots = 2\n") as daemon:
         first, *others = jobs = ask(daemon)
         hold_first_at_launch(daemon, jobs)
         daemon.client.call("cancel", job=first)
@@ -81,4 +81,4 @@ def test_a_cancelled_job_leaves_the_lane_to_the_next(tmp_path: Path) -> None:
             found = {job["id"]: job["state"] for job in daemon.client.call("jobs")["jobs"]}
             return [found[job] for job in (first, *others)]
 
-        daemon.until(lambda: ended() == ["cancelled", "done", "done"], "the others to be done")
+        daemon.wait_until(lambda: ended() == ["cancelled", "done", "done"], "the others to be done")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text, running
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
 MANY = "space([dict(us=50.0 + 100 * n, tag=str(n)) for n in range(12)])"
 GATED = "space([dict(us=1.0, does='gate_compile', gate='door')])"
@@ -22,35 +22,37 @@ def job(daemon: Daemon, number: int) -> dict[str, Any]:
 
 def test_attached_tune_goes_first_until_it_is_gone(daemon: Daemon) -> None:
     """While `ktuned tune` follows a job it has the device; when that process dies another job has it instead."""
-    path = daemon.kernel_file(kernel_text(GATED, deadlines=UNHURRIED))
+    path = daemon.write_kernel(make_kernel_text(GATED, deadlines=UNHURRIED))
     command = [sys.executable, "-m", "ktuned", "tune", str(path), "--json"]
     with subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        daemon.gate("door").wait_reached()
-        daemon.until(lambda: job(daemon, 1)["waiters"] == 1, "somebody to wait")
+        daemon.make_gate("door").wait_until_reached()
+        daemon.wait_until(lambda: job(daemon, 1)["waiters"] == 1, "somebody to wait")
         assert job(daemon, 1)["priority"] == 400
         daemon.client.call("tune", kernel="it", problem=dict(n=1), priority=380)
-        daemon.until(lambda: job(daemon, 2)["state"] == "running", "the other job to compile beside it")
+        daemon.wait_until(lambda: job(daemon, 2)["state"] == "running", "the other job to compile beside it")
         assert job(daemon, 2)["waits_for"] == "job 1 has the device"
         process.kill()
         process.communicate()
-    daemon.until(lambda: job(daemon, 1)["waits_for"] == "job 2 has the device", "the other job to have the device")
+    daemon.wait_until(lambda: job(daemon, 1)["waits_for"] == "job 2 has the device", "the other job to have the device")
     fallen = job(daemon, 1)
     assert (fallen["state"], fallen["priority"], fallen["waiters"]) == ("running", 350, 0)
     assert job(daemon, 2)["waits_for"] == ""
-    assert "job 2 has the device" in daemon.ktuned("jobs").stdout
-    daemon.gate("door").open()
+    assert "job 2 has the device" in daemon.run_ktuned("jobs").stdout
+    daemon.make_gate("door").open()
 
 
 def test_new_toolchain_costs_the_best_five(tmp_path: Path) -> None:
     """After a change of version five configs are measured again, and the winner is fresh; no more is tuned."""
-    with running(tmp_path) as daemon:
-        path = daemon.kernel_file(kernel_text(MANY, early_stop="100.0"))
+    with Daemon(tmp_path) as daemon:
+        path = daemon.write_kernel(make_kernel_text(MANY, early_stop="100.0"))
         _, (tuned,) = daemon.tune(path=str(path))
         assert tuned["outcomes"] == {"measured": 12}
         before = daemon.client.call("lookup", kernel="it", problem=dict(n=64), tune=False)
         assert before["status"] == "fresh"
-    with running(tmp_path, env={"FAKE_VERSION": "2"}) as daemon:
-        daemon.until(lambda: bool(daemon.client.call("jobs", state="done", limit=1)["jobs"][0]["id"] > 1), "the check")
+    with Daemon(tmp_path, env={"FAKE_VERSION": "2"}) as daemon:
+        daemon.wait_until(
+            lambda: bool(daemon.client.call("jobs", state="done", limit=1)["jobs"][0]["id"] > 1), "the check"
+        )
         (verified, _) = daemon.client.call("jobs")["jobs"]
         assert (verified["reason"], verified["priority"]) == ("a driver or toolchain changed", 50)
         assert verified["done"] == verified["total"] == 5

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from ktuned_client import Client, Hit
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
 SPACE = (
     "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=900.0, does='work', tag='b', gate={gate!r})])"
@@ -19,7 +19,7 @@ OTHER_BODY = "Build(**{**c, 'us': c.us + 1.0})"
 
 
 def _text(us: float = 300.0, gate: str = "", **options: str) -> str:
-    return kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
+    return make_kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
 
 
 def _jobs(daemon: Daemon) -> list[dict[str, Any]]:
@@ -36,29 +36,29 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     """Another function is another digest: ``stale`` until it is measured again; a comment is no change."""
     # Another gate would be another space, without the winner.
     text = _text(gate="door")
-    door = daemon.gate("door")
+    door = daemon.make_gate("door")
     door.open()
-    path = daemon.kernel_file(text)
+    path = daemon.write_kernel(text)
     daemon.tune(path=str(path))
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
     path.write_text(f"# a comment\n{text}\n\n# and another\n")
     # A second file, saved after the comment, is the event that reports that the comment has been seen.
-    daemon.kernel_file(text.replace("def it(", "def other("), "tune_other.py")
-    daemon.until(lambda: len(_jobs(daemon)) == 2, "the other kernel's job")
-    daemon.until(lambda: _settled(daemon, 2), "it to end")
+    daemon.write_kernel(text.replace("def it(", "def other("), "tune_other.py")
+    daemon.wait_until(lambda: len(_jobs(daemon)) == 2, "the other kernel's job")
+    daemon.wait_until(lambda: _settled(daemon, 2), "it to end")
     assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
     door.close()
-    daemon.kernel_file(_text(gate="door", body=OTHER_BODY))
-    door.wait_reached()
+    daemon.write_kernel(_text(gate="door", body=OTHER_BODY))
+    door.wait_until_reached()
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.status == "stale"
     assert hit.config is not None
     assert hit.config["tag"] == "a"
     door.open()
-    daemon.until(lambda: _settled(daemon, 3), "the re-tune")
+    daemon.wait_until(lambda: _settled(daemon, 3), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     assert _jobs(daemon)[-1]["reason"] == "saved"
     assert len(_jobs(daemon)) == 3
@@ -69,7 +69,7 @@ def _reading(daemon: Daemon, reading: str, more: str = "") -> Path:
     text = _text(reference="doubled").replace("@kernel(", f"@kernel({more}", 1)
     head, _, tail = text.partition("@kernel(")
     function = f"import pathlib, subprocess\n\ndef doubled(x):\n    {reading}\n    return dict(y=2 * x)\n\n"
-    return daemon.kernel_file(f"{head}{function}@kernel({tail}")
+    return daemon.write_kernel(f"{head}{function}@kernel({tail}")
 
 
 def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
@@ -80,8 +80,8 @@ def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
     daemon.tune(path=str(path))
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     data.write_text("2")
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
+    daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     assert any("weights.bin" in name for name in daemon.client.call("kernels")["kernels"][0]["learned"])
 
@@ -98,31 +98,33 @@ def test_what_cannot_be_observed_is_not_fresh(daemon: Daemon) -> None:
     entry = daemon.client.call("kernels", kernel="it", why=True)["kernels"][0]["why"][0]
     assert (entry["status"], entry["message"]) == ("stale", answer.message)
     _reading(daemon, asking, "depends='data/*.bin', ")
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
 
 def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
     """A file that no longer imports is reported with its line; its winner is served, other files are tuned."""
-    path = daemon.kernel_file(_text())
+    path = daemon.write_kernel(_text())
     daemon.tune(path=str(path))
     path.write_text(_text() + "\nimport nonsense_module\n")
-    daemon.until(lambda: daemon.client.call("kernels")["errors"], "the error")
+    daemon.wait_until(lambda: daemon.client.call("kernels")["errors"], "the error")
     (error,) = daemon.client.call("kernels")["errors"]
     assert error["message"].startswith(f"{path}:{len(_text().splitlines()) + 2}: ")
     assert "nonsense_module" in error["message"]
     hit = daemon.client.lookup("it", dict(n=64))
     assert (hit.status, hit.message) == ("stale", error["message"])
     assert hit.config is not None
-    assert error["message"] in daemon.ktuned("kernels", "it").stdout
+    assert error["message"] in daemon.run_ktuned("kernels", "it").stdout
 
-    other = daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
-    daemon.until(lambda: _settled(daemon, 2), "the other kernel's tuning")
+    other = daemon.write_kernel(_text().replace("def it(", "def other("), "tune_other.py")
+    daemon.wait_until(lambda: _settled(daemon, 2), "the other kernel's tuning")
     assert daemon.client.lookup("other", dict(n=64)).status == "fresh"
     assert other.exists()
 
     path.write_text(_text())
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the mended file to be taken in")
+    daemon.wait_until(
+        lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the mended file to be taken in"
+    )
     assert daemon.client.lookup("it", dict(n=64)).message == ""
     assert daemon.client.call("kernels")["errors"] == []
     assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
@@ -130,20 +132,20 @@ def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
 
 def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -> None:
     """What was saved while no one watched is stale at once, and tuned again without being asked for."""
-    path = daemon.kernel_file(_text())
+    path = daemon.write_kernel(_text())
     daemon.tune(path=str(path))
     daemon.stop()
     path.write_text(_text(body=OTHER_BODY))
     daemon.start()
-    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
 
 def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
     """While a re-tune runs, a loop of lookups gets valid configs, within its deadline, and ends on the new winner."""
-    door = daemon.gate("door")
+    door = daemon.make_gate("door")
     door.open()
-    daemon.tune(path=str(daemon.kernel_file(_text(gate="door"))))
+    daemon.tune(path=str(daemon.write_kernel(_text(gate="door"))))
     door.close()
     deadline_s, is_over = 10.0, threading.Event()
     hits: list[tuple[float, Hit]] = []
@@ -159,12 +161,12 @@ def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
     thread.start()
     try:
         more = _text(gate="door", body=OTHER_BODY)
-        daemon.kernel_file(more.replace("])", ", dict(us=50.0, does='work', tag='c', gate='door')])", 1))
-        door.wait_reached()
-        daemon.until(lambda: bool(hits) and hits[-1][1].status == "stale", "the loop to see that it is stale")
+        daemon.write_kernel(more.replace("])", ", dict(us=50.0, does='work', tag='c', gate='door')])", 1))
+        door.wait_until_reached()
+        daemon.wait_until(lambda: bool(hits) and hits[-1][1].status == "stale", "the loop to see that it is stale")
         door.open()
-        daemon.until(lambda: _settled(daemon, 2), "the re-tune")
-        daemon.until(lambda: (hits[-1][1].config or {}).get("tag") == "c", "the loop to see the new winner")
+        daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
+        daemon.wait_until(lambda: (hits[-1][1].config or {}).get("tag") == "c", "the loop to see the new winner")
     finally:
         is_over.set()
         thread.join()
@@ -176,27 +178,27 @@ def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
 
 def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None:
     """What does not compile is reported by its first line; the old winner stays, and the undone edit is fresh again."""
-    path = daemon.kernel_file(_text())
+    path = daemon.write_kernel(_text())
     daemon.tune(path=str(path))
     broken = _text(reference="lambda x: dict(y=x * 2)").replace("Build(**c)", "Build(**{**c, 'does': 'compile_error'})")
     path.write_text(broken)
-    daemon.until(lambda: _settled(daemon, 2), "the failing job")
+    daemon.wait_until(lambda: _settled(daemon, 2), "the failing job")
     job = _jobs(daemon)[-1]
     assert job["state"] == "failed"
     assert "compile_error: fake.c:1: error: no" in job["message"]
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.status == "stale"
     assert "compile_error: fake.c:1: error: no" in hit.message
-    assert "compile_error: fake.c:1: error: no" in daemon.ktuned("lookup", "it", "-p", "n=64").stdout
-    told = daemon.ktuned("kernels", "it").stdout
+    assert "compile_error: fake.c:1: error: no" in daemon.run_ktuned("lookup", "it", "-p", "n=64").stdout
+    told = daemon.run_ktuned("kernels", "it").stdout
     assert "stale" in told
     assert "tune_it.py: `reference` changed" in told
     assert "fake.c:1: error: no" in told
 
-    compiled = len(daemon.compiles.read_text().splitlines())
+    compiled = len(daemon.compile_log.read_text().splitlines())
     path.write_text(_text())
-    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner")
-    daemon.until(lambda: _settled(daemon, 3), "the job that finds all known")
+    daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner")
+    daemon.wait_until(lambda: _settled(daemon, 3), "the job that finds all known")
     assert not _jobs(daemon)[-1]["cost"].get("lane_s")
-    assert len(daemon.compiles.read_text().splitlines()) == compiled
-    assert "fresh; nothing changed since" in daemon.ktuned("kernels", "it").stdout
+    assert len(daemon.compile_log.read_text().splitlines()) == compiled
+    assert "fresh; nothing changed since" in daemon.run_ktuned("kernels", "it").stdout

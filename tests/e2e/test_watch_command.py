@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text, running
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
 SPACE = (
     "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=1.0, does='compile_error', tag='b', gate='')])"
@@ -17,7 +17,7 @@ FIGURE = r"[\d.]+ [µm]s"
 
 def text_of(us: float = 300.0, gate: str = "", **options: str) -> str:
     """Return a kernel file with a config that works and one that does not compile."""
-    return kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
+    return make_kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
 
 
 def test_once_is_a_regression_check(tmp_path: Path) -> None:
@@ -25,43 +25,43 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
 
     Under the policy ``manual`` a save starts nothing: the check is what asks for it, and who waits overrides.
     """
-    with running(tmp_path, config='policy = "manual"\n') as daemon:
-        path = daemon.kernel_file(text_of(300.0))
-        first = daemon.ktuned("watch", "--once", str(path))
+    with Daemon(tmp_path, config='policy = "manual"\n') as daemon:
+        path = daemon.write_kernel(text_of(300.0))
+        first = daemon.run_ktuned("watch", "--once", str(path))
         assert first.returncode == 0, first.stderr
         assert re.search(rf"project:it +n=64 .* – +{FIGURE} +– +new", first.stdout)
-        again = daemon.ktuned("watch", "--once", "--json", str(path))
+        again = daemon.run_ktuned("watch", "--once", "--json", str(path))
         (compared,) = json.loads(again.stdout.splitlines()[-1])["comparisons"]
         assert (again.returncode, compared["verdict"], compared["ratio"]) == (0, "same", 1.0)
         assert len(daemon.client.call("jobs")["jobs"]) == 1
 
         path.write_text(text_of(3000.0, body="Build(**{**c, 'us': c.us + 1.0})"))
-        daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the save to be seen")
-        daemon.until(lambda: bool(daemon.client.call("jobs", state="queued")["jobs"]), "its job")
-        status = daemon.ktuned("status").stdout
+        daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the save to be seen")
+        daemon.wait_until(lambda: bool(daemon.client.call("jobs", state="queued")["jobs"]), "its job")
+        status = daemon.run_ktuned("status").stdout
         assert re.search(r"0 running, 1 queued; waiting: 1 because policy is manual: .*; policy manual", status)
-        slower = daemon.ktuned("watch", "--once", str(path))
+        slower = daemon.run_ktuned("watch", "--once", str(path))
         assert slower.returncode == 1
         assert re.search(rf"{FIGURE} +{FIGURE} +0\.\d\d× +slower", slower.stdout)
 
         path.write_text(text_of(6000.0, body="Build(**{**c, 'us': c.us + 2.0})"))
-        tolerated = daemon.ktuned("watch", "--once", "--tolerance", "10000%", str(path))
+        tolerated = daemon.run_ktuned("watch", "--once", "--tolerance", "10000%", str(path))
         assert tolerated.returncode == 0, tolerated.stdout
 
         path.write_text("def broken(:\n")
-        broken = daemon.ktuned("watch", "--once", str(path))
+        broken = daemon.run_ktuned("watch", "--once", str(path))
         assert broken.returncode == 1
         assert "tune_it.py:1" in broken.stderr
-        assert daemon.ktuned("watch", "--once", "--tolerance", "much", str(path)).returncode == 2
+        assert daemon.run_ktuned("watch", "--once", "--tolerance", "much", str(path)).returncode == 2
 
 
 def test_once_compares_winners_by_other_objectives(daemon: Daemon) -> None:
     """Beside the winner by latency, in their own unit, and after tuning them again for the edit."""
-    path = daemon.kernel_file(text_of(300.0, metrics="dict(speed=lambda p, t: p.n / t)"))
-    assert daemon.ktuned("tune", str(path)).returncode == 0
-    assert daemon.ktuned("tune", "it", "--objective", "max:speed").returncode == 0
+    path = daemon.write_kernel(text_of(300.0, metrics="dict(speed=lambda p, t: p.n / t)"))
+    assert daemon.run_ktuned("tune", str(path)).returncode == 0
+    assert daemon.run_ktuned("tune", "it", "--objective", "max:speed").returncode == 0
     path.write_text(path.read_text().replace("Build(**c)", "Build(**{**c, 'us': c.us + 1.0})"))
-    ran = daemon.ktuned("watch", "--once", "--tolerance", "10000%", str(path))
+    ran = daemon.run_ktuned("watch", "--once", "--tolerance", "10000%", str(path))
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert re.search(r"project:it +n=64 by max:speed +.* \S+ speed +\S+ speed +[\d.]+× +same", ran.stdout), ran.stdout
     assert re.search(rf"project:it +n=64  .*{FIGURE} +{FIGURE} ", ran.stdout), ran.stdout

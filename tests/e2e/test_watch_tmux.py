@@ -14,8 +14,8 @@ from time import monotonic
 
 import pytest
 
-from tests.assembled import PATIENCE_S
-from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
 SPACE = """space([
     dict(us=300.0, does='work', tag='good', gate=''),
@@ -92,8 +92,8 @@ MESSAGE_OF_CONFIG = r"(?<!compile_error: )fake\.c:1"
 
 def test_screen_at_every_size(daemon: Daemon, open_tmux: Callable[..., Tmux]) -> None:
     """At 80 and 200 columns, also as the window is resized: problems, whole words, each page, and the way back."""
-    path = daemon.kernel_file(kernel_text(SPACE, problems=PROBLEMS, deadlines=UNHURRIED, default=DEFAULT))
-    broken = daemon.kernel_file("def broken(:\n    pass\n", "tune_broken.py")
+    path = daemon.write_kernel(make_kernel_text(SPACE, problems=PROBLEMS, deadlines=UNHURRIED, default=DEFAULT))
+    broken = daemon.write_kernel("def broken(:\n    pass\n", "tune_broken.py")
     daemon.tune(path=str(path.parent))
     tmux = open_tmux(str(path.parent))
     for columns, lines in SIZES:
@@ -132,14 +132,14 @@ def test_screen_at_every_size(daemon: Daemon, open_tmux: Callable[..., Tmux]) ->
 
 def test_author_saves_sees_and_steers(daemon: Daemon, open_tmux: Callable[..., Tmux]) -> None:
     """A save is seen and tuned; keys pause, resume, tune and cancel; over saves the page shows what they gained."""
-    path = daemon.kernel_file(_saved(900.0))
+    path = daemon.write_kernel(_saved(900.0))
     daemon.tune(path=str(path))
     tmux = open_tmux(str(path))
     tmux.resize(200, 40)
     tmux.sees(r"it n=64 +(fresh|tuned)")
     path.write_text(_saved(300.0, gate="door", body="Build(**{**c, 'us': c.us + 1.0})"))
     tmux.sees(r"it n=64 +(tuning|queued|stale)")
-    daemon.gate("door").wait_reached()
+    daemon.make_gate("door").wait_until_reached()
     tmux.press("p")
     tmux.sees(r"paused job \d+", r"it n=64 +paused")
     assert [job["state"] for job in daemon.client.call("jobs", state="paused")["jobs"]] == ["paused"]
@@ -147,7 +147,7 @@ def test_author_saves_sees_and_steers(daemon: Daemon, open_tmux: Callable[..., T
     tmux.sees("all tuning is paused: P resumes it")
     tmux.press("P")
     tmux.sees("resumed all tuning")
-    daemon.gate("door").open()
+    daemon.make_gate("door").open()
     tmux.press("p")
     tmux.sees(r"it n=64 +tuned", r"over saves +.*[▁-█]{2}.* in 2 versions", "compile_error: fake.c:1: error: no")
     tmux.press("t")
@@ -162,7 +162,7 @@ def test_author_saves_sees_and_steers(daemon: Daemon, open_tmux: Callable[..., T
 def test_daemon_that_goes_leaves_the_terminal_as_it_was(daemon: Daemon, open_tmux: Callable[..., Tmux]) -> None:
     """The command ends with its one line and status 3, after the screen was given back."""
     daemon.client.call("pause")
-    path = daemon.kernel_file(_saved(300.0))
+    path = daemon.write_kernel(_saved(300.0))
     tmux = open_tmux(str(path))
     tmux.sees("it n=64")
     daemon.stop()
@@ -174,4 +174,4 @@ def _saved(us: float, gate: str = "", **options: str) -> str:
     space = f"""space([
         dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=1.0, does='compile_error', tag='b', gate='')
     ])"""
-    return kernel_text(space, deadlines=UNHURRIED, **options)
+    return make_kernel_text(space, deadlines=UNHURRIED, **options)

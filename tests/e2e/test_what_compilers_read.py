@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.harness import UNHURRIED, running
+from tests.e2e.harness import UNHURRIED, Daemon
 
 KERNEL = f"""
 import without_torch
@@ -37,8 +37,8 @@ def test_edits_of_what_only_the_compiler_finds(tmp_path: Path) -> None:
     (project / "it.cc").write_text(SOURCE)
     (project / "forced.h").write_text("#define FORCED 0.f\n")
     (project / "late" / "cfg.def").write_text("#define VALUE 1.f\n")
-    with running(tmp_path) as daemon:
-        path = daemon.kernel_file(KERNEL)
+    with Daemon(tmp_path) as daemon:
+        path = daemon.write_kernel(KERNEL)
         daemon.tune(path=str(path))
         problem = dict(n=64)
         hits = [daemon.client.lookup("it", problem)]
@@ -47,8 +47,8 @@ def test_edits_of_what_only_the_compiler_finds(tmp_path: Path) -> None:
             ("first/cfg.def", "#define VALUE 3.f\n"),
         ]:
             (project / name).write_text(text)
-            daemon.until(lambda: daemon.client.lookup("it", problem).status == "stale", f"{name} to be seen")
-            daemon.until(lambda: daemon.client.lookup("it", problem).status == "fresh", f"{name} to be tuned")
+            daemon.wait_until(lambda: daemon.client.lookup("it", problem).status == "stale", f"{name} to be seen")
+            daemon.wait_until(lambda: daemon.client.lookup("it", problem).status == "fresh", f"{name} to be tuned")
             hits.append(daemon.client.lookup("it", problem))
     artifacts = [hit.artifact for hit in hits]
     assert None not in artifacts

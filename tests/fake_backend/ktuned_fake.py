@@ -1,12 +1,11 @@
-"""A backend whose kernels do what their Build says: take a time, crash, hang, err. Compiles in no time.
+"""A backend whose kernels do what their Build says: take a time, crash, hang, fail. Compiling takes no time.
 
-It is found through its own ``dist-info`` when this directory is on ``PYTHONPATH``. With ``FAKE_GATE`` set to a
-directory, a compile or a launch whose ``gate`` is named waits until a file of that name exists there, after it
-left ``<name>.reached``: so a test knows where a config is, and decides when it goes on.
+Workers find it through its ``dist-info`` when this directory is on ``PYTHONPATH``.
 
-Its device counts the energy that its Builds say they take, in steps, unless ``FAKE_ENERGY`` is ``0``.
-
-With ``FAKE_TENSORS=numpy`` its tensors are NumPy's, see :mod:`without_torch`.
+- ``FAKE_GATE`` names a directory of gates. A compile or launch whose Build names a ``gate`` creates ``<gate>.reached``
+  there, and waits until a file ``<gate>`` exists. So a test knows where a config is, and decides when it goes on.
+- ``FAKE_ENERGY=0`` removes the energy counter, which otherwise counts the joules of each launch in steps.
+- ``FAKE_TENSORS=numpy`` makes its tensors NumPy's, see :mod:`without_torch`.
 """
 
 from __future__ import annotations
@@ -49,14 +48,20 @@ STEP_J = 0.01
 
 @dataclass(frozen=True)
 class Build(AnyBuild):
-    """``does`` at ``compile`` or at ``launch``; otherwise ``y = 2 x`` in about ``us`` µs, for so many ``joules``.
+    """What a config does: compute ``y = 2 x`` in ``us`` µs, with ``joules`` of energy, unless ``does`` says otherwise.
 
-    Without tensors it only takes its time; one that ``rests`` needs no core meanwhile, as a GPU's kernel.
-
-    ``every`` is how many launches there are of which one is wrong, where it is ``seldom_wrong`` or ``regularly_wrong``,
-    or from which on they are. ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of
-    the artifact, without comments. ``library`` has the ``module`` that its function is below, and the ``path`` where
-    that is found; ``submodule`` is its own one.
+    Attributes:
+        us: the time of a launch in µs.
+        does: a behaviour of ``compile`` or of the launch, see the ``match`` statements below.
+        gate: the gate at which the config waits.
+        tag: a name for tests.
+        reads: a file beside the kernel file that the compiler reads; its text without comments is in the artifact.
+        joules: the energy of a launch.
+        rests: whether a launch sleeps, as if the kernel ran on a GPU, instead of using a core.
+        every: with ``seldom_wrong`` and ``regularly_wrong``, one of so many launches is wrong; with ``wrong_at_last``,
+            every launch from this one on.
+        library: the ``module`` of the function's library, and the ``path`` where it is found.
+        submodule: the module of the function itself.
     """
 
     backend: ClassVar[str] = "fake"
@@ -73,18 +78,17 @@ class Build(AnyBuild):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Those of every fake kernel."""
         return "x", "y"
 
 
 class EnergyMeter:
-    """The energy that launches have taken in this process."""
+    """The energy of all launches in this process."""
 
     def __init__(self) -> None:
         self.taken_j = 0.0
 
     def read(self) -> float:
-        """Return it as the device's counter does, in steps."""
+        """Return the energy in J, in the counter's steps."""
         return self.taken_j // STEP_J * STEP_J
 
 
@@ -92,18 +96,18 @@ METER = EnergyMeter()
 
 
 def _compiler_version() -> str:
-    """Return what the fake compiler says of itself."""
+    """Return the version that the program ``FAKE_CC`` prints."""
     return subprocess.run([os.environ["FAKE_CC"]], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def is_open(gate: str) -> bool:
-    """Return whether a gate is open; a test's gates are no input of a kernel."""
+    """Return whether a gate is open, without recording a file access of the kernel."""
     with ACCESSES.pause_recording():
         return (Path(os.environ["FAKE_GATE"]) / gate).exists()
 
 
 def wait_at(gate: str) -> None:
-    """Say that a gate was reached, and wait until it is opened."""
+    """Report that a gate was reached, and wait until it is open."""
     directory = os.environ.get("FAKE_GATE")
     if not gate or directory is None:
         return
@@ -112,22 +116,22 @@ def wait_at(gate: str) -> None:
         time.sleep(0.005)  # noqa: TID251 - a fake's gate is a file: nothing else reports it across processes
 
 
-def forever() -> None:
-    """Never come back, and take no CPU away from the other tests."""
+def wait_forever() -> None:
+    """Block for ever without using CPU."""
     while True:
         signal.pause()
 
 
 def hash_in_two_threads() -> None:
-    """Use two cores for a moment; the second thread ends with the launch."""
+    """Keep two cores busy for a moment; the second thread ends before the launch does."""
     other = threading.Thread(target=hashlib.sha256, args=(_MUCH,))
     other.start()
     hashlib.sha256(_MUCH)
     other.join()
 
 
-def overflow() -> None:
-    """Recurse in C until the stack is at its end."""
+def overflow_stack() -> None:
+    """Overflow the C stack."""
     # The interpreter's own limits end a recursion sooner than the usual 8 MiB do.
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     sys.setrecursionlimit(1_000_000)
@@ -137,30 +141,28 @@ def overflow() -> None:
     repr(nested)
 
 
-def is_known(x: Any) -> bool:
-    """Return whether these are the inputs of the first kernel that asked, in any worker of this daemon."""
-    known = Path(os.environ["FAKE_GATE"]) / "first_inputs"
-    found = bytes(memoryview(x if hasattr(x, "tobytes") else x.numpy()))
-    if not known.exists():
-        known.write_bytes(found)
-    return known.read_bytes() == found
+def is_first_input(x: Any) -> bool:
+    """Return whether these inputs equal those of the first kernel that asked, in any worker of this daemon."""
+    first = Path(os.environ["FAKE_GATE"]) / "first_inputs"
+    content = bytes(memoryview(x if hasattr(x, "tobytes") else x.numpy()))
+    if not first.exists():
+        first.write_bytes(content)
+    return first.read_bytes() == content
 
 
-def memory_of(tensor: Any) -> tuple[int, int]:
-    """Return where a tensor of either library begins, and its bytes."""
+def locate_memory(tensor: Any) -> tuple[int, int]:
+    """Return the address and the size in bytes of a tensor of NumPy or torch."""
     if hasattr(tensor, "data_ptr"):
         return tensor.data_ptr(), tensor.numel() * tensor.element_size()
     return tensor.ctypes.data, tensor.nbytes
 
 
 class FakeKernel(Kernel):
-    """A loaded fake."""
-
     def __init__(self, build: Build) -> None:
         self._build = build
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
-        """Return the launch that does what the Build says."""
+        """Return a launch that does what the Build says."""
         build = self._build
         x: Any = tensors.get("x")
         y: Any = tensors.get("y")
@@ -172,14 +174,14 @@ class FakeKernel(Kernel):
         # By its first launch, of which others follow in the same process.
         finds_leftovers = build.does == "counts" and pollution.count_in_library(1) > 0
         finds_leftovers |= build.does == "pollutes" and not pollution.is_clean(but=build.tag)
-        is_first = build.does != "first_seed" or is_known(x)
+        is_first = build.does != "first_seed" or is_first_input(x)
 
         def launch() -> None:
             METER.taken_j += build.joules
             wait_at(build.gate if build.does not in ("gate_compile", "changes") else "")
             match build.does:
                 case "hang":
-                    forever()
+                    wait_forever()
                 case "segfault":
                     os.kill(os.getpid(), signal.SIGSEGV)
                 case "abort":
@@ -187,7 +189,7 @@ class FakeKernel(Kernel):
                 case "exit":
                     os._exit(3)
                 case "overflow":
-                    overflow()
+                    overflow_stack()
                 case "raise":
                     raise RuntimeError("the launch was refused")
                 case "flood":
@@ -204,10 +206,10 @@ class FakeKernel(Kernel):
                     if next(launches) >= 2:
                         return
                 case "beyond":
-                    address, size = memory_of(y)
+                    address, size = locate_memory(y)
                     ctypes.memset(address + size + 8192, 1, 32)
                 case "before":
-                    address, _ = memory_of(y)
+                    address, _ = locate_memory(y)
                     ctypes.memset(address - 32, 1, 32)
                 case "two_threads":
                     hash_in_two_threads()
@@ -217,13 +219,13 @@ class FakeKernel(Kernel):
                         eaten.append(b"x" * 50_000_000)
             end = time.perf_counter_ns() + int(build.us * 1000)
             if y is not None:
-                compute()
+                write_output()
             if build.rests:
                 time.sleep(max(0, end - time.perf_counter_ns()) / 1e9)  # noqa: TID251 - it takes this time
             while time.perf_counter_ns() < end:
                 pass
 
-        def compute() -> None:
+        def write_output() -> None:
             is_wrong = (
                 build.does == "wrong"
                 or (build.does == "dirty" and next(launches))
@@ -242,8 +244,6 @@ class FakeKernel(Kernel):
 
 
 class Fake(Backend):
-    """The backend."""
-
     name = "fake"
     build = Build
     required_files = ("kernel.json",)
@@ -254,28 +254,26 @@ class Fake(Backend):
     lowers = os.environ.get("FAKE_LOWERS") == "1"
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return a version that a test can change, and that of the program that ``FAKE_CC`` names."""
+        """Return the version ``FAKE_VERSION``, and the version of the program ``FAKE_CC`` if it is set."""
         version = {"fake": os.environ.get("FAKE_VERSION", "1")}
         return {**version, "compiler": _compiler_version()} if os.environ.get("FAKE_CC") else version
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return where ``FAKE_CC`` is looked for."""
+        """Return the paths where ``FAKE_CC`` is searched for."""
         return on_path(os.environ["FAKE_CC"]) if os.environ.get("FAKE_CC") else ()
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return one device, or as many as ``FAKE_DEVICES`` says, or those that it names (``cpu:0 cuda:1``)."""
-        said = os.environ.get("FAKE_DEVICES", "1")
-        names = [f"cpu:{index}" for index in range(int(said))] if said.isdigit() else said.split()
+        """Return ``FAKE_DEVICES``: a number of CPUs (1 by default), or names such as ``cpu:0 cuda:1``."""
+        variable = os.environ.get("FAKE_DEVICES", "1")
+        names = [f"cpu:{index}" for index in range(int(variable))] if variable.isdigit() else variable.split()
         if not names:
             return Absent(Absence.NO_HARDWARE, "there is no fake device", "set FAKE_DEVICES=1")
         return [Device(DeviceName(name), DeviceModel("Fake CPU"), Target("fake"), {"driver": "1"}) for name in names]
 
     def energy_counter(self, device: Device) -> EnergyCounter | None:
-        """Return the meter of this process."""
         return None if os.environ.get("FAKE_ENERGY") == "0" else METER.read
 
     def open_library(self, library: Mapping[str, Any], build: AnyBuild | None = None) -> None:
-        """Import the module."""
         if library["path"] not in sys.path:
             sys.path.append(library["path"])
         assert build is None or isinstance(build, Build)
@@ -286,19 +284,19 @@ class Fake(Backend):
                 raise BackendError(f"{name} cannot be imported: {error}") from error
 
     def lower(self, unit: Unit) -> bytes | Compiled:
-        """Return this process's number; fail where the Build says so."""
+        """Return this process's id as the lowered form; fail if the Build says so."""
         build = unit.build
         assert isinstance(build, Build)
         if build.does == "lower_crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if build.does == "lower_hang":
-            forever()
+            wait_forever()
         if build.does == "lower_error":
             return Compiled(unit.key, Outcome.COMPILE_ERROR, "fake.c:1: error: no meaning")
         return b"" if build.does == "lower_not" else str(os.getpid()).encode()
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Write each Build down; count the compiles in ``FAKE_LOG``."""
+        """Write each Build to a file; append a line for each compile to ``FAKE_LOG``."""
         for unit in units:
             build = unit.build
             assert isinstance(build, Build)
@@ -310,7 +308,7 @@ class Fake(Backend):
                 case "gate_compile":
                     wait_at(build.gate)
                 case "compile_hang":
-                    forever()
+                    wait_forever()
                 case "compile_child":
                     subprocess.run(["sleep", "1000"], check=False)
                 case "compile_detached":
@@ -328,22 +326,21 @@ class Fake(Backend):
                 case "unsupported_here":
                     yield Compiled(unit.key, Outcome.UNSUPPORTED, "needs another device", 0.001)
                     continue
-            made = build.to_plain()
+            content = build.to_plain()
             if build.reads:
                 read = unit.kernel_file.parent / build.reads
-                made["tag"] = read.read_text().partition("//")[0].rstrip() if read.exists() else ""
-            (into / unit.key / "kernel.json").write_text(json.dumps(made))
+                content["tag"] = read.read_text().partition("//")[0].rstrip() if read.exists() else ""
+            (into / unit.key / "kernel.json").write_text(json.dumps(content))
             facts: dict[str, Any] = {"registers": 32, "target": unit.target}
             if unit.lowered:
                 facts |= {"lowered_by": int(unit.lowered), "compiled_by": os.getpid()}
             yield Compiled(unit.key, seconds=0.001, facts=facts)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
-        """Read the Build back."""
         build = Build(**json.loads((artifact / "kernel.json").read_text()))
         if build.does == "unsupported":
             raise Unsupported("wants more shared memory than there is")
         if build.does == "load_hang":
-            forever()
+            wait_forever()
         sys.stdout.write(f"loaded {build.tag}\n")
         return FakeKernel(build)

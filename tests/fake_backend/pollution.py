@@ -1,4 +1,4 @@
-"""What a config may do to the process that it is launched in, by kind, and whether that is as it should be."""
+"""Process state that a config can change: how to change each kind, and how to see whether it is unchanged."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ os.umask(_MASK)
 _CORES = os.sched_getaffinity(0)
 
 
-class Kind(NamedTuple):
-    """One kind of state: what changes it, and whether it is unchanged."""
-
+class StateKind(NamedTuple):
     pollute: Callable[[], object]
     is_clean: Callable[[], bool]
 
 
-def _blas() -> ctypes.CDLL | None:
+def _find_blas() -> ctypes.CDLL | None:
     import numpy
 
-    found = glob.glob(os.path.join(os.path.dirname(numpy.__file__), "..", "numpy.libs", "libscipy_openblas*"))
-    return ctypes.CDLL(found[0]) if found else None
+    libraries = glob.glob(os.path.join(os.path.dirname(numpy.__file__), "..", "numpy.libs", "libscipy_openblas*"))
+    return ctypes.CDLL(libraries[0]) if libraries else None
 
 
 def _threads_of_blas() -> int:
-    library = _blas()
+    library = _find_blas()
     return 0 if library is None else int(library.scipy_openblas_get_num_threads64_())
 
 
 def _set_threads_of_blas() -> None:
-    library = _blas()
+    library = _find_blas()
     if library is not None:
         library.scipy_openblas_set_num_threads64_(_THREADS_OF_BLAS + 1)
 
@@ -56,38 +54,40 @@ def _leave_a_thread() -> None:
 
 
 def count_in_library(step: int) -> int:
-    """Return what a library of the project counts, which keeps its number for as long as it is loaded."""
+    """Add to the counter of a project's C library and return it; the library keeps the counter while it is loaded."""
     library = ctypes.CDLL(os.path.join(_HOME, "libcounts.so"))
     return int(library.count(step))
 
 
 KINDS = {
-    "rounding": Kind(lambda: _libm.fesetround(_FE_UPWARD), lambda: _libm.fegetround() == _FE_TONEAREST),
-    "environment": Kind(lambda: _libc.setenv(b"POLLUTED", b"1", 1), lambda: _libc.getenv(b"POLLUTED") is None),
-    "python_environment": Kind(lambda: os.environ.update(POLLUTED_TOO="1"), lambda: "POLLUTED_TOO" not in os.environ),
-    "affinity": Kind(lambda: os.sched_setaffinity(0, {min(_CORES)}), lambda: os.sched_getaffinity(0) == _CORES),
-    "directory": Kind(lambda: os.chdir("/"), lambda: os.getcwd() == _HOME),
-    "umask": Kind(lambda: os.umask(0), lambda: (mask := os.umask(_MASK), os.umask(mask))[0] == _MASK),
-    "signals": Kind(
+    "rounding": StateKind(lambda: _libm.fesetround(_FE_UPWARD), lambda: _libm.fegetround() == _FE_TONEAREST),
+    "environment": StateKind(lambda: _libc.setenv(b"POLLUTED", b"1", 1), lambda: _libc.getenv(b"POLLUTED") is None),
+    "python_environment": StateKind(
+        lambda: os.environ.update(POLLUTED_TOO="1"), lambda: "POLLUTED_TOO" not in os.environ
+    ),
+    "affinity": StateKind(lambda: os.sched_setaffinity(0, {min(_CORES)}), lambda: os.sched_getaffinity(0) == _CORES),
+    "directory": StateKind(lambda: os.chdir("/"), lambda: os.getcwd() == _HOME),
+    "umask": StateKind(lambda: os.umask(0), lambda: (mask := os.umask(_MASK), os.umask(mask))[0] == _MASK),
+    "signals": StateKind(
         lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}),
         lambda: signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ()),
     ),
-    "limits": Kind(
+    "limits": StateKind(
         lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES[0] - 1, _FILES[1])),
         lambda: resource.getrlimit(resource.RLIMIT_NOFILE) == _FILES,
     ),
-    "timers": Kind(
+    "timers": StateKind(
         lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 3600),
         lambda: signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0,
     ),
-    "slack": Kind(
+    "slack": StateKind(
         lambda: _libc.prctl(_TIMER_SLACK_SET, 1, 0, 0, 0), lambda: _libc.prctl(_TIMER_SLACK_GET, 0, 0, 0, 0) > 1
     ),
-    "blas": Kind(_set_threads_of_blas, lambda: _threads_of_blas() == _THREADS_OF_BLAS),
-    "thread": Kind(_leave_a_thread, lambda: all(one.name != "left" for one in threading.enumerate())),
+    "blas": StateKind(_set_threads_of_blas, lambda: _threads_of_blas() == _THREADS_OF_BLAS),
+    "thread": StateKind(_leave_a_thread, lambda: all(one.name != "left" for one in threading.enumerate())),
 }
 
 
 def is_clean(but: str) -> bool:
-    """Return whether all is as it should be, but for one kind."""
+    """Return whether all kinds of state but one are unchanged."""
     return all(kind.is_clean() for name, kind in KINDS.items() if name != but)

@@ -1,7 +1,7 @@
-"""Import of this module: with ``FAKE_TENSORS=numpy`` the process finds no torch, as where it is not installed.
+"""With ``FAKE_TENSORS=numpy``, importing this module makes ``import torch`` fail, as if torch were not installed.
 
-To import torch takes 2 s of CPU, the largest cost of most tests with a worker that measures: in its place tensors are
-NumPy's. For the fake backend, and for kernel files of other backends that have no need of torch.
+Importing torch costs 2 s of CPU, the largest part of most tests with a bench worker. ktuned uses NumPy's tensors then.
+For the fake backend, and for kernel files of other backends that do not need torch.
 """
 
 import os

@@ -84,7 +84,17 @@ from ktuned.fleet.lane_machine import (
 )
 from ktuned.ipc import requests
 from ktuned.ipc.replies import Failure, Measurement
-from ktuned.model import Device, DeviceModel, DeviceName, IllegalMove, Outcome, Phase, Role, Target, WorkerError
+from ktuned.model import (
+    Device,
+    DeviceModel,
+    DeviceName,
+    IllegalMove,
+    Outcome,
+    Phase,
+    Role,
+    Target,
+    WorkerError,
+)
 from tests.trials import make_measurement
 
 GPU, OTHER_GPU, CPU = (

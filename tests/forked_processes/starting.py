@@ -45,7 +45,7 @@ class _Parent:
                 cwd="/",
                 env={**environment, **_log_of_parent(environment), "PADDING": _PADDING},
             )
-        leaks.keep(self._process.pid, ours.fileno())
+        leaks.exempt_process(self._process.pid, ours.fileno())
         atexit.register(self._end)
 
     def _end(self) -> None:

@@ -25,7 +25,7 @@ from typing import Any, Final
 import psutil
 
 from ktuned_client import paths, wire
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 from tests.fuzz.streams import streams
 
 GROWTH_BYTES: Final = 16 * 2**20
@@ -182,7 +182,7 @@ def against(daemon: Daemon, count: int, seed: int) -> Report:
 def live(count: int, seed: int) -> Report:
     """Run :func:`against` on a daemon of its own, with a kernel to look up."""
     with tempfile.TemporaryDirectory(prefix="ktuned-fuzz-") as name, Daemon(Path(name)) as daemon:
-        path = daemon.kernel_file(kernel_text("space(us=[50.0], tag=['a'])"))
+        path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
         daemon.tune(path=str(path), trials=1)
         return against(daemon, count, seed)
 

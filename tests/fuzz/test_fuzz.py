@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ktuned_client import wire
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 from tests.fuzz.run import SPARE_DESCRIPTORS, Found, against, check, decode, in_process
 from tests.fuzz.streams import streams
 
@@ -58,7 +58,7 @@ def test_equal_seeds_are_equal_streams() -> None:
 def test_a_slice_against_a_live_daemon(tmp_path: Path) -> None:
     """The daemon closes each connection for what was sent or at its end, and its other clients notice nothing."""
     with Daemon(tmp_path) as daemon:
-        path = daemon.kernel_file(kernel_text("space(us=[50.0], tag=['a'])"))
+        path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
         daemon.tune(path=str(path), trials=1)
         report = against(daemon, 300, SEED)
         assert report.streams == 300

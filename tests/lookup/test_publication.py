@@ -19,7 +19,7 @@ from ktuned_client.answers import Hit, Question, make_hit
 from ktuned_client.memo import pack_problem
 from ktuned_client.table import find_slot
 from ktuned_client.table_answers import TableAnswers
-from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
+from tests.daemon_parts import ALL_ROUNDS, PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
 
 pytestmark = pytest.mark.anyio
 
@@ -55,10 +55,10 @@ def ask(parts: Parts, problem: dict[str, Any] | None = None, *, tune: bool = Fal
 
 async def tuned(parts: Parts, sizes: tuple[int, ...] = (64,), **options: str) -> KernelInfo:
     """Declare a kernel with winners for some sizes, of a daemon that has looked at all files."""
-    kernel = await parts.inspect(kernel_text(**{"configs": MANY, **options}))
+    kernel = await parts.inspect_file(make_kernel_text(**{"configs": MANY, **options}))
     for size in sizes:
-        await parts.measured(kernel, {20.0: 5.0 + size}, {"n": size}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+        await parts.record_measurements(kernel, {20.0: 5.0 + size}, {"n": size}, rounds=ALL_ROUNDS)
+    parts.touch_answers(kernel.name)
     parts.end_doubts()
     return kernel
 
@@ -81,10 +81,10 @@ async def test_all_winners_are_there_without_a_question(parts: Parts) -> None:
     assert (await until_found(parts, {"n": 59})).latency_us == 64.0
     assert read(parts, {"n": 59}, name="it", directory="/elsewhere") == read(parts, {"n": 59})
     await anyio.sleep(2 * SHORTEST_PAUSE_S)
-    assert parts.lookups.caches.winners == {kernel.name: None}
+    assert parts.daemon.states._states == {}
     assert (await until_found(parts, {"n": 59})).latency_us == 64.0
     assert ask(parts, {"n": 7}) == read(parts, {"n": 7})
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     assert read(parts, {"n": 7}) is None
     await until_found(parts, {"n": 59})
     assert read(parts, {"n": 60}) is None
@@ -95,47 +95,48 @@ async def test_before_every_file_was_looked_at_winners_are_the_last_resort(parts
 
     What the store has is only given by clients that get no answer, and as stale.
     """
-    kernel = await parts.inspect(kernel_text(configs=MANY))
-    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    kernel = await parts.inspect_file(make_kernel_text(configs=MANY))
+    await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.touch_answers(kernel.name)
     assert ask(parts).status == "fresh"
     hit = await until_found(parts, {"n": 64}, unwatched="it is busy")
     assert (hit.status, hit.config) == ("stale", {"us": 20.0})
     assert hit.message == "not checked since the daemon started: its files"
     assert read(parts) is None
     parts.end_doubts()
-    assert read(parts, unwatched="it is busy") is None
+    assert read(parts) is None
     assert (await until_found(parts, {"n": 64})).status == "fresh"
 
 
 async def test_a_tuned_problem_is_there_when_its_job_ends(parts: Parts) -> None:
     """Whoever hears of the end finds the winner, though no one has asked for it, and nothing else had its turn."""
-    await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0)]"))
     parts.end_doubts()
     found: list[Hit | None] = []
-    publish = parts.told.publish_event
+    publish = parts.recorder.publish_event
 
     def on_event(event: Event) -> Event:
         if isinstance(event, JobDone):
             found.extend((read(parts), read(parts, name="it", directory="/elsewhere")))
         return publish(event)
 
-    parts.told.publish_event = on_event  # type: ignore[method-assign]
-    async with parts.working():
-        await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=1, reason="asked", plan=Plan())
-        await parts.told.ended()
+    parts.recorder.publish_event = on_event  # type: ignore[method-assign]
+    async with parts.run_jobs():
+        await parts.jobs.submit_job(make_winner_key({"n": 64}), {"n": 64}, priority=1, reason="asked", plan=Plan())
+        await parts.recorder.wait_for_ended_jobs()
     assert [hit and (hit.status, hit.config) for hit in found] == [("fresh", {"us": 1.0})] * 2
 
 
 async def test_a_stale_winner_is_there_once_its_tuning_is_queued(parts: Parts) -> None:
     """A question that has nothing tuned leaves the next one to the daemon."""
     kernel = await tuned(parts)
-    edited = await parts.inspect(kernel_text(configs=MANY, rtol="0.5"))
+    edited = await parts.inspect_file(make_kernel_text(configs=MANY, rtol="0.5"))
     assert edited.digest != kernel.digest
-    parts.lookups.caches.forget_answers(kernel.name)
+    parts.touch_answers(kernel.name)
     assert ask(parts, tune=False).status == "stale"
     assert read(parts) is None
-    assert await until_found(parts, {"n": 64}, unwatched="it is busy") == ask(parts)
+    last_resort = await until_found(parts, {"n": 64}, unwatched="it is busy")
+    assert last_resort._replace(message="") == ask(parts)
     assert read(parts) is None
     told = ask(parts, tune=True)
     found = read(parts)
@@ -161,9 +162,9 @@ async def test_near_and_default_answers_are_the_daemons(parts: Parts) -> None:
 )
 async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[str, str], is_there: bool) -> None:
     """It answers for all of them where its space is no code; else each is the daemon's."""
-    kernel = await parts.inspect(kernel_text(problems="[dict(n=64, k=128)]", **options))
-    await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 128}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    kernel = await parts.inspect_file(make_kernel_text(problems="[dict(n=64, k=128)]", **options))
+    await parts.record_measurements(kernel, {20.0: 5.0}, {"n": 64, "k": 128}, rounds=ALL_ROUNDS)
+    parts.touch_answers(kernel.name)
     parts.end_doubts()
     with anyio.fail_after(PATIENCE_S):
         # User code is asked by a worker, in the background.
@@ -195,15 +196,15 @@ async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
     await tuned(parts)
     ask(parts)
     parts.lookups.table._use_times[find_slot("project:it")] = 0
-    assert parts.daemon.publication.list_used_kernels() == []
+    assert parts.lookups.publication.list_used_kernels() == []
     assert read(parts) is not None
-    assert parts.daemon.publication.list_used_kernels() == ["project:it"]
+    assert parts.lookups.publication.list_used_kernels() == ["project:it"]
 
 
 async def test_a_machine_of_many_devices_is_described(tmp_path: Path) -> None:
     """Their names do not fit into an entry: a question that names none is answered, one that does is the daemon's."""
     names = " ".join(f"cuda:{number}" for number in range(256))
-    async with assembled(tmp_path, env={"FAKE_DEVICES": names}) as parts:
+    async with assemble_daemon(tmp_path, env={"FAKE_DEVICES": names}) as parts:
         await tuned(parts)
         told = ask(parts)
         assert told.status == "fresh"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -10,19 +11,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ktuned.lookup import Lookup
+from ktuned.answers import Lookup
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
-from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.keys import WinnerKey
+from ktuned.model.keys import KernelName, WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import ForgetParams, LookupManyParams, LookupParams, TuneParams
+from ktuned.protocol.jobs import Job, JobState
 from ktuned.scheduling.job_requests import TuningRequest
-from ktuned.serve.explain import Explainer
+from ktuned.serve import Explainer
 from ktuned.store.database import Store
-from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
+from tests.daemon_parts import ALL_ROUNDS, PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
 from tests.fake_tensors import REFERENCE
 
 pytestmark = pytest.mark.anyio
@@ -45,9 +46,9 @@ def ask(
 
 async def tuned(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
-    kernel = await parts.inspect(kernel_text(**{"configs": "us=[10.0, 20.0]", **options}))
-    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    kernel = await parts.inspect_file(make_kernel_text(**{"configs": "us=[10.0, 20.0]", **options}))
+    await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.touch_answers(kernel.name)
     return kernel
 
 
@@ -74,23 +75,23 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
 async def test_recent_lookups_are_known(parts: Parts) -> None:
     """The kernels that were looked up within a while are listed once each; names that are no kernel's are not."""
     await tuned(parts)
-    assert parts.daemon.publication.list_used_kernels() == []
+    assert parts.lookups.publication.list_used_kernels() == []
     for name in ("it", "project:it", "other"):
         parts.lookups.look_up(name, {"n": 64}, None, tune=False)
-    assert parts.daemon.publication.list_used_kernels() == ["project:it"]
-    assert parts.daemon.publication.list_used_kernels(within_s=0.0) == []
+    assert parts.lookups.publication.list_used_kernels() == ["project:it"]
+    assert parts.lookups.publication.list_used_kernels(within_s=0.0) == []
 
 
 async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
     """Each step is reported as it becomes true, and its generation grows with it."""
     assert ask(parts)["status"] == "unknown"
-    await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
-    parts.lookups.caches.forget_answers("project:it")
+    await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
+    parts.touch_answers(KernelName("project:it"))
     told = [ask(parts)]
     await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
     told += [ask(parts, {"n": 65}), ask(parts)]
-    await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
-    parts.lookups.caches.forget_answers("project:it")
+    await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
+    parts.touch_answers(KernelName("project:it"))
     told.append(ask(parts))
     assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
     assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
@@ -112,8 +113,8 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     with pytest.raises(UsageError, match="names m"):
         ask(parts, {"m": 1})
     other = parts.project.parent / "q"
-    parts.write(kernel_text(), str(other / "tune_it.py"))
-    tune = parts.answering.handlers["tune"]
+    parts.write_file(make_kernel_text(), str(other / "tune_it.py"))
+    tune = parts.api.handlers["tune"]
     accepted = await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Any, None))
     watched, notice = accepted.notices
     assert watched.startswith(f"{other} is watched from now on")
@@ -151,7 +152,7 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
     await tuned(parts, configs="us=[10.0, 20.0, 30.0]", default="dict(us=10.0)")
     assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
     for configs in ("us=[10.0, 30.0]", "us=[10.0, 20.0], where=lambda p, c: c.us != 20.0"):
-        parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
+        parts.write_file(make_kernel_text(configs=configs, default="dict(us=10.0)"))
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.table.generation("project:it")
         await parts.renewal.react_to_changes(found, saved=False)
@@ -163,9 +164,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
-    explain = Explainer(
-        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty
-    ).explain_winners
+    explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
     assert entry.changes[0].name == '{"us":20.0} is served once a worker has found it in the space'
@@ -173,7 +172,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
     (entry,) = explain(kernel)
     assert (entry.status, entry.changes) == ("fresh", ())
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 30.0]", default="dict(us=10.0)"))
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 30.0]", default="dict(us=10.0)"))
     (entry,) = explain(kernel)
     assert entry.status == "stale"
     gone = '{"us":20.0} is not in the space any more: it is not served'
@@ -182,21 +181,18 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
 
 async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) -> None:
     """A daemon that starts compares them when a kernel is looked up: stale, and ``--why`` agrees."""
-    async with assembled(tmp_path) as parts:
+    async with assemble_daemon(tmp_path) as parts:
         await tuned(parts)
-        other = kernel_text("other", configs="us=[10.0, 20.0]")
-        await parts.inspector.inspect_files(parts.root, [str(parts.write(other, "tune_other.py"))])
-        await parts.measured(parts.catalog.resolve_kernel("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.write(kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"))
-    async with assembled(tmp_path) as parts:
+        other = make_kernel_text("other", configs="us=[10.0, 20.0]")
+        await parts.inspector.inspect_files(parts.root, [str(parts.write_file(other, "tune_other.py"))])
+        await parts.record_measurements(parts.catalog.resolve_kernel("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.write_file(make_kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"))
+    async with assemble_daemon(tmp_path) as parts:
         edited = ask(parts, tune=True)
         assert (edited["status"], edited["config"]) == ("stale", {"us": 20.0})
         assert edited["message"].endswith("tune_it.py changed")
         kernel = parts.catalog.resolve_kernel("it")
-        daemon = parts.daemon
-        explain = Explainer(
-            parts.catalog, daemon.admission, parts.machine, parts.store, parts.daemon.certainty
-        ).explain_winners
+        explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
         untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
@@ -204,35 +200,37 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         assert parts.daemon.follow_ups.describe_queue().used == 0
         assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
-        await parts.inspect()
+        await parts.inspect_file()
         assert ask(parts, tune=True)["message"] == ""
         parts.kill_workers()
 
 
 async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     """What is not fresh asks for a tuning, once however many ask, and not at all when reported not to."""
-    await parts.inspect(kernel_text(configs=GATED))
+    await parts.inspect_file(make_kernel_text(configs=GATED))
     ask(parts, tune=False)
-    async with parts.working():
+    async with parts.run_jobs():
         for _ in range(100):
             assert ask(parts, tune=True)["status"] == "default"
-            parts.lookups.caches.forget_answers("project:it")
-        await parts.reached("door")
+            parts.touch_answers(KernelName("project:it"))
+        await parts.wait_until_reached("door")
         (job,) = parts.jobs.list_live_jobs()
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
         parts.open_gate("door")
-        await parts.told.ended()
+        await parts.recorder.wait_for_ended_jobs()
     assert len(parts.store.list_jobs()) == 1
 
 
 async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
     """Problems that differ in what the kernel does not specialise for are tuned once, and all served by that."""
     problems: list[Problem] = [{"n": 64, "k": k} for k in range(100)]
-    await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", problems="[dict(n=64, k=0)]", specialize="('n',)"))
+    await parts.inspect_file(
+        make_kernel_text(configs="us=[10.0, 20.0]", problems="[dict(n=64, k=0)]", specialize="('n',)")
+    )
     for problem in problems:
         assert ask(parts, problem, tune=True)["status"] == "default"
-    async with parts.working():
-        (ended,) = await parts.told.ended()
+    async with parts.run_jobs():
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert ended["problem"] == {"n": 64, "k": 0}, "the job measures the whole problem that it was first asked for"
     assert {ask(parts, problem, tune=True)["status"] for problem in problems} == {"fresh"}
     assert len(parts.store.list_jobs()) == 1
@@ -241,11 +239,13 @@ async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
 async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts) -> None:
     """A constraint sees the whole problem: the verdict for one says nothing of another."""
     constrained = "us=[10.0, 20.0, 30.0], where=lambda p, c: all([c.us <= p.k])"
-    kernel = await parts.inspect(
-        kernel_text(configs=constrained, problems="[dict(n=64, k=64)]", specialize="('n',)", default="dict(us=10.0)")
+    kernel = await parts.inspect_file(
+        make_kernel_text(
+            configs=constrained, problems="[dict(n=64, k=64)]", specialize="('n',)", default="dict(us=10.0)"
+        )
     )
-    await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.forget_answers(kernel.name)
+    await parts.record_measurements(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
+    parts.touch_answers(kernel.name)
     generation = parts.lookups.table.generation(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
         assert ask(parts, {"n": 32, "k": k})["status"] == "default"
@@ -261,36 +261,36 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
     await tuned(parts)
     (before,) = parts.store.list_jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-    parts.lookups.caches.forget_answers(kernel.name)
+    kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
+    parts.touch_answers(kernel.name)
     assert ask(parts)["message"] == UNTUNED
-    async with parts.working():
+    async with parts.run_jobs():
         await parts.jobs.submit_job(
-            wanted({"n": 64}), {"n": 64}, priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
+            make_winner_key({"n": 64}), {"n": 64}, priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
         )
-        await parts.told.ended(1)
+        await parts.recorder.wait_for_ended_jobs(1)
         assert ask(parts)["message"] == UNTUNED, "one that was to try less has not tried all"
         assert ask(parts, tune=True)["status"] == "default", "the space has lost the winner's config"
-        await parts.told.ended(2)
+        await parts.recorder.wait_for_ended_jobs(2)
         answer = ask(parts)
         assert (answer["status"], answer["config"]) == ("default", None)
         assert "compile_error: fake.c:1: error: no" in answer["message"]
 
-        parts.jobs.forget_failures("project:another")
-        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
-        parts.lookups.caches.forget_answers(kernel.name)
+        parts.jobs.forget_failures(KernelName("project:another"))
+        await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
+        parts.touch_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED, "another state of the files may work"
-        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-        parts.lookups.caches.forget_answers(kernel.name)
+        await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
+        parts.touch_answers(kernel.name)
         assert ask(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
-        parts.lookups.caches.forget_answers(kernel.name)
+        parts.touch_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED
         await parts.jobs.submit_job(
-            wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
+            make_winner_key({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
         )
-        await parts.told.ended(3)
+        await parts.recorder.wait_for_ended_jobs(3)
     assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "looked up", "saved", "asked"]
 
 
@@ -298,33 +298,33 @@ async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
     """There is nothing better to be had."""
     await tuned(parts)
     assert ask(parts, tune=True)["status"] == "fresh"
-    async with parts.working():
+    async with parts.run_jobs():
         await parts.jobs.submit_job(
-            wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
+            make_winner_key({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
         )
-        await parts.told.ended()
+        await parts.recorder.wait_for_ended_jobs()
     assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "asked"]
 
 
 async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> None:
     """``1``, ``1.0`` and ``True`` are remembered apart."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
-    await parts.measured(kernel, {20.0: 5.0}, {"n": 1})
-    parts.lookups.caches.forget_answers(kernel.name)
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.record_measurements(kernel, {20.0: 5.0}, {"n": 1})
+    parts.touch_answers(kernel.name)
     assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
 
 
 async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
     """After ``forget`` of a kernel the next lookup has its problem tuned once more."""
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
-    forget = parts.answering.handlers["forget"]
+    kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0)]"))
+    forget = parts.api.handlers["forget"]
 
     async def ends_fresh(count: int) -> None:
         assert ask(parts, tune=True)["status"] == "default"
-        await parts.told.ended(count)
+        await parts.recorder.wait_for_ended_jobs(count)
         assert ask(parts, tune=True)["status"] == "fresh"
 
-    async with parts.working():
+    async with parts.run_jobs():
         await ends_fresh(1)
         await cast(Any, forget.handle)(ForgetParams(kernel=kernel.name), cast(Any, None))
         await ends_fresh(2)
@@ -332,20 +332,22 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
 
 async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts) -> None:
     """While the ``where`` of one kernel hangs, others are tuned for lookups, and their constraints asked."""
-    slow = await parts.inspect(
-        kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or not __import__('ktuned_fake').wait_at('door')")
+    slow = await parts.inspect_file(
+        make_kernel_text(
+            configs="us=[10.0], where=lambda p, c: p.n == 64 or not __import__('ktuned_fake').wait_at('door')"
+        )
     )
-    await parts.measured(slow, {10.0: 5.0}, rounds=ALL_ROUNDS)
-    quick = kernel_text("quick", configs="us=[10.0], where=lambda p, c: True", default="dict(us=10.0)")
-    found = await parts.inspector.inspect_files(parts.root, [str(parts.write(quick, "tune_quick.py"))])
+    await parts.record_measurements(slow, {10.0: 5.0}, rounds=ALL_ROUNDS)
+    quick = make_kernel_text("quick", configs="us=[10.0], where=lambda p, c: True", default="dict(us=10.0)")
+    found = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(quick, "tune_quick.py"))])
     assert found.added == ("project:quick",)
     generation = parts.lookups.table.generation("project:quick")
-    parts.lookups.caches.forget_answers(slow.name)
-    async with parts.working():
+    parts.touch_answers(slow.name)
+    async with parts.run_jobs():
         assert ask(parts, {"n": 65})["status"] == "default"
-        await parts.reached("door")
+        await parts.wait_until_reached("door")
         assert parts.lookups.look_up("quick", {"n": 64}, None, tune=True).answer.status == "default"
-        await parts.told.ended()
+        await parts.recorder.wait_for_ended_jobs()
         with anyio.fail_after(PATIENCE_S):
             while parts.lookups.table.generation("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
                 await anyio.sleep(0.005)
@@ -368,12 +370,12 @@ class FullOnce(Store):
 
 async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: Path) -> None:
     """A tuning that could not be recorded is asked for by the next lookup."""
-    async with assembled(tmp_path, store_type=FullOnce) as parts:
-        await parts.inspect(kernel_text())
+    async with assemble_daemon(tmp_path, store_type=FullOnce) as parts:
+        await parts.inspect_file(make_kernel_text())
         with anyio.fail_after(PATIENCE_S):
             while not parts.jobs.list_live_jobs():
                 ask(parts, tune=True)
-                parts.lookups.caches.forget_answers("project:it")
+                parts.touch_answers(KernelName("project:it"))
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused
@@ -381,12 +383,14 @@ async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: 
 
 async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> None:
     """A tuning has found that it is wrong for this problem, and that nothing else works."""
-    text = kernel_text(configs="us=[50.0]", problems="[dict(n=64), dict(n=128)]", reference=REFERENCE)
-    kernel = await parts.inspect(text.replace("Build(**c)", "Build(us=c.us, does='wrong' if p.n == 64 else 'work')"))
-    async with parts.working():
+    text = make_kernel_text(configs="us=[50.0]", problems="[dict(n=64), dict(n=128)]", reference=REFERENCE)
+    kernel = await parts.inspect_file(
+        text.replace("Build(**c)", "Build(us=c.us, does='wrong' if p.n == 64 else 'work')")
+    )
+    async with parts.run_jobs():
         for count, n in enumerate((128, 64), start=1):
             await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
-            await parts.told.ended(count)
+            await parts.recorder.wait_for_ended_jobs(count)
         parts.kill_workers()
     answer = ask(parts)
     assert (answer["status"], answer["config"]) == ("default", None)
@@ -395,7 +399,7 @@ async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> N
 
 async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
     """Its tuning is queued, or was not asked for; a name that is not known gets the one that was meant."""
-    await parts.inspect(kernel_text(default="dict(us=50.0)"))
+    await parts.inspect_file(make_kernel_text(default="dict(us=50.0)"))
     assert ask(parts)["message"] == UNTUNED
     assert ask(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
     unknown = parts.lookups.look_up("itt", {"n": 64}, None, tune=False).answer
@@ -428,8 +432,8 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     (found,) = await settled(parts, {"n": 40}, within_s=0.05)
     assert (found.answer.status, len(found.undecided)) == ("default", 1)
     asked_together = [LookupParams("it", {"n": n}, tune=False, settle=1.0) for n in range(1, 9)]
-    deferred = cast(Any, parts.answering.handlers["lookup_many"].handle)(
-        LookupManyParams(asked_together), cast(Any, None)
+    deferred = cast(Any, parts.api.handlers["lookup_many"].handle)(
+        LookupManyParams(asked_together), cast(Any, SimpleNamespace(repeats=0))
     )
     began = monotonic()
     assert {answer.status for answer in (await deferred.rest()).answers} == {"default"}
@@ -454,7 +458,7 @@ async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S
 
 async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> None:
     """Its spread is more than half of it: the answer says so, and is not final."""
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0), dict(us=2.0)]"))
+    kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0), dict(us=2.0)]"))
     device = parts.machine.find_device(parts.environment, "fake", None)
     context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     job = await parts.store.create_job(context.key, {"n": 64}, priority=1, reason="", plan=kernel.plan, now=0.0)

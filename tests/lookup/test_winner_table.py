@@ -37,9 +37,9 @@ def writer(directory: Path) -> Iterator[WinnerTable]:
 
 
 def payload_of(table: Table, key: bytes) -> bytes | None:
-    """Return what a reader finds under a key."""
+    """Return what a reader finds under a key, if it is up to date."""
     found = table.find(key)
-    return None if found is None else found[2]
+    return None if found is None or table.words[found[0]] != found[1] else found[2]
 
 
 def test_a_bump_ends_one_kernels_entries(directory: Path, writer: WinnerTable) -> None:
@@ -58,6 +58,27 @@ def test_a_bump_ends_one_kernels_entries(directory: Path, writer: WinnerTable) -
     assert payload_of(reader, b"p:one") == b"another, and a longer one"
     writer.bump_all_generations()
     assert (payload_of(reader, b"p:one"), payload_of(reader, b"p:two")) == (None, None)
+    reader.close()
+
+
+def test_an_ended_entry_is_a_last_resort_until_it_is_revoked(directory: Path, writer: WinnerTable) -> None:
+    """A reader finds an entry of an earlier generation, and one that asks first, but none of another era."""
+    reader = Table(str(directory / TABLE_NAME))
+    slot = find_slot("p:k")
+    writer.publish_entry("p:k", b"key", b"payload")
+    published = writer.generation("p:k")
+    writer.bump_all_generations()
+    assert reader.find(b"key") == (slot, published, b"payload")
+    writer.publish_entry("p:k", b"key", b"payload", asks_first=True)
+    for _ in range(3):
+        found = reader.find(b"key")
+        assert found is not None
+        assert found[1] < writer.generation("p:k")
+        writer.bump_generation("p:k")
+    writer.revoke_entries("p:k")
+    assert reader.find(b"key") is None
+    writer.publish_entry("p:k", b"key", b"payload", asks_first=True)
+    assert reader.find(b"key") == (slot, writer.generation("p:k") - 1, b"payload")
     reader.close()
 
 

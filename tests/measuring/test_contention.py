@@ -1,4 +1,4 @@
-"""Who took the CPUs while a kernel was timed."""
+"""Which programs used the CPUs or the GPU while a kernel was timed."""
 
 import pytest
 
@@ -8,27 +8,27 @@ from ktuned.measuring.contention import MIN_WINDOW_TICKS, CpuTimes, is_cpu_conte
 from ktuned.measuring.samples import Samples
 
 
-def window(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
-    """Return two readings between which this much time of each kind passed."""
+def make_readings(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
+    """Return two readings of the CPU clocks: ``own`` and ``ticks`` passed between them."""
     start = CpuTicks(*range(1000, 1008))
     end = CpuTicks(*(value + ticks.get(kind, 0) for value, kind in zip(start, CpuTicks._fields, strict=True)))
     return CpuTimes(start, 50.0), CpuTimes(end, 50.0 + own)
 
 
 @pytest.mark.parametrize(
-    ("before_after", "contended"),
+    ("readings", "contended"),
     [
-        (window(own=100, user=100, idle=100), False),
-        (window(own=100, user=200), False),
-        (window(own=100, user=250, system=50), True),
-        (window(own=0, user=200), True),
-        (window(own=100, user=100, nice=500), False),
-        (window(own=100, user=300, nice=600), False),
-        (window(own=50, user=300, idle=100), False),
-        (window(own=50, user=300, iowait=100), False),
-        (window(own=50, user=50, steal=150), True),
-        (window(own=0, user=MIN_WINDOW_TICKS - 1), False),
-        (window(), False),
+        (make_readings(own=100, user=100, idle=100), False),
+        (make_readings(own=100, user=200), False),
+        (make_readings(own=100, user=250, system=50), True),
+        (make_readings(own=0, user=200), True),
+        (make_readings(own=100, user=100, nice=500), False),
+        (make_readings(own=100, user=300, nice=600), False),
+        (make_readings(own=50, user=300, idle=100), False),
+        (make_readings(own=50, user=300, iowait=100), False),
+        (make_readings(own=50, user=50, steal=150), True),
+        (make_readings(own=0, user=MIN_WINDOW_TICKS - 1), False),
+        (make_readings(), False),
     ],
     ids=[
         "alone",
@@ -44,11 +44,9 @@ def window(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
         "nothing-passed",
     ],
 )
-def test_cpus_are_contended_only_if_others_leave_no_core(
-    before_after: tuple[CpuTimes, CpuTimes], contended: bool
-) -> None:
-    """Our own time, niced time and idle cores excuse; others that take most of all CPUs do not."""
-    assert is_cpu_contended(*before_after) is contended
+def test_cpus_are_contended_only_if_others_leave_no_core(readings: tuple[CpuTimes, CpuTimes], contended: bool) -> None:
+    """Our own time, niced time and idle cores are no contention; other programs that take most of all CPUs are."""
+    assert is_cpu_contended(*readings) is contended
 
 
 def test_cpu_times_are_read_from_the_system() -> None:
@@ -68,10 +66,10 @@ def test_cpu_times_are_read_from_the_system() -> None:
 def test_an_applications_use_of_a_gpu_counts_only_if_it_moved_the_median(
     latency_us: float, shifted: bool, contended: bool
 ) -> None:
-    """On short launches: a turn of its own delays one by as much, or not at all; long ones are stretched."""
+    """An application delays a short launch by a whole turn or not at all; it stretches every long launch."""
     samples = Samples()
-    for place in range(100):
-        samples.add_sample(latency_us * (1.0 if not shifted or place < 20 else 1.5))
-    busy = [nvml.Sample(7, 1, 95)]
-    assert is_gpu_contended(busy, samples, (7,)) is contended
-    assert is_gpu_contended(busy, samples)
+    for index in range(100):
+        samples.add_sample(latency_us * (1.0 if not shifted or index < 20 else 1.5))
+    gpu_samples = [nvml.Sample(7, 1, 95)]
+    assert is_gpu_contended(gpu_samples, samples, (7,)) is contended
+    assert is_gpu_contended(gpu_samples, samples)

@@ -1,4 +1,4 @@
-"""Cores that a launch uses."""
+"""The number of cores that a launch uses."""
 
 import hashlib
 import threading
@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.measuring.core_count import CoreCounter, ThreadTimes, count_cores_used
 
-MS = 1_000_000
+NS_PER_MS = 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -44,52 +44,53 @@ MS = 1_000_000
 def test_each_thread_that_ran_counts_as_a_core(
     before: dict[int, int], after: dict[int, int], ended_ms: int, cores: int
 ) -> None:
-    """Those that live, and those that have ended with the launch, by their CPU time; never more than there are."""
-    first = ThreadTimes({thread: spent * MS for thread, spent in before.items()}, 0)
-    grown = sum(after.values()) - sum(before.values()) + ended_ms
-    last = ThreadTimes({thread: spent * MS for thread, spent in after.items()}, grown * MS)
+    """Running and ended threads count by their CPU time, up to the number of the machine's cores."""
+    first = ThreadTimes({thread: spent * NS_PER_MS for thread, spent in before.items()}, 0)
+    process_ms = sum(after.values()) - sum(before.values()) + ended_ms
+    last = ThreadTimes({thread: spent * NS_PER_MS for thread, spent in after.items()}, process_ms * NS_PER_MS)
     assert count_cores_used(first, last, 8) == cores
 
 
 def test_more_threads_than_cores_use_all_cores() -> None:
-    """What cannot be given is not waited for."""
-    assert count_cores_used(ThreadTimes({}, 0), ThreadTimes(dict.fromkeys(range(9), MS), 9 * MS), 2) == 2
+    assert count_cores_used(ThreadTimes({}, 0), ThreadTimes(dict.fromkeys(range(9), NS_PER_MS), 9 * NS_PER_MS), 2) == 2
 
 
-def burn(cpu_s: float) -> None:
+def use_cpu(cpu_s: float) -> None:
     """Use some CPU time of this thread."""
     end = time.thread_time() + cpu_s
     while time.thread_time() < end:
         pass
 
 
-def in_two_threads() -> None:
+def use_cpu_in_two_threads() -> None:
     """Work in this thread and in one that ends with the launch."""
-    other = threading.Thread(target=burn, args=(0.02,))
+    other = threading.Thread(target=use_cpu, args=(0.02,))
     other.start()
-    burn(0.02)
+    use_cpu(0.02)
     other.join()
 
 
-@pytest.mark.parametrize(("work", "cores"), [(lambda: burn(0.01), 1), (in_two_threads, 2)], ids=["one", "two"])
-def test_a_real_launch_is_counted(work: Callable[[], None], cores: int) -> None:
-    """By what its threads did, however busy the machine is: two that take turns on one core are two."""
+@pytest.mark.parametrize(
+    ("work", "cores"), [(lambda: use_cpu(0.01), 1), (use_cpu_in_two_threads, 2)], ids=["one", "two"]
+)
+def test_the_cores_of_a_real_launch_are_counted(work: Callable[[], None], cores: int) -> None:
+    """Threads count by their CPU time: on a busy machine, two threads that share one core count as two."""
     counter = CoreCounter()
     counter.count_launch(work)
     assert counter.cores == cores
 
 
-def test_a_short_launch_is_not_taken_for_two() -> None:
-    """The reading of the clocks takes longer than a launch of some µs, and is none of its time."""
-    counted = set()
+def test_a_launch_of_a_few_us_counts_as_one_core() -> None:
+    """Reading the clocks takes longer than the launch, and must not count as the launch's time."""
+    core_counts = set()
     for _ in range(200):
         counter = CoreCounter()
-        counter.count_launch(lambda: burn(0.000005))
-        counted.add(counter.cores)
-    assert counted == {1}
+        counter.count_launch(lambda: use_cpu(0.000005))
+        core_counts.add(counter.cores)
+    assert core_counts == {1}
 
 
-def spin(cpu_s: float) -> None:
+def use_cpu_without_gil(cpu_s: float) -> None:
     """Use some CPU time without the interpreter's lock, as a pool of a library does."""
     end = time.thread_time() + cpu_s
     while time.thread_time() < end:
@@ -97,10 +98,10 @@ def spin(cpu_s: float) -> None:
 
 
 def test_a_pool_that_spins_after_its_work_is_waited_for() -> None:
-    """Libgomp's threads look for work for some 20 ms before they sleep: that is none of the launch's."""
-    pool = threading.Thread(target=spin, args=(0.04,))
+    """Libgomp's threads spin for some 20 ms before they sleep; that time is not the launch's."""
+    pool = threading.Thread(target=use_cpu_without_gil, args=(0.04,))
     counter = CoreCounter()
     pool.start()
-    counter.count_launch(lambda: burn(0.000005))
+    counter.count_launch(lambda: use_cpu(0.000005))
     pool.join()
     assert counter.cores == 1

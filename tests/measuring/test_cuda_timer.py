@@ -17,8 +17,8 @@ pytestmark = pytest.mark.gpu
 MEGABYTES = 1 << 20
 
 
-def median_us(method: str, launch: Callable[[], object]) -> float:
-    """Return what a timer finds."""
+def time_median_us(method: str, launch: Callable[[], object]) -> float:
+    """Return the median latency that a CUDA timer finds for a launch, in µs."""
     launches = TimedLaunches(lambda: (launch(), None)[1])
     timing = CudaTimer("cuda:0", method).time_launches(launches, RaceRules(PRESETS["default"]))
     assert not timing.is_hopeless
@@ -26,35 +26,34 @@ def median_us(method: str, launch: Callable[[], object]) -> float:
 
 
 def test_twice_the_work_takes_twice_the_time() -> None:
-    """As long as it comes from memory: nothing of it is left in the cache, for it is flushed before each run."""
+    """The cache is flushed before each run, so the time grows with the memory that is written."""
     import torch
 
     small, large = (torch.zeros(size * MEGABYTES, dtype=torch.int8, device="cuda") for size in (256, 512))
-    ratio = median_us(EVENTS, large.zero_) / median_us(EVENTS, small.zero_)
+    ratio = time_median_us(EVENTS, large.zero_) / time_median_us(EVENTS, small.zero_)
     assert 1.6 < ratio < 2.4
 
 
 def test_a_cached_kernel_is_timed_without_its_cache() -> None:
-    """Events after a flush see memory; a graph's replays, one after the other, see the cache."""
+    """Events follow a flush and see memory; a graph replays launches back to back and sees the cache."""
     import torch
 
     x = torch.zeros(16 * MEGABYTES, dtype=torch.int8, device="cuda")
     y = torch.empty_like(x)
-    assert median_us(GRAPH, lambda: y.copy_(x)) < median_us(EVENTS, lambda: y.copy_(x))
+    assert time_median_us(GRAPH, lambda: y.copy_(x)) < time_median_us(EVENTS, lambda: y.copy_(x))
 
 
 def test_a_tiny_kernel_is_resolved_by_a_graph() -> None:
-    """A few µs: less than what two events around one launch report."""
+    """A graph resolves a few µs, less than two events around one launch report."""
     import torch
 
     x = torch.zeros(1, device="cuda")
-    by_graph = median_us(GRAPH, lambda: x.add_(1))
+    by_graph = time_median_us(GRAPH, lambda: x.add_(1))
     assert 0 < by_graph < 5
-    assert by_graph <= median_us(EVENTS, lambda: x.add_(1))
+    assert by_graph <= time_median_us(EVENTS, lambda: x.add_(1))
 
 
 def test_a_slow_config_is_given_up_early() -> None:
-    """Against a best that it cannot reach, after its first launches."""
     import torch
 
     x = torch.zeros(256 * MEGABYTES, dtype=torch.int8, device="cuda")
@@ -65,14 +64,14 @@ def test_a_slow_config_is_given_up_early() -> None:
 
 
 def test_restoring_inputs_is_not_timed() -> None:
-    """A restore that takes far longer than the kernel is not in the figure."""
+    """A restore that takes far longer than the kernel does not change the kernel's figure."""
     import torch
 
     x = torch.zeros(1, device="cuda")
     large = torch.zeros(512 * MEGABYTES, dtype=torch.int8, device="cuda")
     launches = TimedLaunches(lambda: (x.add_(1), None)[1], restore=lambda: (large.zero_(), None)[1])
     restoring = CudaTimer("cuda:0", EVENTS).time_launches(launches, RaceRules(PRESETS["fast"]))
-    assert restoring.samples.median_us < median_us(EVENTS, large.zero_) / 2
+    assert restoring.samples.median_us < time_median_us(EVENTS, large.zero_) / 2
 
 
 def test_a_host_that_is_slower_than_the_kernel_is_not_in_the_figure() -> None:
@@ -88,6 +87,6 @@ def test_a_host_that_is_slower_than_the_kernel_is_not_in_the_figure() -> None:
             pass
         x.add_(1)
 
-    slowly = median_us(EVENTS, launch_slowly)
-    assert slowly < 3 * median_us(EVENTS, lambda: x.add_(1))
-    assert slowly < 50
+    slow_host_us = time_median_us(EVENTS, launch_slowly)
+    assert slow_host_us < 3 * time_median_us(EVENTS, lambda: x.add_(1))
+    assert slow_host_us < 50

@@ -1,4 +1,4 @@
-"""The energy of a launch from readings of a counter that moves in steps."""
+"""The energy of a launch, from readings of a counter that moves in steps."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ LAUNCH_S = 0.0001
 """Ten thousand launches a second."""
 
 
-def read_counter(joules: float, *, step_s: float, at_once: int = 1) -> float:
-    """Return the energy of a launch by a counter that moves each ``step_s``, and is read after every few launches."""
+def measure_launch_j(joules: float, *, step_s: float, launches_per_reading: int = 1) -> float:
+    """Return the energy of a launch by a counter that moves each ``step_s`` and is read after every few launches."""
     readings, launches = EnergyReadings(0.6), 0
     while readings.wants_reading():
-        launches += at_once
+        launches += launches_per_reading
         elapsed_s = launches * LAUNCH_S
         readings.add_reading(launches, elapsed_s // step_s * step_s / LAUNCH_S * joules, elapsed_s)
     return readings.launch_j
 
 
 @pytest.mark.parametrize("step_s", [0.0001, 0.001, 0.02, 0.1])
-@pytest.mark.parametrize("at_once", [1, 7])
-def test_the_counters_steps_cost_little_error(step_s: float, at_once: int) -> None:
-    """Whether it moves ten times a second or with each reading, the energy is known to 1 %."""
-    assert read_counter(0.25, step_s=step_s, at_once=at_once) == pytest.approx(0.25, rel=0.01)
+@pytest.mark.parametrize("launches_per_reading", [1, 7])
+def test_the_energy_is_known_to_one_percent_whatever_the_step(step_s: float, launches_per_reading: int) -> None:
+    assert measure_launch_j(0.25, step_s=step_s, launches_per_reading=launches_per_reading) == pytest.approx(
+        0.25, rel=0.01
+    )
 
 
 def test_readings_before_the_power_has_settled_do_not_count() -> None:
-    """A counter that lags shows what came before: its first steps are left out."""
+    """A counter that lags first shows the power before the launches, so its first steps are left out."""
     readings, launch = EnergyReadings(0.6), 0
     while readings.wants_reading():
         launch += 1
@@ -39,6 +40,5 @@ def test_readings_before_the_power_has_settled_do_not_count() -> None:
 
 
 def test_a_counter_that_does_not_move_is_an_error() -> None:
-    """Nothing waits for it without end."""
     with pytest.raises(CounterStopped, match="did not move in"):
-        read_counter(0.0, step_s=0.1)
+        measure_launch_j(0.0, step_s=0.1)

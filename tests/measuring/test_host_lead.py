@@ -1,4 +1,4 @@
-"""How far ahead of the GPU the host begins a batch, and which samples count."""
+"""The host's lead: how long before the GPU it begins a batch, and which samples count."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,21 +9,20 @@ ON_TIME, LATE = False, True
 
 
 def test_a_host_that_is_on_time_has_all_samples_counted_and_no_lead() -> None:
-    """No work is added."""
     lead = HostLead()
     assert lead.judge_samples([ON_TIME] * 20) == list(range(20))
     assert lead.lead_s == 0.0
 
 
 def test_a_single_late_launch_does_not_count_and_changes_nothing() -> None:
-    """One interruption says nothing about the host."""
+    """One interruption says nothing about the host's speed."""
     lead = HostLead()
     assert lead.judge_samples([ON_TIME] * 3 + [LATE]) == [0, 1, 2]
     assert lead.lead_s == 0.0
 
 
-def test_many_late_launches_double_the_lead_until_the_host_is_taken_as_it_is() -> None:
-    """No sample counts before that; then all do, so that a timing comes to an end."""
+def test_late_launches_double_the_lead_up_to_its_maximum_and_then_count() -> None:
+    """No sample counts until the lead is at its maximum; then every sample counts, so that the timing ends."""
     lead = HostLead()
     leads = []
     while (counted := lead.judge_samples([LATE] * 4)) == []:
@@ -34,7 +33,7 @@ def test_many_late_launches_double_the_lead_until_the_host_is_taken_as_it_is() -
 
 
 def test_the_lead_shrinks_while_the_host_is_on_time() -> None:
-    """Down to none."""
+    """The lead shrinks to zero."""
     lead = HostLead()
     for _ in range(3):
         lead.judge_samples([LATE])
@@ -47,12 +46,12 @@ def test_the_lead_shrinks_while_the_host_is_on_time() -> None:
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=30), max_size=40))
-def test_what_counts_was_on_time_or_the_lead_was_the_longest(batches: list[list[bool]]) -> None:
-    """And the lead keeps its bounds, whatever the host does."""
+def test_a_late_sample_counts_only_at_the_maximal_lead(batches: list[list[bool]]) -> None:
+    """Samples on time always count, and the lead keeps its bounds, whatever the host does."""
     lead = HostLead()
     for batch in batches:
-        before = lead.lead_s
+        lead_before = lead.lead_s
         counted = lead.judge_samples(batch)
-        assert before >= MOST_LEAD_S or not any(batch[place] for place in counted)
-        assert {place for place, late in enumerate(batch) if not late} <= {*counted}
+        assert lead_before >= MOST_LEAD_S or not any(batch[index] for index in counted)
+        assert {index for index, late in enumerate(batch) if not late} <= {*counted}
         assert 0.0 <= lead.lead_s <= MOST_LEAD_S

@@ -1,4 +1,4 @@
-"""Timing on the host's clock: every launch is timed as the figure says, and hopeless ones are given up."""
+"""Timing by the host's clock: what is timed, and when a slow kernel is given up."""
 
 import math
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from ktuned.model.plan import Preset
 PRESET = Preset("test", warmup=2, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)
 
 
-class Clock:
-    """A clock that moves only when a launch or a restore says so, and a log of both."""
+class FakeClock:
+    """A clock that only launches and restores move, and a log of both."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *launch_us: float) -> None:
         self.now_ns = 10**12
@@ -30,12 +30,12 @@ class Clock:
         monkeypatch.setattr(timing, "measure_clock_cost_ns", lambda: 0)
 
     def launch(self) -> None:
-        """Take the next time of the list; the last one for ever."""
+        """Take the next time of the list; the last time repeats."""
         self.log.append("launch")
         self.now_ns += int(1000 * (self._launch_us.pop(0) if len(self._launch_us) > 1 else self._launch_us[0]))
 
     def restore(self) -> None:
-        """Take a whole millisecond, which must not be measured."""
+        """Take 1 ms, which must not be measured."""
         self.log.append("restore")
         self.now_ns += 1_000_000
 
@@ -47,14 +47,17 @@ def time_launch(
     restore: Callable[[], None] | None = None,
     stop_above_us: float = math.inf,
 ) -> Race:
-    """Time a plain launch, with nothing to beat."""
+    """Time a launch that has no rival."""
     rules = RaceRules(preset, stop_above_us=stop_above_us)
     return HostTimer().time_launches(TimedLaunches(launch, restore=restore), rules)
 
 
 @pytest.mark.parametrize("launch_ns", [0, 1, 4, 5, 49, 1_000, SAMPLE_FLOOR_NS - 1, SAMPLE_FLOOR_NS, 10**9])
 def test_a_sample_lasts_long_enough_to_be_read(launch_ns: int) -> None:
-    """Short kernels are launched as often as the floor needs, within the limit; restoring allows one launch only."""
+    """Short kernels are launched as often as the floor requires, up to the limit.
+
+    With a restore, a sample is one launch.
+    """
     launches = count_launches_per_sample(launch_ns, restores=False)
     assert launches * launch_ns >= SAMPLE_FLOOR_NS or launches == MAX_LAUNCHES_PER_SAMPLE
     assert launches == 1 or (launches - 1) * launch_ns < SAMPLE_FLOOR_NS
@@ -63,19 +66,19 @@ def test_a_sample_lasts_long_enough_to_be_read(launch_ns: int) -> None:
 
 @pytest.mark.parametrize("launch_us", [0.05, 3.0, 80.0, 40_000.0])
 def test_a_steady_kernel_is_timed_exactly(monkeypatch: pytest.MonkeyPatch, launch_us: float) -> None:
-    """Whatever the size of a sample, the figure is the time of one launch in µs."""
-    found = time_launch(Clock(monkeypatch, launch_us).launch)
-    assert (found.is_hopeless, found.samples.spread_us) == (False, 0.0)
-    assert found.samples.median_us == pytest.approx(launch_us)
-    assert len(found.samples) >= PRESET.repetitions
+    """The figure is the time of one launch in µs, however many launches a sample has."""
+    race = time_launch(FakeClock(monkeypatch, launch_us).launch)
+    assert (race.is_hopeless, race.samples.spread_us) == (False, 0.0)
+    assert race.samples.median_us == pytest.approx(launch_us)
+    assert len(race.samples) >= PRESET.repetitions
 
 
 @pytest.mark.parametrize(("believes", "figure_us"), [(False, 40.0), (True, 0.01)])
 def test_a_returned_number_is_a_time_only_where_it_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch, believes: bool, figure_us: float
 ) -> None:
-    """A function that returns a checksum, or whatever it likes, is timed by the clock."""
-    clock = Clock(monkeypatch, 40.0)
+    """A launch may return anything, for example a checksum: by default the clock times it."""
+    clock = FakeClock(monkeypatch, 40.0)
 
     def launch() -> float:
         clock.launch()
@@ -86,65 +89,66 @@ def test_a_returned_number_is_a_time_only_where_it_is_said_to_be_one(
 
 
 def test_warm_up_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preset's first launches are slow and leave no trace in the figure."""
-    found = time_launch(Clock(monkeypatch, 9_000.0, 9_000.0, 100.0).launch)
-    assert found.samples.sorted_us[-1] == pytest.approx(100.0)
+    """The slow first launches are not in the samples."""
+    race = time_launch(FakeClock(monkeypatch, 9_000.0, 9_000.0, 100.0).launch)
+    assert race.samples.sorted_us[-1] == pytest.approx(100.0)
 
 
 def test_restore_comes_before_each_launch_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warm-up included, every launch follows a restore of its own, whose millisecond is in no sample."""
-    clock = Clock(monkeypatch, 2.0)
-    found = time_launch(clock.launch, restore=clock.restore)
+    """This includes the launches of the warm-up."""
+    clock = FakeClock(monkeypatch, 2.0)
+    race = time_launch(clock.launch, restore=clock.restore)
     assert clock.log == ["restore", "launch"] * (len(clock.log) // 2)
-    assert found.samples.median_us == pytest.approx(2.0)
+    assert race.samples.median_us == pytest.approx(2.0)
 
 
 def test_sampling_stops_within_a_batch_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that is never steady ends with the preset's time, not with the end of a batch."""
-    clock = Clock(monkeypatch, *[90_000.0 + 1_000 * (index * 7 % 40) for index in range(1000)])
-    began = clock.now_ns
-    found = time_launch(clock.launch)
-    assert (clock.now_ns - began) / 1e9 < PRESET.timing_s + 5 * 0.13
-    assert len(found.samples) >= 2
+    """A kernel that is never steady stops at the preset's time, not at the end of a batch."""
+    clock = FakeClock(monkeypatch, *[90_000.0 + 1_000 * (index * 7 % 40) for index in range(1000)])
+    start_ns = clock.now_ns
+    race = time_launch(clock.launch)
+    assert (clock.now_ns - start_ns) / 1e9 < PRESET.timing_s + 5 * 0.13
+    assert len(race.samples) >= 2
 
 
 @pytest.mark.parametrize(
-    ("first", "stops"),
+    ("first_us", "is_hopeless"),
     [([500.0] * 9, True), ([500.0] * 3 + [200.0], False), ([200.0] + [500.0] * 8, False), ([300.0] * 9, False)],
     ids=["slow", "fast-at-last", "fast-at-first", "just-so"],
 )
-def test_a_slow_kernel_is_given_up(monkeypatch: pytest.MonkeyPatch, first: list[float], stops: bool) -> None:
-    """It stops when the best of the first launches is above the limit; one fast launch proves that it may be good."""
-    clock = Clock(monkeypatch, *first)
-    found = time_launch(clock.launch, stop_above_us=300.0)
-    assert found.is_hopeless is stops
-    if stops:
+def test_a_slow_kernel_is_given_up(monkeypatch: pytest.MonkeyPatch, first_us: list[float], is_hopeless: bool) -> None:
+    """The fastest of the first launches must be above the limit: one fast launch may belong to a good kernel."""
+    clock = FakeClock(monkeypatch, *first_us)
+    race = time_launch(clock.launch, stop_above_us=300.0)
+    assert race.is_hopeless is is_hopeless
+    if is_hopeless:
         assert len(clock.log) == 4, "the launch of the warm-up counts as well as three samples"
-        assert found.samples.median_us == pytest.approx(500.0)
+        assert race.samples.median_us == pytest.approx(500.0)
 
 
 def test_a_very_slow_kernel_is_given_up_after_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When one launch alone takes the preset's time, no second one is needed to see that it is too slow."""
-    clock = Clock(monkeypatch, 3e6)
+    """One launch that takes the preset's whole time suffices."""
+    clock = FakeClock(monkeypatch, 3e6)
     assert time_launch(clock.launch, stop_above_us=1.0).is_hopeless
     assert clock.log == ["launch"]
 
 
-def refuse() -> None:
-    """Fail as a kernel does."""
+def refuse_launch() -> None:
     raise RuntimeError("refused")
 
 
-@pytest.mark.parametrize("arguments", [(refuse, lambda: None), (lambda: None, refuse)], ids=["launch", "restore"])
-def test_an_exception_of_a_launch_reaches_the_caller(arguments: tuple[Callable[[], None], Callable[[], None]]) -> None:
-    """The timer hides no failure."""
-    launch, restore = arguments
+@pytest.mark.parametrize(
+    "functions", [(refuse_launch, lambda: None), (lambda: None, refuse_launch)], ids=["launch", "restore"]
+)
+def test_an_exception_reaches_the_caller(
+    functions: tuple[Callable[[], None], Callable[[], None]],
+) -> None:
+    launch, restore = functions
     with pytest.raises(RuntimeError, match="refused"):
         time_launch(launch, restore=restore)
 
 
 def test_a_real_launch_is_timed_by_the_real_clock() -> None:
-    """A launch that spins for 200 µs is found to take about that long."""
     from time import perf_counter_ns
 
     def spin() -> None:
@@ -152,5 +156,5 @@ def test_a_real_launch_is_timed_by_the_real_clock() -> None:
         while perf_counter_ns() < end:
             pass
 
-    found = time_launch(spin, Preset("short", 1, 5, 1.0, 1, 1))
-    assert 200 <= found.samples.sorted_us[0] < 400
+    race = time_launch(spin, Preset("short", 1, 5, 1.0, 1, 1))
+    assert 200 <= race.samples.sorted_us[0] < 400

@@ -1,4 +1,4 @@
-"""Observers of a config's launches: what each adds to its result, and what ends it."""
+"""Observers of a config's launches: what each adds to the result, and when it ends the trial."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from ktuned.model import (
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
 PRESET = Preset("test", warmup=1, repetitions=3, timing_s=1.0, finalists=1, finalist_rounds=1)
-UNIT = requests.UnitRef("key", {})
+UNIT_REF = requests.UnitRef("key", {})
 TIMED = TrialResult(Outcome.MEASURED, 100.0, detail=TrialDetail(low_us=99.0, high_us=101.0))
 
 
 def make_request(**fields: Any) -> requests.Trial:
     """Return a request to measure one config, judged for contention."""
-    return requests.Trial((UNIT,), PRESET, judge_contention=True, **fields)
+    return requests.Trial((UNIT_REF,), PRESET, judge_contention=True, **fields)
 
 
-FINAL = requests.Time(UNIT, PRESET, judge_contention=True)
+FINALIST_REQUEST = requests.Time(UNIT_REF, PRESET, judge_contention=True)
 """A request to measure a finalist."""
 
 
-def observe(
+def run_observer(
     observer: LaunchObserver, request: requests.Trial | requests.Time, timed: TrialResult = TIMED
 ) -> TrialResult:
-    """Take a config through all that an observer is told."""
+    """Take a config through all calls that an observer gets."""
     launch = observer.begin_config(request, lambda: None)
     first = observer.end_first_launch(TrialResult(Outcome.MEASURED))
     if first.outcome is None:
@@ -59,8 +59,8 @@ def observe(
     return observer.complete_result(timed, TimedLaunches(launch), lambda: None)
 
 
-class Watch:
-    """A watch of CPUs that other programs use as a test says."""
+class FakeCpuWatch:
+    """A watch of the CPUs with given verdicts."""
 
     absence = ""
 
@@ -70,94 +70,93 @@ class Watch:
 
 
 def watch_cpus(monkeypatch: pytest.MonkeyPatch, *, is_contended: bool = False, is_shared: bool = False) -> None:
-    """Let other programs use the CPUs during samples, or during the measuring of energy."""
-    monkeypatch.setattr(contention, "CpuWatch", lambda: Watch(is_contended=is_contended, is_shared=is_shared))
+    """Replace the watch of the CPUs: contended during samples, shared while energy is measured."""
+    monkeypatch.setattr(contention, "CpuWatch", lambda: FakeCpuWatch(is_contended=is_contended, is_shared=is_shared))
 
 
 @pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Let a tenth of a second pass at each look at the clock of the energy meter."""
+def tenths(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Let 0.1 s pass at each reading of the energy meter's clock."""
     ticks = count()
     monkeypatch.setattr(energy, "perf_counter", lambda: next(ticks) / 10)
     return ticks
 
 
 def make_meter(watts: float = 50.0) -> EnergyMeter:
-    """Return a meter whose device uses 5 J between two readings, or nothing at all."""
+    """Return a meter of a device that takes ``watts``."""
     readings = count()
     return EnergyMeter(lambda: next(readings) * watts / 10, CPU.name, returns_early=False)
 
 
-def test_a_measured_config_gets_energy_and_metrics(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[int]) -> None:
-    """Finalists have both. In the search, only the metrics that need no launches of their own are measured."""
+def test_a_measured_config_gets_energy_and_metrics(monkeypatch: pytest.MonkeyPatch, tenths: Iterator[int]) -> None:
+    """A finalist gets both. In the search, only metrics that need no further launches are measured."""
     watch_cpus(monkeypatch)
     costs = Costs(LATENCY, lambda us: {"speed": 1 / us})
     observers = ObserverGroup([make_meter(), ContentionWatch(CPU), FileMetrics(costs)])
-    found = observe(observers, FINAL)
-    assert found.outcome is Outcome.MEASURED
-    assert found.metrics == {ENERGY: pytest.approx(5.0), "speed": 0.01}
-    assert observe(observers, make_request()).metrics == {"speed": 0.01}
+    result = run_observer(observers, FINALIST_REQUEST)
+    assert result.outcome is Outcome.MEASURED
+    assert result.metrics == {ENERGY: pytest.approx(5.0), "speed": 0.01}
+    assert run_observer(observers, make_request()).metrics == {"speed": 0.01}
 
 
-def test_a_counter_that_stands_still_contends_the_config(seconds: Iterator[int]) -> None:
-    """That says nothing about the config, which is tried again."""
-    found = observe(make_meter(watts=0.0), FINAL)
-    assert (found.outcome, found.metrics) == (Outcome.CONTENDED, {})
-    assert found.message.startswith("the energy counter of cpu:0: it did not move")
+def test_a_stopped_energy_counter_makes_the_config_contended(tenths: Iterator[int]) -> None:
+    """A stopped counter says nothing about the config, so the config is tried again."""
+    result = run_observer(make_meter(watts=0.0), FINALIST_REQUEST)
+    assert (result.outcome, result.metrics) == (Outcome.CONTENDED, {})
+    assert result.message.startswith("the energy counter of cpu:0: it did not move")
 
 
 def test_a_contended_timing_has_no_energy_and_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is worth its time."""
+    """The observers do not even read the meter or evaluate the metrics."""
     watch_cpus(monkeypatch, is_contended=True)
     costs = Costs(LATENCY, lambda us: pytest.fail("evaluated"))
     meter = EnergyMeter(lambda: pytest.fail("read"), CPU.name, returns_early=False)
-    found = observe(ObserverGroup([meter, ContentionWatch(CPU), FileMetrics(costs)]), FINAL)
-    assert (found.outcome, found.metrics) == (Outcome.CONTENDED, {})
+    result = run_observer(ObserverGroup([meter, ContentionWatch(CPU), FileMetrics(costs)]), FINALIST_REQUEST)
+    assert (result.outcome, result.metrics) == (Outcome.CONTENDED, {})
 
 
 def test_a_hopeless_timing_is_not_contended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one whose request does not ask for it."""
+    """A timing whose request does not ask for the check is not contended either."""
     watch_cpus(monkeypatch, is_contended=True)
     hopeless = TrialResult(Outcome.SLOWER, 100.0)
-    assert observe(ContentionWatch(CPU), make_request(), hopeless) == hopeless
-    unjudged = requests.Trial((UNIT,), PRESET, judge_contention=False)
-    assert observe(ContentionWatch(CPU), unjudged) == TIMED
+    assert run_observer(ContentionWatch(CPU), make_request(), hopeless) == hopeless
+    unjudged = requests.Trial((UNIT_REF,), PRESET, judge_contention=False)
+    assert run_observer(ContentionWatch(CPU), unjudged) == TIMED
 
 
-def test_energy_of_shared_cpus_is_contended(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[int]) -> None:
+def test_energy_of_shared_cpus_is_contended(monkeypatch: pytest.MonkeyPatch, tenths: Iterator[int]) -> None:
     """A latency alone is not."""
     watch_cpus(monkeypatch, is_shared=True)
-    assert observe(ContentionWatch(CPU), make_request()) == TIMED
-    found = observe(ObserverGroup([make_meter(), ContentionWatch(CPU)]), FINAL)
-    assert found.outcome is Outcome.CONTENDED
+    assert run_observer(ContentionWatch(CPU), make_request()) == TIMED
+    result = run_observer(ObserverGroup([make_meter(), ContentionWatch(CPU)]), FINALIST_REQUEST)
+    assert result.outcome is Outcome.CONTENDED
 
 
 def test_a_metric_that_fails_leaves_all_metrics_out() -> None:
-    """The figures that others have found stay."""
+    """The figures of other observers stay."""
 
     def fail(latency_us: float) -> dict[str, float]:
         raise KernelFileError("tflops: division by zero")
 
     timed = TrialResult(Outcome.MEASURED, 100.0, metrics={ENERGY: 1.0})
-    found = observe(FileMetrics(Costs(LATENCY, fail)), make_request(), timed)
-    assert (found.metrics, found.detail.metrics_fault) == ({ENERGY: 1.0}, found.message)
+    result = run_observer(FileMetrics(Costs(LATENCY, fail)), make_request(), timed)
+    assert (result.metrics, result.detail.metrics_fault) == ({ENERGY: 1.0}, result.message)
 
 
-@pytest.mark.parametrize("granted", [None, 1])
-def test_cores_are_counted_where_a_request_grants_some(granted: int | None) -> None:
-    """Without a limit nothing is counted."""
+@pytest.mark.parametrize("cores_limit", [None, 1])
+def test_cores_are_counted_only_under_a_limit(cores_limit: int | None) -> None:
     counter = CoreCounter()
-    launch = counter.begin_config(make_request(cores=granted), lambda: None)
+    launch = counter.begin_config(make_request(cores=cores_limit), lambda: None)
     launch()
     assert counter.end_first_launch(TIMED) == TIMED
     completed = counter.complete_result(TIMED, TimedLaunches(launch), lambda: None)
-    assert completed.detail.cores == granted
+    assert completed.detail.cores == cores_limit
 
 
-def test_a_config_that_lacks_cores_is_not_timed() -> None:
-    """Its result has no outcome, but the number that it needs."""
+def test_a_config_that_needs_more_cores_is_not_timed() -> None:
+    """The result has no outcome, but the number of cores that the config needs."""
     counter = CoreCounter()
     counter.begin_config(make_request(cores=1), lambda: None)
     counter.cores = 2
-    found = counter.end_first_launch(TIMED)
-    assert (found.outcome, found.detail.cores) == (None, 2)
+    result = counter.end_first_launch(TIMED)
+    assert (result.outcome, result.detail.cores) == (None, 2)

@@ -1,4 +1,4 @@
-"""A device's limits, measured on this machine's CPU, small."""
+"""A device's limits, measured on this machine's CPU with small sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from ktuned.model import Device, DeviceModel, DeviceName, Target
 
 
 def test_the_limits_of_a_cpu_are_measured() -> None:
-    """Memory and both precisions have a figure; what cannot be measured has its reason, and costs no other figure."""
+    """Memory and both precisions get a figure.
+
+    If one measurement fails, its reason is kept and the other figures are unaffected.
+    """
     device = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
     found = measure_peaks(device, copy_bytes=1 << 20, size=64)
     refused = measure_peaks(device, copy_bytes=-4, size=64)

@@ -1,30 +1,21 @@
-"""Statistics of samples: right by brute force."""
+"""Statistics of samples, compared with brute force."""
 
 import math
 import statistics
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.measuring.samples import Samples
+from tests.measuring.samples import make_samples
 
-TIMES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=50)
-
-
-def sampled(values: Sequence[float]) -> Samples:
-    """Return samples of these values."""
-    samples = Samples()
-    for value in values:
-        samples.add_sample(value)
-    return samples
+SAMPLE_LISTS = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=50)
 
 
-@given(TIMES)
+@given(SAMPLE_LISTS)
 def test_the_median_is_that_of_the_standard_library(values: list[float]) -> None:
-    """In whatever order samples come, they stay sorted and their median is that of the standard library."""
-    samples = sampled(values)
+    """Samples stay sorted, whatever the order in which they are taken."""
+    samples = make_samples(values)
     assert samples.sorted_us == sorted(values)
     assert samples.median_us == pytest.approx(statistics.median(values))
     assert (samples.compute_quantile(0.0), samples.compute_quantile(1.0)) == (min(values), max(values))
@@ -34,7 +25,7 @@ def test_the_median_is_that_of_the_standard_library(values: list[float]) -> None
 def test_quantiles_are_those_of_the_literature(values: list[float]) -> None:
     """The quartiles are the standard library's inclusive ones (linear between the closest ranks)."""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    assert sampled(values).spread_us == pytest.approx(high - low, abs=1e-6)
+    assert make_samples(values).spread_us == pytest.approx(high - low, abs=1e-6)
 
 
 def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
@@ -44,7 +35,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
     makes the interval's width report its ranks.
     """
     for n in range(6, 400):
-        samples = sampled(range(1, n + 1))
+        samples = make_samples(range(1, n + 1))
         first, last = samples.interval_us
         low = (n - 1 - (last - first)) / 2
         assert low == pytest.approx(round(low)), f"the ranks of n={n} are not symmetric"
@@ -55,7 +46,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
 def test_the_interval_is_not_much_wider_than_needed() -> None:
     """At most two ranks on each side beyond the narrowest interval that still covers 95 %: sampling must end."""
     for n in range(10, 400):
-        samples = sampled(range(1, n + 1))
+        samples = make_samples(range(1, n + 1))
         first, last = samples.interval_us
         low = round((n - 1 - (last - first)) / 2)
         tail = sum(math.comb(n, k) for k in range(low + 3)) / 2**n
@@ -64,5 +55,5 @@ def test_the_interval_is_not_much_wider_than_needed() -> None:
 
 def test_the_interval_of_few_samples_is_their_range() -> None:
     """Below six no interval covers 95 %."""
-    assert sampled(range(1, 6)).interval_us == (1.0, 5.0)
-    assert sampled([1.0] * 6).interval_us == (1.0, 1.0)
+    assert make_samples(range(1, 6)).interval_us == (1.0, 5.0)
+    assert make_samples([1.0] * 6).interval_us == (1.0, 1.0)

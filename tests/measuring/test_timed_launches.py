@@ -1,4 +1,4 @@
-"""Launches as they are timed: each on poison, some compared, the flags of a device read once."""
+"""Timed launches: outputs are poisoned before each, some outputs are compared, and the device's flags are read once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ CPU = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
 PRESET = Preset("test", warmup=1, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)
 
 
-def doubled(x: Any) -> Any:
-    """Return 2 x in its dtype, in which torch may not be able to add."""
+def double_in_dtype(x: Any) -> Any:
+    """Return 2 x in the dtype of x, in which torch may not be able to add."""
     return (2 * x.float()).to(x.dtype)
 
 
-def declare(dtype: str = "float32", reference: Callable[..., Any] = lambda x: {"y": doubled(x)}) -> Kernel:
+def declare_kernel(
+    dtype: str = "float32", reference: Callable[..., Any] = lambda x: {"y": double_in_dtype(x)}
+) -> Kernel:
     """Return a kernel with one input and one output."""
 
     @kernel(
@@ -43,67 +45,66 @@ def declare(dtype: str = "float32", reference: Callable[..., Any] = lambda x: {"
     return it
 
 
-def opened(tmp_path: Any, declared: Kernel) -> ProblemData:
+def make_problem_data(tmp_path: Any, declared: Kernel) -> ProblemData:
     """Return the data of a problem whose first launch was right."""
     data = ProblemData(declared, {}, CPU)
     data.provide_expected_outputs(tmp_path / "none")
     data.reset_tensors()
     data.prepare_checked_launch()
-    data.tensors["y"].copy_(doubled(data.tensors["x"]))
+    data.tensors["y"].copy_(double_in_dtype(data.tensors["x"]))
     return data
 
 
-def launches_of(data: ProblemData, launch: Callable[[Any, Any, int], None], copies: int = 4) -> TimedLaunches:
-    """Return the timed launches of a function of x, y and the number of the launch."""
+def make_timed_launches(data: ProblemData, launch: Callable[[Any, Any, int], None], copies: int = 4) -> TimedLaunches:
+    """Return the timed launches of a function of x, y and the launch's number."""
     numbers = iter(range(10**9))
 
-    def bound(tensors: Any) -> Callable[[], None]:
+    def bind_tensors(tensors: Any) -> Callable[[], None]:
         return lambda: launch(tensors["x"], tensors["y"], next(numbers))
 
     return TimedLaunches(
-        bound(data.tensors),
+        bind_tensors(data.tensors),
         judged=JudgedOutputs(data, is_judged=True, arithmetic=nullcontext),
-        bind=lambda number: bound(data.provide_output_copy(number)),
+        bind=lambda number: bind_tensors(data.provide_output_copy(number)),
         most_copies=copies,
     )
 
 
-def work(x: Any, y: Any, number: int) -> None:
-    """Do what is right."""
+def write_right_output(x: Any, y: Any, number: int) -> None:
     y.copy_(x + x)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "uint8", "int8", "float8_e4m3fnuz"])
-def test_each_timed_launch_finds_poison(tmp_path: Any, dtype: str) -> None:
-    """In each output of the ring, of every dtype, also of those whose poison is an ordinary number."""
-    data = opened(tmp_path, declare(dtype))
-    right = data.tensors["y"].clone()
-    found: list[bool] = []
+def test_each_timed_launch_gets_poisoned_outputs(tmp_path: Any, dtype: str) -> None:
+    """Every output of the ring is poisoned, also in dtypes whose poison is an ordinary number."""
+    data = make_problem_data(tmp_path, declare_kernel(dtype))
+    right_output = data.tensors["y"].clone()
+    saw_right_output: list[bool] = []
 
     def launch(x: Any, y: Any, number: int) -> None:
-        found.append(torch.equal(y.view(torch.uint8), right.view(torch.uint8)))
-        y.copy_(right)
+        saw_right_output.append(torch.equal(y.view(torch.uint8), right_output.view(torch.uint8)))
+        y.copy_(right_output)
 
-    HostTimer().time_launches(launches_of(data, launch), RaceRules(PRESET))
-    assert len(found) > 10
-    assert not any(found)
+    HostTimer().time_launches(make_timed_launches(data, launch), RaceRules(PRESET))
+    assert len(saw_right_output) > 10
+    assert not any(saw_right_output)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "uint8", "int8", "float8_e4m3fnuz"])
 def test_an_element_that_is_not_written_is_found(tmp_path: Any, dtype: str) -> None:
-    """Though the poison of a narrow type may be the right number by chance: the next launch has another."""
-    data = opened(tmp_path, declare(dtype))
+    """A narrow dtype's poison may equal the right number by chance, but the next launch gets another poison."""
+    data = make_problem_data(tmp_path, declare_kernel(dtype))
 
     def launch(x: Any, y: Any, number: int) -> None:
-        y[1:] = doubled(x)[1:]
+        y[1:] = double_in_dtype(x)[1:]
 
     with pytest.raises(WrongLaunch):
-        HostTimer().time_launches(launches_of(data, launch), RaceRules(PRESET))
+        HostTimer().time_launches(make_timed_launches(data, launch), RaceRules(PRESET))
 
 
 def test_poison_is_found_where_the_reference_has_nan(tmp_path: Any) -> None:
-    """NaN equals NaN, but no launch that writes nothing is right."""
-    data = ProblemData(declare(reference=lambda x: {"y": torch.full((64,), torch.nan)}), {}, CPU)
+    """NaN equals NaN in the check, but a launch that writes nothing is still wrong."""
+    data = ProblemData(declare_kernel(reference=lambda x: {"y": torch.full((64,), torch.nan)}), {}, CPU)
     data.provide_expected_outputs(tmp_path / "none")
     data.reset_tensors()
     data.prepare_checked_launch()
@@ -114,19 +115,19 @@ def test_poison_is_found_where_the_reference_has_nan(tmp_path: Any) -> None:
 
 def test_outputs_whose_last_bits_differ_are_judged_in_full(tmp_path: Any) -> None:
     """Sums in another order are no mismatch."""
-    data = opened(tmp_path, declare())
+    data = make_problem_data(tmp_path, declare_kernel())
 
     def launch(x: Any, y: Any, number: int) -> None:
         y.copy_((x + x) * (1 + 1e-6 * (number % 3)))
 
-    launches = launches_of(data, launch)
+    launches = make_timed_launches(data, launch)
     HostTimer().time_launches(launches, RaceRules(PRESET))
     assert launches.compared > 0
 
 
 def test_a_wrong_launch_in_twenty_is_found_in_99_of_100_tries(tmp_path: Any) -> None:
-    """By the launches that a config which may win is given; the trial's own are not counted here."""
-    data = opened(tmp_path, declare())
+    """The extra launches of a config that may win find it; the trial's own comparisons are not counted here."""
+    data = make_problem_data(tmp_path, declare_kernel())
     missed = 0
     for seed in range(200):
         chance = torch.Generator().manual_seed(seed)
@@ -136,25 +137,25 @@ def test_a_wrong_launch_in_twenty_is_found_in_99_of_100_tries(tmp_path: Any) -> 
             if float(torch.rand(1, generator=chance)) < 1 / 20:
                 y[7] += 1
 
-        work(data.tensors["x"], data.tensors["y"], 0)
-        launches = launches_of(data, launch)
+        write_right_output(data.tensors["x"], data.tensors["y"], 0)
+        launches = make_timed_launches(data, launch)
         try:
             launches.top_up_comparisons(SURE_COMPARED, 60.0, lambda: None)
             missed += 1
         except WrongLaunch:
             pass
-    # Of 200 tries 2 are to be missed; more than 8 are in one of 2,000 such tests.
+    # On average 2 of 200 tries miss it; more than 8 miss it in one of 2,000 such tests.
     assert missed <= 8
 
 
 def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
-    """They are read once for all; a wrong launch ends the timing, and the message has the element."""
-    data = opened(tmp_path, declare())
-    look = QuickLook.from_expected(
+    """All flags are read at once. A wrong launch ends the timing, and the message names the element."""
+    data = make_problem_data(tmp_path, declare_kernel())
+    quick_look = QuickLook.from_expected(
         "cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value
     )
-    assert look is not None
-    data.quick_look = look
+    assert quick_look is not None
+    data.quick_look = quick_look
     assert data.look_at_outputs(is_last=False)
     is_wrong = False
 
@@ -163,31 +164,31 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
         if is_wrong:
             y[7] += 1
 
-    launches = launches_of(data, launch)
+    launches = make_timed_launches(data, launch)
 
-    def flags(count: int) -> list[Any]:
-        found = []
+    def launch_and_flag(count: int) -> list[Any]:
+        right_flags = []
         for _ in range(count):
             launches.prepare_ring()
             launches.ring[0]()
-            found.append(launches.make_right_flag(0))
-        return found
+            right_flags.append(launches.make_right_flag(0))
+        return right_flags
 
-    launches.judge_flags(flags(3), 1.0, lambda: None)
+    launches.judge_flags(launch_and_flag(3), 1.0, lambda: None)
     assert launches.compared == 3
     is_wrong = True
     with pytest.raises(WrongLaunch, match=r"y: 1 of 64 elements .* the first at \[7\]"):
-        launches.judge_flags(flags(2), 1.0, lambda: None)
+        launches.judge_flags(launch_and_flag(2), 1.0, lambda: None)
 
 
 def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path: Any) -> None:
-    """The launch that it was of left outputs that are out of tolerance beyond doubt."""
-    data = opened(tmp_path, declare())
+    """The flagged launch left outputs that are out of tolerance beyond doubt."""
+    data = make_problem_data(tmp_path, declare_kernel())
     data.quick_look = QuickLook.from_expected(
         "cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value
     )
     assert data.look_at_outputs(is_last=False)
-    launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
+    launches = make_timed_launches(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
     launches.prepare_ring()
     launches.ring[0]()
     with pytest.raises(WrongLaunch, match="1 of 1 timed launches left outputs out of tolerance"):
@@ -195,9 +196,9 @@ def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path:
 
 
 def test_a_flag_by_bits_is_dropped_if_later_launches_are_right(tmp_path: Any) -> None:
-    """Of integers there is no look at bounds: other launches are judged, and then bits say nothing more."""
-    data = opened(tmp_path, declare("int64"))
-    launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
+    """Integers have no check of bounds: other launches are judged in full, and flags by bits are not used again."""
+    data = make_problem_data(tmp_path, declare_kernel("int64"))
+    launches = make_timed_launches(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
     launches.prepare_ring()
     launches.ring[0]()
     launches.judge_flags([launches.make_right_flag(0)], 1.0, lambda: None)

@@ -1,4 +1,4 @@
-"""Shape buckets: which problem stands for which."""
+"""Shape buckets: which problem represents which."""
 
 from typing import Any
 
@@ -25,22 +25,21 @@ RULES = st.one_of(
     ],
 )
 def test_a_rule_maps_values_to_their_bucket(rule: Any, values: dict[int, int]) -> None:
-    """Powers of two, multiples, upper ends; only the rule's own key changes, and only ints."""
+    """Only the rule's own key changes, and only ints."""
     for value, representative in values.items():
-        found = apply_bucket_rules({"M": rule}, {"M": value, "N": 7, "dtype": "float16"})
-        assert found == {"M": representative, "N": 7, "dtype": "float16"}
+        mapped = apply_bucket_rules({"M": rule}, {"M": value, "N": 7, "dtype": "float16"})
+        assert mapped == {"M": representative, "N": 7, "dtype": "float16"}
     assert apply_bucket_rules({"M": rule}, {"M": 2.5, "N": True}) == {"M": 2.5, "N": True}
 
 
 @given(rule=RULES, value=st.integers(-10, 10_000))
 def test_a_representative_stands_for_itself(rule: Any, value: int) -> None:
-    """A second mapping changes nothing; the client, which reads exported winners, maps alike."""
-    once = apply_bucket_rules({"M": rule}, {"M": value})
-    assert apply_bucket_rules({"M": rule}, once) == once
-    assert apply_bucket_rule(rule, value) == once["M"]
+    """A second mapping changes nothing, and the client, which reads exported winners, maps equally."""
+    mapped = apply_bucket_rules({"M": rule}, {"M": value})
+    assert apply_bucket_rules({"M": rule}, mapped) == mapped
+    assert apply_bucket_rule(rule, value) == mapped["M"]
 
 
 @pytest.mark.parametrize("rule", ["pow3", 0, -4, 2.5, [], [4, 2], [2, 2], ["a"], None, True])
 def test_an_invalid_rule_names_its_error(rule: object) -> None:
-    """The message names the key."""
     assert "M" in find_rule_fault("M", rule)

@@ -1,4 +1,4 @@
-"""What a worker says of exceptions."""
+"""How a worker describes exceptions."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ from ktuned.model import describe_error
     ],
 )
 def test_an_exception_is_described_by_its_type_and_text(error: Exception, expected: str) -> None:
-    """A sentence is reported as one, without the quotes that KeyError puts around its key."""
+    """A sentence is shown without the quotes that KeyError puts around its key."""
     assert describe_error(error) == expected

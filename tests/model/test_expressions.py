@@ -1,4 +1,4 @@
-"""Constraints as text: they mean what Python means by them, and nothing else can be written."""
+"""Constraints as text: they mean what Python means, and nothing but arithmetic can be written."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ CONSTRAINTS = st.recursive(
 )
 
 
-def meaning(text: str, values: dict[str, Any]) -> object:
-    """Return what Python makes of a text, or the class of its error."""
+def evaluate_in_python(text: str, values: dict[str, Any]) -> object:
+    """Return the truth value of a text in Python, or the class of its error."""
     try:
         return bool(eval(text, {"min": min, "max": max}, values))
     except ArithmeticError as error:
@@ -46,18 +46,17 @@ def meaning(text: str, values: dict[str, Any]) -> object:
 
 @given(CONSTRAINTS)
 def test_an_expression_has_the_value_that_python_gives(text: str) -> None:
-    """An expression gives Python's own truth value, or raises as Python does, for every config."""
+    """Or it raises as Python does."""
     expression = Expression(text)
     for a, b in itertools.product([0, 1, 3], [1, 2]):
         try:
-            found: object = expression({"M": 4}, {"A": a, "B": b})
+            value: object = expression({"M": 4}, {"A": a, "B": b})
         except ArithmeticError as error:
-            found = type(error)
-        assert found == meaning(text, {"A": a, "B": b, "M": 4})
+            value = type(error)
+        assert value == evaluate_in_python(text, {"A": a, "B": b, "M": 4})
 
 
 def test_a_space_takes_texts_and_functions_as_constraints() -> None:
-    """A text is a constraint like any other, over knobs and problem keys, alone or in a list."""
     bound = space(A=[1, 2, 4, 8], B=[1, 2], where=["A * B <= M", lambda p, c: c.A > 1]).bind({"M": 4})
     assert list(bound) == [dict(A=2, B=1), dict(A=2, B=2), dict(A=4, B=1)]
     conditional = space(ASYNC=[False, True], STAGES=[1, 2], when={"STAGES": "ASYNC"}).bind({})
@@ -65,7 +64,7 @@ def test_a_space_takes_texts_and_functions_as_constraints() -> None:
 
 
 def test_a_text_is_split_by_the_knobs_that_it_reads() -> None:
-    """A text rules out most of 10^9 configs before they are built: counting them needs no walk."""
+    """A text rules out most of 10^9 configs before they are built, so counting needs no walk."""
     axes: dict[str, Any] = {f"K{number}": list(range(32)) for number in range(6)}
     text = " and ".join(f"K{number} == {number}" for number in range(5))
     domain = build_domain(space(where=text, **axes).bind({}))
@@ -93,10 +92,10 @@ def test_a_text_is_split_by_the_knobs_that_it_reads() -> None:
     ],
 )
 def test_other_syntax_is_refused_at_the_declaration(text: str, part: str) -> None:
-    """What is no arithmetic or comparison is an error of the kernel file, which names the part."""
-    with pytest.raises(UsageError) as raised:
+    """The error of the kernel file names the part."""
+    with pytest.raises(UsageError) as caught:
         Expression(text)
-    assert part in str(raised.value)
+    assert part in str(caught.value)
     with pytest.raises(KernelFileError):
         space(A=[1], where=text).bind({})
 
@@ -104,12 +103,11 @@ def test_other_syntax_is_refused_at_the_declaration(text: str, part: str) -> Non
 @pytest.mark.parametrize("text", ["9 ** 9 ** 9 > A", "1 << 10 ** 9 > A", "'a' * 10 ** 9 == A", "A / 0", "typo > A"])
 def test_a_failing_expression_is_one_line(text: str) -> None:
     """Neither a huge number nor a typo costs more than an error that names the constraint."""
-    with pytest.raises(KernelFileError) as raised:
+    with pytest.raises(KernelFileError) as caught:
         list(space(A=[1], where=text).bind({}))
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    """A name that is neither a knob nor a problem key is named, with those that exist."""
     with pytest.raises(KernelFileError, match=r"'block_x' is neither a knob nor a problem key .*block_size_x"):
         list(space(block_size_x=[1], where="block_x > 0").bind({}))

@@ -1,4 +1,4 @@
-"""Identities: equal keys mean the same work, and a key problem gives its values back."""
+"""Keys: equal keys mean the same work, and a key gives its problem's values back."""
 
 import json
 
@@ -25,7 +25,7 @@ PROBLEMS = st.dictionaries(st.text(min_size=1, max_size=6), SCALARS | st.text(),
 
 @given(PROBLEMS)
 def test_a_key_problem_gives_its_values_back(values: dict[str, bool | int | float | str]) -> None:
-    """The order of the values does not matter, their types do."""
+    """The types of the values matter, their order does not."""
     key = make_key_problem(values)
     assert key == make_key_problem(dict(reversed(values.items())))
     assert [(name, type(value)) for name, value in sorted(parse_key_problem(key).items())] == [
@@ -35,12 +35,12 @@ def test_a_key_problem_gives_its_values_back(values: dict[str, bool | int | floa
 
 
 def test_equal_numbers_of_different_types_are_different_keys() -> None:
-    """1, 1.0 and True are equal in Python and three problems to a kernel."""
+    """1, 1.0 and True are equal in Python, but three problems to a kernel."""
     assert len({make_key_problem({"n": value}) for value in (1, 1.0, True)}) == 3
 
 
 def test_winner_keys_of_the_same_work_are_equal() -> None:
-    """The objective is part of the key, and latency when none is named."""
+    """The objective is part of the key; the default is latency."""
     key = WinnerKey(KernelName("p:k"), make_key_problem({"n": 1}), DeviceModel("x"))
     assert key == WinnerKey(KernelName("p:k"), make_key_problem({"n": 1}), DeviceModel("x"), LATENCY)
     assert len({key, key._replace(problem=make_key_problem({"n": 2})), key._replace(device=DeviceModel("y"))}) == 3

@@ -1,4 +1,4 @@
-"""Objectives: their names, the figures that they mean, and what those cost."""
+"""Objectives: their names, their figures, and the cost of a figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ktuned.model.objective import (
 
 @pytest.mark.parametrize("text", [LATENCY, maximize("tflops"), minimize("energy")])
 def test_an_objectives_name_is_read_unchanged(text: str) -> None:
-    """A kernel file's words are those of the command line and of the protocol."""
+    """Kernel files, the command line and the protocol use the same words."""
     assert read_objective(text) == text
 
 
@@ -35,7 +35,7 @@ def test_any_other_text_is_no_objective(text: str) -> None:
 
 
 def test_each_figure_is_found_by_its_name() -> None:
-    """The latency is a field; all others stand among the metrics."""
+    """The latency is a field of its own; other figures are metrics."""
     metrics = {"tflops": 3.0, "energy": 0.5}
     figures = {name: select_figure(Objective(name), 7.0, metrics) for name in ("latency", "min:energy", "max:tflops")}
     assert figures == {"latency": 7.0, "min:energy": 0.5, "max:tflops": 3.0}
@@ -44,7 +44,7 @@ def test_each_figure_is_found_by_its_name() -> None:
 
 
 def test_less_cost_is_better_and_ratios_stay() -> None:
-    """Twice as good costs half, whichever way is better; what is not positive cannot be compared."""
+    """A figure that is twice as good costs half, in either direction; a figure that is not positive has no cost."""
     by_bytes = minimize("bytes")
     assert convert_to_cost(by_bytes, 4.0) == 2 * (convert_to_cost(by_bytes, 2.0) or 0)
     assert convert_to_cost(maximize("tflops"), 2.0) == 2 * (convert_to_cost(maximize("tflops"), 4.0) or 0)
@@ -68,5 +68,5 @@ def test_less_cost_is_better_and_ratios_stay() -> None:
     ],
 )
 def test_a_metric_with_launches_of_its_own_does_not_steer_the_search(objective: str, searched: str) -> None:
-    """Its configs are compared by the latency, with the same numerics."""
+    """Configs are compared by latency with the same numerics."""
     assert choose_search_objective(Objective(objective)) == searched

@@ -1,4 +1,4 @@
-"""Traces: a digest with names that were learned, in whatever order, and kernels that learn them."""
+"""Traces: digests that include learned names in any order, and kernels that learn them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from msgspec.structs import replace
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trace import (
-    Observation,
-    add_digests,
-    extend_digest,
-    find_new_observations,
-    reduce_digest,
-)
+from ktuned.model.trace import Observation, add_digests, extend_digest, find_new_observations, reduce_digest
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 ENTRIES = st.lists(st.builds(Observation, st.text(min_size=1), DIGESTS), max_size=5, unique_by=lambda entry: entry.name)
@@ -29,8 +23,8 @@ DATA = Observation("table.bin", "bb", places=("/p/table.bin",), is_data=True)
 VARIABLE = Observation("env:CPATH", "", is_source=True)
 
 
-def kernel() -> KernelInfo:
-    """Return a kernel as an inspection finds it, which has learned nothing."""
+def make_kernel() -> KernelInfo:
+    """Return a kernel that an inspection has found and that has learned nothing."""
     return KernelInfo(
         ProjectName("p"),
         "k",
@@ -54,48 +48,49 @@ def kernel() -> KernelInfo:
 
 @given(DIGESTS, ENTRIES)
 def test_order_and_steps_do_not_matter(digest: str, entries: list[Observation]) -> None:
-    """Names give one digest whether they are learned together or one by one, in any order."""
-    whole = extend_digest(digest, entries)
+    """Names give the same digest whether they are learned together or one by one."""
+    digest_at_once = extend_digest(digest, entries)
     for order in list(permutations(entries))[:6]:
-        by_steps = digest
+        stepwise_digest = digest
         for entry in order:
-            by_steps = extend_digest(by_steps, [entry])
-        assert by_steps == whole
+            stepwise_digest = extend_digest(stepwise_digest, [entry])
+        assert stepwise_digest == digest_at_once
     assert extend_digest(digest, []) == digest
 
 
 @given(DIGESTS, DIGESTS, ENTRIES)
 def test_additions_in_another_order_make_the_same_digest(digest: str, other: str, entries: list[Observation]) -> None:
-    """An artifact's key takes names in as the digests do that it is made of."""
+    """An artifact's key takes names as the digests do from which it is made."""
     assert add_digests(other, extend_digest(digest, entries)) == extend_digest(add_digests(other, digest), entries)
 
 
 @pytest.mark.parametrize("other", [replace(HEADER, digest="ff"), replace(HEADER, digest=""), replace(HEADER, name="x")])
 def test_another_content_is_another_digest(other: Observation) -> None:
-    """A name that holds other bytes, none, or that is another name gives another digest."""
     assert extend_digest("d1", [HEADER]) != extend_digest("d1", [other]) != "d1"
 
 
 def test_python_counts_by_its_meaning_and_a_header_by_its_bytes() -> None:
-    """A comment in a module that was learned changes no digest, one in a header does; where they lie is no part."""
+    """A comment in a learned module changes no digest, a comment in a header does; places never count."""
     module = Observation("late.py", "11", meaning="its syntax", is_data=True)
     assert extend_digest("d1", [module]) == extend_digest("d1", [replace(module, digest="ff", places=("/q/late.py",))])
     assert extend_digest("d1", [HEADER]) == extend_digest("d1", [replace(HEADER, places=("/q/a.def",))])
     assert extend_digest("d1", [HEADER]) != extend_digest("d1", [replace(HEADER, digest="ff")])
 
 
-def test_learned_python_decides_a_measurement_where_it_judges() -> None:
-    """Else a lane says what it makes: the inputs, and the outputs that are expected."""
+def test_learned_python_decides_a_measurement_if_it_judges_outputs() -> None:
+    """Otherwise a lane reports the inputs and expected outputs that the code makes."""
     module = Observation("late.py", "11", meaning="its syntax", is_data=True)
-    judging = replace(kernel(), judges=True)
-    assert kernel().with_observed([module]).data_read == {}
+    judging = replace(make_kernel(), judges=True)
+    assert make_kernel().with_observed([module]).data_read == {}
     assert judging.with_observed([module]).data_read == {"late.py": "its syntax"}
-    assert kernel().with_observed([module]).digest != kernel().digest
+    assert make_kernel().with_observed([module]).digest != make_kernel().digest
 
 
 def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
-    """What compilers read decides artifacts, what makes data decides the data, and each the kernel's digest."""
-    before = kernel()
+    """Files that compilers read decide artifacts, files that make data decide the data, and all decide the kernel's
+    digest.
+    """
+    before = make_kernel()
     compiled, measured = before.with_observed([HEADER]), before.with_observed([DATA])
     assert compiled.digest == extend_digest(before.digest, [HEADER])
     assert compiled.source_digest == extend_digest(before.source_digest, [HEADER])
@@ -108,14 +103,14 @@ def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
 
 
 def test_a_known_name_is_not_learned_twice() -> None:
-    """A name that a kernel has changes nothing; read for another end it changes that end's digest alone."""
-    once = kernel().with_observed([HEADER, VARIABLE])
-    assert once.with_observed([HEADER]) is once
-    assert find_new_observations(once.learned, [HEADER, VARIABLE]) == []
-    twice = once.with_observed([replace(HEADER, is_source=False, is_data=True)])
-    assert (twice.digest, twice.source_digest) == (once.digest, once.source_digest)
-    assert HEADER.name in twice.data_read.keys() - once.data_read.keys()
-    assert twice.learned["cfg/a.def"].is_source
+    """A known name that is read for another purpose changes only that purpose's digest."""
+    learned_once = make_kernel().with_observed([HEADER, VARIABLE])
+    assert learned_once.with_observed([HEADER]) is learned_once
+    assert find_new_observations(learned_once.learned, [HEADER, VARIABLE]) == []
+    learned_twice = learned_once.with_observed([replace(HEADER, is_source=False, is_data=True)])
+    assert (learned_twice.digest, learned_twice.source_digest) == (learned_once.digest, learned_once.source_digest)
+    assert HEADER.name in learned_twice.data_read.keys() - learned_once.data_read.keys()
+    assert learned_twice.learned["cfg/a.def"].is_source
 
 
 @pytest.mark.parametrize(
@@ -131,19 +126,22 @@ def test_a_known_name_is_not_learned_twice() -> None:
     ],
 )
 def test_an_observation_that_contradicts_the_known_is_found(found: Observation, is_contradicted: bool) -> None:
-    """A name that held something else than what the kernel is known by has changed meanwhile."""
-    assert (kernel().with_observed([HEADER]).find_contradiction([found]) is found) is is_contradicted
+    """The file has changed since the kernel was inspected."""
+    assert (make_kernel().with_observed([HEADER]).find_contradiction([found]) is found) is is_contradicted
 
 
 def test_artifacts_depend_on_sources_and_on_absent_headers() -> None:
-    """The kernel file is no file that compilers read, a learned header is; without sources all files are."""
-    assert set(kernel().with_observed([HEADER, DATA]).compiled_files) == {"/p/sub/k.c", "/p/inc/x.h", "/p/cfg/a.def"}
-    assert set(replace(kernel(), sources=(), file_parts={}).compiled_files) == set(kernel().stamps)
+    """Learned headers count, too; the kernel file does not. Without sources, all files count."""
+    assert set(make_kernel().with_observed([HEADER, DATA]).compiled_files) == {
+        "/p/sub/k.c",
+        "/p/inc/x.h",
+        "/p/cfg/a.def",
+    }
+    assert set(replace(make_kernel(), sources=(), file_parts={}).compiled_files) == set(make_kernel().stamps)
 
 
 def test_learned_names_survive_the_store() -> None:
-    """A kernel comes back from its JSON as it was."""
-    learned = kernel().with_observed([HEADER, DATA, VARIABLE])
+    learned = make_kernel().with_observed([HEADER, DATA, VARIABLE])
     assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(learned))), KernelInfo) == learned
 
 
@@ -151,5 +149,5 @@ def test_learned_names_survive_the_store() -> None:
 def test_entries_added_to_a_digest_can_be_removed(
     digest: str, first: list[Observation], rest: list[Observation]
 ) -> None:
-    """In whatever order: what is left is the digest with the others alone."""
+    """The result is the digest with the other entries only, whatever the order."""
     assert reduce_digest(extend_digest(extend_digest(digest, first), rest), first) == extend_digest(digest, rest)

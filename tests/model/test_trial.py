@@ -1,16 +1,17 @@
-"""Trials: a trial is its result with an identity."""
+"""Trials: a trial is a result with an identity."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from ktuned.model import NO_DETAIL, ListedTrial, Objective, Outcome, TrialDetail, TrialResult
+from ktuned.model import NO_DETAIL, Objective, Outcome, TrialDetail, TrialResult
+from ktuned.protocol import ListedTrial
 from tests.trials import make_result, make_trial
 
 
 def test_details_are_added_to_a_result() -> None:
-    """None takes one away; the result before stays as it was."""
+    """None removes a detail; the original result is unchanged."""
     result = make_result(Outcome.MEASURED, latency_us=5.0, count=3)
     added = result.add_details(cores=2, count=None)
     assert (added.latency_us, added.detail) == (5.0, TrialDetail(cores=2))
@@ -20,7 +21,7 @@ def test_details_are_added_to_a_result() -> None:
 
 
 def test_a_trial_is_its_result_with_an_identity() -> None:
-    """Lists and events have it without its detail."""
+    """Lists and events omit the detail."""
     trial = make_trial(7, {"B": 1}, latency_us=5.0, detail=TrialDetail(count=3), metrics={"x": 1.0})
     result = TrialResult(Outcome.MEASURED, 5.0, 0.0, detail=TrialDetail(count=3), metrics={"x": 1.0})
     assert trial.result == result
@@ -29,15 +30,15 @@ def test_a_trial_is_its_result_with_an_identity() -> None:
     assert msgspec.to_builtins(trial)["detail"] == {"count": 3}
 
 
-def test_a_figure_s_interval_is_relative_to_it() -> None:
-    """Unknown where one end is."""
+def test_the_interval_of_a_figure_is_relative_to_the_figure() -> None:
+    """The doubt is unknown if one end is."""
     result = make_result(Outcome.MEASURED, latency_us=10.0, low_us=9.0, high_us=12.0)
     assert (result.interval(), result.doubt()) == ((0.9, 1.2), pytest.approx(0.15))
     assert make_result(Outcome.MEASURED, latency_us=10.0, low_us=9.0).doubt() is None
 
 
 def test_a_listed_trial_has_the_protocols_names() -> None:
-    """Also the one that is a word of Python's."""
+    """One of them, ``class``, is a keyword in Python."""
     sent = {
         **msgspec.to_builtins(make_trial(7).without_detail()),
         "class": "A",

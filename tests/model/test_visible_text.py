@@ -1,4 +1,4 @@
-"""Text of files and programs: whatever it holds, it steers no terminal and turns no line round."""
+"""Text from files and programs: whatever it holds, it cannot control a terminal or reorder a line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TEXTS = st.text(CHARACTERS)
 
 
 def is_harmless(text: str) -> bool:
-    """Return whether a text has printable characters, tabs, line ends and spaces alone."""
+    """Return whether a text has only printable characters, tabs, line ends and spaces."""
     return all(letter.isprintable() or letter in "\n\t" or letter.isspace() for letter in text) and "\r" not in text
 
 
 @given(TEXTS)
 def test_shown_text_is_printable_and_encodable(text: str) -> None:
-    """Lone surrogates among it; and what is harmless stays as it is."""
+    """This includes lone surrogates; harmless text stays as it is."""
     shown = escape_controls(text)
     assert is_harmless(shown)
     shown.encode()
@@ -29,12 +29,12 @@ def test_shown_text_is_printable_and_encodable(text: str) -> None:
 
 @given(st.recursive(TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))
 def test_json_keeps_its_value(value: object) -> None:
-    """Its escapes are JSON's own."""
+    """The escapes are JSON's own."""
     shown = escape_controls_in_json(json.dumps(value, ensure_ascii=False))
     assert is_harmless(shown)
     assert json.loads(shown) == value
 
 
 def test_escapes_are_those_of_python() -> None:
-    """So that they can be read, and pasted into a literal."""
+    """So they can be read and pasted into a literal."""
     assert escape_controls("a\x1b[31mb\u202ec\x07\udcff\U000e0041") == r"a\x1b[31mb\u202ec\x07\udcff\U000e0041"

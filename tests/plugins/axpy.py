@@ -10,15 +10,14 @@ from ktuned_tvm_ffi import Build
 SOURCE = Path(__file__).with_name("axpy.cc")
 
 
-def inputs(device: str) -> Mapping[str, Any]:
+def make_inputs(device: str) -> Mapping[str, Any]:
     """Return x = 0, 1, 2, … and y = 1."""
     import torch
 
     return {"x": torch.arange(1000.0, device=device), "y": torch.ones(1000, device=device)}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check y."""
+def verify_output(tensors: Mapping[str, Any]) -> None:
     import torch
 
     assert torch.equal(tensors["y"].cpu(), 1 + 3 * torch.arange(1000.0)), f"y is {tensors['y']}"
@@ -31,6 +30,6 @@ EXAMPLE = BackendExample(
     sources=(SOURCE,),
     kernel_file=SOURCE,
     kernel="axpy",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_inputs,
+    verify=verify_output,
 )

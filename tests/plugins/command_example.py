@@ -10,13 +10,13 @@ from ktuned_command import Build
 SCRIPT = Path(__file__).with_name("says_how_long.sh")
 
 
-def inputs(device: str) -> Mapping[str, Any]:
-    """Return no tensors: programs take none."""
+def make_inputs(device: str) -> Mapping[str, Any]:
+    """Return no tensors, because programs take none."""
     return {}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check nothing: a program has ended with 0, or its launch raised."""
+def verify_output(tensors: Mapping[str, Any]) -> None:
+    """Do nothing: a program that fails has raised already."""
 
 
 EXAMPLE = BackendExample(
@@ -30,6 +30,6 @@ EXAMPLE = BackendExample(
     sources=(SCRIPT,),
     kernel_file=SCRIPT,
     kernel="says_how_long",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_inputs,
+    verify=verify_output,
 )

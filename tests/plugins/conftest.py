@@ -1,15 +1,15 @@
-"""Compilers of the tests here: the time that they get, and the suite's cache of precompiled headers."""
+"""Time limits for tests that run compilers, and the suite's cache of precompiled headers."""
 
 from pathlib import Path
 
 import pytest
 
 TIMEOUT_S = 300
-"""How long a test here may take: compilers are niced, and on a busy machine wait for everyone else."""
+"""Time limit of a test: compilers are niced and wait for everyone else on a busy machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test of this directory its time, unless it asks for another."""
+    """Give each test of this directory the time limit, unless it has its own."""
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))

@@ -1,4 +1,4 @@
-"""The example that the cutedsl plugin shows the conformance suite: y = factor x, and what else its tests compile."""
+"""The cutedsl plugin's example for the conformance suite, y = factor x, and further functions for its tests."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,7 +72,7 @@ def without_stream(x: cute.Tensor, y: cute.Tensor) -> None:
 
 
 class Scale:
-    """The same as an object: what CUTLASS's own kernels look like."""
+    """The same kernel as an object, as CUTLASS writes its own kernels."""
 
     def __init__(self, threads: int, tile: tuple[int, ...]) -> None:
         self.threads = threads
@@ -88,37 +88,36 @@ class Scale:
         )
 
 
-def plain(x: cute.Tensor, stream: CUstream) -> None:
-    """Be no ``@cute.jit`` function."""
+def undecorated(x: cute.Tensor, stream: CUstream) -> None:
+    """Do nothing: a function without ``@cute.jit``."""
 
 
-def inputs(device: str) -> Mapping[str, Any]:
+def make_inputs(device: str) -> Mapping[str, Any]:
     """Return x = 0, 1, 2, … and y = 1."""
     import torch
 
     return {"x": torch.arange(float(SIZE), device=device), "y": torch.ones(SIZE, device=device)}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check y."""
+def verify_output(tensors: Mapping[str, Any]) -> None:
     import torch
 
     assert torch.equal(tensors["y"].cpu(), 3 * torch.arange(float(SIZE))), f"y is {tensors['y']}"
 
 
-def build(function: str = "scale", args: tuple[Any, ...] = ("x", "y", 3.0), **constants: Any) -> Build:
+def make_build(function: str = "scale", args: tuple[Any, ...] = ("x", "y", 3.0), **constants: Any) -> Build:
     """Return a Build of one of the functions here."""
     return Build(function, args, constants, layouts=LAYOUTS)
 
 
 EXAMPLE = BackendExample(
-    good=build(THREADS=256),
-    bad=build(FAULT="broken"),
+    good=make_build(THREADS=256),
+    bad=make_build(FAULT="broken"),
     complaint="AssertionError: FAULT is broken",
     sources=(),
     kernel_file=FILE,
     kernel="scale",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_inputs,
+    verify=verify_output,
     target="sm_90a",
 )

@@ -1,4 +1,4 @@
-"""What tests of backends for Python functions share: compiling one Build, new processes, an example's configs."""
+"""Helpers for tests of backends: compile one Build, run code in a new process, check an example's configs."""
 
 import itertools
 import os
@@ -31,14 +31,14 @@ def make_compile_one(backend: Backend, kernel_file: Path, directory: Path) -> Co
 
 def run_python(code: str, *args: object, **environment: str) -> str:
     """Run code in a new process and return what it prints."""
-    everything = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
     command = [sys.executable, "-c", code, *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, env=everything, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
-def first_gpu(backend: Backend) -> Device:
+def find_first_gpu(backend: Backend) -> Device:
     """Return the first GPU."""
     devices = backend.devices()
     assert not isinstance(devices, Absent), devices
@@ -46,7 +46,7 @@ def first_gpu(backend: Backend) -> Device:
 
 
 def make_units(kernel: Kernel, file: Path, configs: Iterable[Mapping[str, Any]], into: Path, target: str) -> list[Unit]:
-    """Return the units of some configs of a kernel's first problem, their directories made."""
+    """Return the units of some configs of a kernel's first problem, and make their directories."""
     units = []
     for config in configs:
         key = "-".join(map(str, config.values()))
@@ -64,8 +64,8 @@ def check_outputs_on_gpu(
     scratch: Path,
     outcomes: Iterable[Outcome | None] = (None,),
 ) -> None:
-    """Check some configs of a kernel against its reference, on a GPU; compiling ends with one of ``outcomes``."""
-    device = first_gpu(backend)
+    """Check some configs of a kernel against its reference on a GPU; compilation must end with one of ``outcomes``."""
+    device = find_first_gpu(backend)
     data = ProblemData(kernel, kernel.list_problems()[0], device)
     data.provide_expected_outputs(scratch / "expected.safetensors")
     units = make_units(kernel, file, configs, scratch, device.target)

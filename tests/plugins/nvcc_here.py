@@ -1,4 +1,4 @@
-"""Whether this machine has a CUDA compiler, which tests of CUDA through C++ need."""
+"""Whether this machine has nvcc, which tests of CUDA through C++ need."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Compiles in a process of their own, below the observer, as a worker's are."""
+"""Compilations in a process of their own under the observer, as in a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ktuned.backends.contract import Unit
 from ktuned.model.values import Outcome
 from ktuned.observer.log import Kind, Log
 
-_SCRIPT = """
+_COMPILE_PROGRAM = """
 import importlib, json, sys
 from pathlib import Path
 from ktuned.backends.contract import Unit
@@ -29,47 +29,56 @@ results = backend.compile([Unit(**unit) for unit in units], Path(into))
 print(json.dumps([[one.key, one.outcome, one.message] for one in results]))
 """
 
-_READING = {Kind.OPENED, Kind.TESTED, Kind.SEARCHED, Kind.MAPPED, Kind.FOLLOWED}
+_READING_KINDS = {Kind.OPENED, Kind.TESTED, Kind.SEARCHED, Kind.MAPPED, Kind.FOLLOWED}
 
 
 class Result(NamedTuple):
-    """What a worker would send of one unit."""
+    """What a worker would send about one unit."""
 
     key: str
     outcome: Outcome | None
     message: str
 
 
-class Seen(NamedTuple):
-    """The names that were read or looked for, relative to the project; those outside begin with ``..``."""
+class ObservedNames(NamedTuple):
+    """Names that were read or looked up in vain, relative to the project."""
 
     found: set[str]
     absent: set[str]
 
 
-def compile_observed(backend: type, units: Sequence[Unit], project: Path) -> tuple[list[Result], Seen]:
-    """Compile units into ``project/into``; return the results and what was seen in the project."""
+def compile_observed(backend: type, units: Sequence[Unit], project: Path) -> tuple[list[Result], ObservedNames]:
+    """Compile units into ``project/into``; return the results and the names that were observed in the project."""
     for unit in units:
         (project / "into" / unit.key).mkdir(parents=True, exist_ok=True)
     variables = observer.make_worker_variables(project.parent / "log", os.environ, [str(project)])
-    plain = json.dumps([backend.__module__, backend.__name__, [_plain(unit) for unit in units], str(project / "into")])
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, plain], env={**os.environ, **variables}, capture_output=True, check=False
+    plain = json.dumps(
+        [backend.__module__, backend.__name__, [_make_plain_unit(unit) for unit in units], str(project / "into")]
     )
-    assert done.returncode == 0, done.stderr.decode()
-    notes = [note for note in Log(variables[observer.LOG_VARIABLE]).read_notes() if note.kind in _READING]
+    process = subprocess.run(
+        [sys.executable, "-c", _COMPILE_PROGRAM, plain],
+        env={**os.environ, **variables},
+        capture_output=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr.decode()
+    observations = [
+        observation
+        for observation in Log(variables[observer.LOG_VARIABLE]).read_notes()
+        if observation.kind in _READING_KINDS
+    ]
     names: dict[bool, set[str]] = {True: set(), False: set()}
-    for note in notes:
-        if Path(note.name).is_relative_to(project):
-            names[note.is_found].add(os.path.relpath(note.name, project))
+    for observation in observations:
+        if Path(observation.name).is_relative_to(project):
+            names[observation.is_found].add(os.path.relpath(observation.name, project))
     results = [
         Result(key, None if outcome is None else Outcome(outcome), message)
-        for key, outcome, message in json.loads(done.stdout.splitlines()[-1])
+        for key, outcome, message in json.loads(process.stdout.splitlines()[-1])
     ]
-    return results, Seen(names[True], names[False])
+    return results, ObservedNames(names[True], names[False])
 
 
-def _plain(unit: Unit) -> Mapping[str, Any]:
+def _make_plain_unit(unit: Unit) -> Mapping[str, Any]:
     return {
         "key": unit.key,
         "build": unit.build.to_plain(),

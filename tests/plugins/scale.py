@@ -13,15 +13,14 @@ GRID = (2,)
 BLOCK = (256,)
 
 
-def inputs(device: str) -> Mapping[str, Any]:
+def make_inputs(device: str) -> Mapping[str, Any]:
     """Return x = 0, 1, 2, … and y = 0."""
     import torch
 
     return {"x": torch.arange(1000.0, device=device), "y": torch.zeros(1000, device=device)}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check y."""
+def verify_output(tensors: Mapping[str, Any]) -> None:
     import torch
 
     assert torch.equal(tensors["y"].cpu(), 3 * torch.arange(1000.0)), f"y is {tensors['y']}"
@@ -34,7 +33,7 @@ EXAMPLE = BackendExample(
     sources=(SOURCE,),
     kernel_file=SOURCE,
     kernel="scale",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_inputs,
+    verify=verify_output,
     target="sm_90a",
 )

@@ -10,15 +10,14 @@ from ktuned_tvm_ffi import Build
 SOURCE = Path(__file__).with_name("shift.cu")
 
 
-def inputs(device: str) -> Mapping[str, Any]:
+def make_inputs(device: str) -> Mapping[str, Any]:
     """Return x = 0, 1, 2, … and y = 0."""
     import torch
 
     return {"x": torch.arange(1000.0, device=device), "y": torch.zeros(1000, device=device)}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check y."""
+def verify_output(tensors: Mapping[str, Any]) -> None:
     import torch
 
     assert torch.equal(tensors["y"].cpu(), torch.arange(1000.0) + 3), f"y is {tensors['y']}"
@@ -31,7 +30,7 @@ EXAMPLE = BackendExample(
     sources=(SOURCE,),
     kernel_file=SOURCE,
     kernel="shift",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_inputs,
+    verify=verify_output,
     target="sm_90a",
 )

@@ -1,4 +1,4 @@
-"""The page for those who come from another autotuner: its kernel files compile and run, its imports are there."""
+"""The page for users of other autotuners: its kernel files compile and run, and its imports exist."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ int main(int count, char **argv) { return count == 3 && std::atoi(argv[1]) > UNR
 }
 
 
-def declared(directory: Path, name: str) -> Kernel:
-    """Return the kernel that the page declares in a file, beside the sources that it names."""
+def load_kernel_of_page(directory: Path, name: str) -> Kernel:
+    """Write the page's kernel file and its sources, and return the kernel."""
     for source, text in SOURCES.items():
         (directory / source).write_text(text)
-    (block,) = [text for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (code,) = [text for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
                 if f"def {name}(" in text]  # fmt: skip
     path = directory / f"tune_{name}.py"
-    path.write_text(block)
+    path.write_text(code)
     loaded = load_file(path, directory)
     assert not loaded.errors, loaded.errors
     return loaded.kernels[0]
 
 
-def compiled(kernel: Kernel, backend: Backend, target: str, into: Path, config: Config) -> Any:
-    """Compile a config of the declared problem."""
+def compile_config(kernel: Kernel, backend: Backend, target: str, into: Path, config: Config) -> Any:
+    """Compile a config of the declared problem and return its unit."""
     build = kernel.build(kernel.list_problems()[0], config)
     unit = Unit("unit", build, kernel.source_paths, kernel.file, kernel.name, target)
     (into / "unit").mkdir()
@@ -56,36 +56,35 @@ def compiled(kernel: Kernel, backend: Backend, target: str, into: Path, config: 
 
 
 def test_a_script_of_kernel_tuner_becomes_a_kernel_file(tmp_path: Path) -> None:
-    """Restrictions, grid and macros are as before, and the kernel compiles."""
-    kernel = declared(tmp_path, "vector_add")
+    """Restrictions, grid and macros stay as they were, and the kernel compiles."""
+    kernel = load_kernel_of_page(tmp_path, "vector_add")
     (problem,) = kernel.list_problems()
     configs = list(kernel.bind_space(problem))
     assert len(configs) == 4 * 3 - 1
     config = {"block_size_x": 128, "per_thread": 4}
-    unit = compiled(kernel, Nvrtc(), "sm_90a", tmp_path, config)
+    unit = compile_config(kernel, Nvrtc(), "sm_90a", tmp_path, config)
     assert unit.build.grid == (-(-10_000_000 // 512),)
 
 
 def test_an_objective_of_optuna_becomes_a_kernel_file(tmp_path: Path) -> None:
-    """The program is compiled by a config's macro, and runs with its arguments."""
-    kernel = declared(tmp_path, "sort")
+    """A config's macro compiles the program, which runs with its arguments."""
+    kernel = load_kernel_of_page(tmp_path, "sort")
     device = Command().devices()[0]  # type: ignore[index]
-    unit = compiled(kernel, Command(), device.target, tmp_path, {"chunk": 64, "unroll": 4})
+    unit = compile_config(kernel, Command(), device.target, tmp_path, {"chunk": 64, "unroll": 4})
     Command().load(tmp_path / "unit", unit, device).bind({})()
 
 
 def test_triton_changes_one_import() -> None:
-    """The drop-in takes each argument of Triton's decorator, under its name and in its place."""
+    """The drop-in takes each argument of Triton's decorator by name and by position."""
     autotuner = pytest.importorskip("triton.runtime.autotuner")
-    theirs = list(inspect.signature(autotuner.autotune).parameters)
-    assert list(inspect.signature(ktuned_triton.autotune).parameters)[: len(theirs)] == theirs
+    triton_parameters = list(inspect.signature(autotuner.autotune).parameters)
+    assert list(inspect.signature(ktuned_triton.autotune).parameters)[: len(triton_parameters)] == triton_parameters
     assert "from ktuned_triton import autotune" in PAGE
 
 
-def test_nothing_of_the_page_is_unknown_to_the_samplers() -> None:
-    """Each strategy that it names is installed."""
+def test_every_strategy_that_the_page_names_is_installed() -> None:
     from ktuned.search import installed_strategies
 
-    ours = "\n".join(row.rstrip("|").rpartition("|")[2] for row in PAGE.splitlines() if row.startswith("|"))
-    named = re.findall(r'strategy="(\w+)"', ours) + re.findall(r'"(optuna_\w+)"', ours)
-    assert set(named) - set(installed_strategies()) == set()
+    our_column = "\n".join(row.rstrip("|").rpartition("|")[2] for row in PAGE.splitlines() if row.startswith("|"))
+    strategies = re.findall(r'strategy="(\w+)"', our_column) + re.findall(r'"(optuna_\w+)"', our_column)
+    assert set(strategies) - set(installed_strategies()) == set()

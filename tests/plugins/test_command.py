@@ -1,4 +1,4 @@
-"""The command backend: any program is tuned by its time or by a figure that it prints, and killed if it hangs."""
+"""The command backend: a program is tuned by its time or by a number that it prints, and killed if it hangs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktuned_command.program import MAX_OUTPUT_BYTES, CommandFailed, run_command
 from tests.e2e.harness import Daemon
 from tests.plugins.command_example import EXAMPLE, SCRIPT
 
-KERNEL = """
+KERNEL_FILE = """
 from ktuned import kernel, space
 from ktuned_command import Build
 
@@ -52,8 +52,8 @@ def work(text, sizes, unit):
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """The jobs by kernel, the trials of the program, and the answers of lookups."""
+class TuningResults:
+    """Jobs by kernel, trials of the program, and answers to lookups."""
 
     jobs: dict[str, Any]
     trials: list[dict[str, Any]]
@@ -61,27 +61,27 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
-    """Tune the kernel file above."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> TuningResults:
+    """What tuning KERNEL_FILE gave."""
     with Daemon(tmp_path_factory.mktemp("command"), tensors="torch") as daemon:
-        file = daemon.kernel_file(KERNEL)
+        file = daemon.write_kernel(KERNEL_FILE)
         shutil.copy(SCRIPT, file.parent)
-        _, found = daemon.tune(path=str(file))
-        jobs = {job["kernel"].rpartition(":")[2]: job for job in found}
+        _, jobs_of_file = daemon.tune(path=str(file))
+        jobs = {job["kernel"].rpartition(":")[2]: job for job in jobs_of_file}
         trials = daemon.client.call("results", kernel="program")["trials"]
-        return Tuned(jobs, trials, {kernel: daemon.client.lookup(kernel, dict(N=1)) for kernel in jobs})
+        return TuningResults(jobs, trials, {kernel: daemon.client.lookup(kernel, dict(N=1)) for kernel in jobs})
 
 
-def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
-    """The public conformance suite passes, without a tensor."""
+def test_the_backend_passes_the_conformance_suite(tmp_path: Path) -> None:
+    """No test of the suite needs a tensor."""
     check_backend(Registry().load("command"), EXAMPLE, tmp_path)
 
 
-def test_a_program_is_tuned_by_what_it_prints(tuned: Tuned) -> None:
-    """The last match of the pattern is the time, failures have their own outcomes, and a hang is killed."""
-    assert tuned.jobs["program"]["state"] == "done", tuned.jobs
-    trials = {trial["config"]["HOW"]: trial for trial in tuned.trials}
-    assert {how: trial["latency_us"] for how, trial in trials.items() if trial["outcome"] == "measured"} == {
+def test_a_program_is_tuned_by_what_it_prints(results: TuningResults) -> None:
+    """The pattern's last match is the time; failures have their own outcomes, and a hang is killed."""
+    assert results.jobs["program"]["state"] == "done", results.jobs
+    trials = {trial["config"]["HOW"]: trial for trial in results.trials}
+    assert {variant: trial["latency_us"] for variant, trial in trials.items() if trial["outcome"] == "measured"} == {
         "3": 3000.0,
         "2.5": 2500.0,
         "7": 7000.0,
@@ -93,15 +93,15 @@ def test_a_program_is_tuned_by_what_it_prints(tuned: Tuned) -> None:
         "unprepared": ("compile_error", "gone.sh"),
         "hangs": ("hung", "first_launch timed out"),
     }
-    for how, (outcome, words) in expected.items():
-        assert trials[how]["outcome"] == outcome
-        assert words in trials[how]["message"]
-    hit = tuned.answers["program"]
+    for variant, (outcome, words) in expected.items():
+        assert trials[variant]["outcome"] == outcome
+        assert words in trials[variant]["message"]
+    hit = results.answers["program"]
     assert (hit.status, hit.config) == ("fresh", {"HOW": "2.5"})
 
 
 def test_deadlines_are_learned_from_the_wall_clock(tmp_path: Path) -> None:
-    """A program that prepares for longer than any launch that it prints is not hung."""
+    """A program that starts more slowly than any time that it prints is not hung."""
     kernel = """
 from ktuned import kernel, space
 from ktuned_command import Build
@@ -112,20 +112,20 @@ def slow_to_start(p, c):
     return Build(argv=("sh", "-c", f"sleep 0.6; echo took {c.V} ms"), pattern=r"took ([\\d.]+) ms")
 """
     with Daemon(tmp_path) as daemon:
-        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel)))
+        _, (job,) = daemon.tune(path=str(daemon.write_kernel(kernel)))
         assert job["outcomes"] == {"measured": 3}, job
         assert daemon.client.lookup("slow_to_start", dict(N=1)).config == {"V": 1}
 
 
-def test_a_plain_function_takes_any_arguments(tuned: Tuned) -> None:
-    """The torch backend calls a function with texts and lists, with no tensor, and by keyword."""
-    job = tuned.jobs["plain"]
+def test_a_plain_function_takes_any_arguments(results: TuningResults) -> None:
+    """The torch backend calls a function with texts, lists and keywords, without a tensor."""
+    job = results.jobs["plain"]
     assert (job["state"], job["outcomes"]) == ("done", {"measured": 2})
-    assert tuned.answers["plain"].config == {"S": 1}
+    assert results.answers["plain"].config == {"S": 1}
 
 
 def test_without_a_pattern_the_clock_decides(tmp_path: Path) -> None:
-    """A launch that prints nothing is timed from outside, in the kernel file's directory and with its variables."""
+    """The launch runs in the kernel file's directory with the Build's variables."""
     (tmp_path / "marker").touch()
     build = Build(("sh", "-c", 'test -e marker && test "$WHERE" = "$0"', "{artifact}"), {"WHERE": "{artifact}"})
     assert Program(build, tmp_path / "artifact", tmp_path, {}).bind({})() is None
@@ -142,7 +142,6 @@ def test_without_a_pattern_the_clock_decides(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, words: str) -> None:
-    """A missing program, or an output that holds no number, is named."""
     with pytest.raises(CommandFailed, match=words):
         Program(Build(argv, pattern=r"took (\S+) ms"), tmp_path, tmp_path, {}).bind({})()
 
@@ -166,7 +165,7 @@ def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, 
 def test_a_number_that_the_pattern_cuts_is_refused(
     tmp_path: Path, pattern: str, output: str, expected: float | None
 ) -> None:
-    """A part of a number is no time; what the pattern matches beside its group belongs to no number."""
+    """Part of a number is no time; text outside the pattern's group may hold other numbers."""
     launch = Program(Build(("echo", output), pattern=pattern), tmp_path, tmp_path, {}).bind({})
     if expected is None:
         with pytest.raises(CommandFailed, match=r"goes on as a number|not a number"):
@@ -176,7 +175,7 @@ def test_a_number_that_the_pattern_cuts_is_refused(
 
 
 def test_programs_run_in_the_c_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the user's locale is, a program prints a decimal point; the kernel file may choose another one."""
+    """A program prints a decimal point whatever the user's locale is; the kernel file may choose another locale."""
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     argv = ("sh", "-c", 'test "$LC_ALL" = C.UTF-8 && echo took 1 ms || echo took 2 ms')
     for env, took_us in (({}, 1000.0), ({"LC_ALL": "fr_FR.UTF-8"}, 2000.0)):
@@ -185,7 +184,7 @@ def test_programs_run_in_the_c_locale(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_flood_of_output_is_read_and_its_end_is_kept(tmp_path: Path) -> None:
-    """A program that prints without measure neither blocks nor fills memory, and its last time counts."""
+    """Endless output neither blocks the program nor fills memory, and its last time counts."""
     flood = "head -c 20000000 /dev/zero | tr '\\0' x"
     argv = ("sh", "-c", f"echo took 1 ms; {flood}; {flood} >&2; echo; echo took 2 ms")
     assert Program(Build(argv, pattern=r"took (\d) ms"), tmp_path, tmp_path, {}).bind({})() == 2000.0
@@ -194,7 +193,7 @@ def test_a_flood_of_output_is_read_and_its_end_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("fields", "words"),
     [
         (dict(argv="./program --size 3"), "argv is the string .* not a tuple"),
         (dict(argv=()), "a tuple of words"),
@@ -206,19 +205,18 @@ def test_a_flood_of_output_is_read_and_its_end_is_kept(tmp_path: Path) -> None:
         (dict(argv=("x",), pattern="took .* ms"), "has 0 groups"),
     ],
 )
-def test_a_build_that_makes_no_sense_is_refused(wrong: Any, words: str) -> None:
-    """A Build names what is wrong with it."""
+def test_a_build_that_makes_no_sense_is_refused(fields: Any, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
-        Build(**wrong)
+        Build(**fields)
 
 
 @pytest.mark.parametrize("word", ["echo ${X} {X}", "%{time_total}", "{{Name}}", "{}", '{"a": 1}', "out={artifact}"])
 def test_braces_of_the_program_s_own_are_left_alone(word: str) -> None:
-    """A script, and another program's format, is no placeholder."""
+    """Braces of scripts and of other programs' formats are no placeholders."""
     assert Build(("x", word)).argv == ("x", word)
 
 
 def test_a_cuda_source_means_a_gpu() -> None:
-    """A kernel with a CUDA source has a GPU to itself."""
+    """Such a kernel has a GPU to itself."""
     assert Command.for_sources((Path("a.cc"), Path("b.cu"))) == CommandOnCuda.name
     assert CommandOnCuda.for_sources((Path("a.cc"),)) == Command.name

@@ -1,4 +1,4 @@
-"""An application that goes on while its kernels are tuned: it never runs out of memory because of that."""
+"""An application that runs while its kernels are tuned never runs out of memory because of the tuning."""
 
 import os
 import subprocess
@@ -13,9 +13,9 @@ from ktuned_client.answers import ENDED_STATES
 from tests.e2e.harness import Daemon
 
 pytestmark = pytest.mark.gpu(alone=True)
-"""It takes most of the GPU's memory."""
+"""The test takes most of the GPU's memory."""
 
-HERE = Path(__file__).parent
+DIRECTORY = Path(__file__).parent
 
 KERNEL = """\
 from ktuned import kernel, space, tensor
@@ -35,7 +35,7 @@ N = 1 << 28
 def scale(p, c):
     return Build("scale<float, 2>", ("x", "y", 3.0, p.n), (-(-p.n // (2 * c.BLOCK)),), (c.BLOCK,))
 """
-"""Its tensors have 1 GiB each."""
+"""The kernel's tensors have 1 GiB each."""
 
 APPLICATION = """\
 import os, sys, time
@@ -59,17 +59,17 @@ input()
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Run a daemon that keeps warm spares, where there is room."""
+    """A daemon that keeps warm spares where there is room."""
     with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
         yield daemon
 
 
 def test_a_job_too_large_for_the_rest_of_the_gpu_waits_for_the_application(daemon: Daemon, tmp_path: Path) -> None:
-    """A problem of 4 GiB waits beside an application that leaves 3; the lane says why."""
+    """A problem of 4 GiB waits while an application leaves 3 GiB; the lane says why."""
     project = tmp_path / "project"
     project.mkdir()
-    copy(HERE / "scale.cu", project)
-    copy(HERE / "scale.cuh", project)
+    copy(DIRECTORY / "scale.cu", project)
+    copy(DIRECTORY / "scale.cuh", project)
     (project / "tune_scale.py").write_text(KERNEL)
     environment = {**daemon.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", APPLICATION, str(project / "tune_scale.py")]
@@ -83,6 +83,6 @@ def test_a_job_too_large_for_the_rest_of_the_gpu_waits_for_the_application(daemo
         assert state["state"] not in ENDED_STATES, state
         reasons = [lane["reason"] for lane in daemon.client.call("status")["lanes"]]
         assert any("an application leaves" in reason for reason in reasons), reasons
-    daemon.until(
+    daemon.wait_until(
         lambda: daemon.client.call("jobs", ids=[job])["jobs"][0]["state"] == "done", "the job to end without it"
     )

@@ -1,4 +1,4 @@
-"""The tensor-core GEMM: its space is large and valid, its configs compile here, and compute on a GPU."""
+"""The tensor-core GEMM: its space is large and valid, its configs compile here and compute correctly on a GPU."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +22,10 @@ CONFIGS: Mapping[str, dict[str, Scalar]] = {
 }
 
 SHAPES = [(512, 512, 512), (1, 8, 8), (200, 264, 136), (65, 520, 1000)]
-"""One that all tiles divide, and those that none does; N and K are multiples of 8."""
+"""All tiles divide the first shape, and no tile divides the others; N and K are multiples of 8."""
 
 
 def load_kernel() -> Kernel:
-    """Return the example as a worker reads it."""
     loaded = load_file(DIRECTORY / "tune_gemm.py", DIRECTORY)
     assert loaded.errors == ()
     (kernel,) = loaded.kernels
@@ -36,7 +35,7 @@ def load_kernel() -> Kernel:
 def compile_configs(
     problem: Mapping[str, Scalar], configs: Mapping[str, Mapping[str, Scalar]], into: Path, target: str
 ) -> dict[str, tuple[Unit, Compiled]]:
-    """Compile configs as one group and return each one's unit and result."""
+    """Compile configs as one group; return each config's unit and result."""
     kernel = load_kernel()
     units = {
         name: Unit(name, kernel.build(problem, config), (SOURCE,), kernel.file, "gemm", target)
@@ -47,8 +46,8 @@ def compile_configs(
     return {result.key: (units[result.key], result) for result in Nvrtc().compile(list(units.values()), into)}
 
 
-def test_the_space_is_worth_a_tuner() -> None:
-    """More than a hundred configs, the default among them, whose shared memory fits and whose sums do not spill."""
+def test_the_space_is_large_and_its_configs_fit() -> None:
+    """It has at least 100 configs, including the default, whose shared memory fits and whose sums do not spill."""
     kernel = load_kernel()
     (problem,) = kernel.list_problems()
     configs = list(kernel.bind_space(problem))
@@ -62,7 +61,7 @@ def test_the_space_is_worth_a_tuner() -> None:
 
 
 def test_configs_compile_without_a_gpu_and_do_not_spill(tmp_path: Path) -> None:
-    """The smallest and the largest, as one program."""
+    """They are compiled as one program."""
     (problem,) = load_kernel().list_problems()
     for _, result in compile_configs(problem, CONFIGS, tmp_path, "sm_90a").values():
         assert result.outcome is None, result.message
@@ -73,7 +72,7 @@ def test_configs_compile_without_a_gpu_and_do_not_spill(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES)
 def test_configs_agree_with_torch(shape: tuple[int, int, int], tmp_path: Path) -> None:
-    """In float32, on the declared kind of shape and where nothing is a multiple of any tile."""
+    """The shapes include some that no tile divides."""
     import torch
 
     backend = Nvrtc()
@@ -94,7 +93,7 @@ def test_configs_agree_with_torch(shape: tuple[int, int, int], tmp_path: Path) -
 
 @pytest.mark.gpu
 def test_the_default_is_beaten(tmp_path: Path) -> None:
-    """On the declared problem, by a config of larger tiles."""
+    """A config with larger tiles is faster on the declared problem."""
     import torch
 
     backend = Nvrtc()

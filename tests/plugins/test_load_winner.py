@@ -1,4 +1,4 @@
-"""``hit.load()``: the winner as a callable, the same two lines for each backend."""
+"""``hit.load()`` gives the winner as a callable, with the same two lines for each backend."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from ktuned_client import Client, Hit, LoadError
 from tests.e2e.harness import Daemon
 
-KERNELS = """
+KERNEL_FILE = """
 from ktuned import kernel, space, tensor
 import ktuned_command, ktuned_torch, ktuned_tvm_ffi
 
@@ -51,26 +51,26 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon that has tuned one kernel of each backend that needs no GPU."""
-    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as running:
-        path = running.kernel_file(KERNELS)
+    """A daemon that has tuned one kernel of each backend that needs no GPU."""
+    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as daemon:
+        path = daemon.write_kernel(KERNEL_FILE)
         path.with_name("twice.cc").write_text(SOURCE)
-        _, jobs = running.tune(path=str(path))
+        _, jobs = daemon.tune(path=str(path))
         assert [job["state"] for job in jobs] == ["done"] * 3, jobs
         # Its connection is the fixture's, and no test's leak.
-        running.client.lookup("none", {})
-        yield running
+        daemon.client.lookup("none", {})
+        yield daemon
 
 
 @pytest.fixture
 def client(daemon: Daemon) -> Client:
-    """Return the client of an application."""
+    """The client of an application."""
     return daemon.client
 
 
 @pytest.mark.parametrize("kernel", ["compiled", "eager"])
 def test_a_winner_is_called_with_its_tensors(client: Client, kernel: str) -> None:
-    """By name, in order, or bound once for many calls; the artifact alone decides what runs."""
+    """Tensors are passed by name, in order, or bound once for many calls; only the artifact decides what runs."""
     call = client.lookup(kernel, {"n": 64}).load()
     x = torch.rand(64)
     for is_named, is_bound in ((True, False), (False, False), (False, True)):
@@ -85,7 +85,7 @@ def test_a_winner_is_called_with_its_tensors(client: Client, kernel: str) -> Non
 
 
 def test_a_program_is_run(client: Client) -> None:
-    """A command's callable takes nothing, and returns the time that it printed, in µs."""
+    """The callable takes no arguments and returns the printed time in µs."""
     assert client.lookup("told", {"n": 1}).load()() == 2000.0
 
 
@@ -94,7 +94,7 @@ def test_a_program_is_run(client: Client) -> None:
     [((), ("x",), "lacks the tensor y"), ((), ("x", "y", "z"), "no such tensor"), ((0,), ("x", "y"), "got it twice")],
 )
 def test_wrong_tensors_are_named(client: Client, args: tuple[int, ...], tensors: tuple[str, ...], words: str) -> None:
-    """A tensor that is missing, unknown or there twice."""
+    """A tensor may be missing, unknown or given twice."""
     call = client.lookup("compiled", {"n": 64}).load()
     with pytest.raises(TypeError, match=words):
         call(*args, **dict.fromkeys(tensors, torch.empty(64)))
@@ -109,7 +109,7 @@ def test_without_a_winner_there_is_the_default_or_a_reason(client: Client) -> No
 
 
 def test_another_problems_winner_is_not_launched_for_this_one(client: Client) -> None:
-    """Where ``specialize`` leaves out a key, its launch may be another: the answer names the measured one."""
+    """If ``specialize`` omits a key, the launch may differ: the answer names the measured problem."""
     hit = client.lookup("eager", {"n": 100})
     assert (hit.status, hit.measured) == ("fresh", {"n": 64})
     with pytest.raises(LoadError, match="measured for n=64"):
@@ -117,7 +117,7 @@ def test_another_problems_winner_is_not_launched_for_this_one(client: Client) ->
 
 
 def test_a_damaged_artifact_is_not_loaded(client: Client) -> None:
-    """Its files are checked against its manifest."""
+    """Its files are compared with its manifest."""
     hit = client.lookup("compiled", {"n": 64})
     file = Path(str(hit.artifact)) / "kernel.so"
     content = file.read_bytes()
@@ -131,12 +131,14 @@ def test_a_damaged_artifact_is_not_loaded(client: Client) -> None:
 
 
 def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:
-    """An artifact that travels with its file holds all that a call needs; a function of a kernel file does not."""
-    done = daemon.ktuned("export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
-    assert done.returncode == 0, done.stderr
-    alone = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners")
+    """An exported artifact holds all that a call needs; a function of a kernel file is not exported."""
+    process = daemon.run_ktuned(
+        "export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts")
+    )
+    assert process.returncode == 0, process.stderr
+    offline_client = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners")
     x, y = torch.rand(64), torch.empty(64)
-    exported = alone.lookup("compiled", {"n": 64})
+    exported = offline_client.lookup("compiled", {"n": 64})
     assert isinstance(exported, Hit)
     exported.load()(x, y)
     torch.testing.assert_close(y, 2 * x)

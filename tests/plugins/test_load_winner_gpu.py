@@ -1,4 +1,4 @@
-"""``hit.load()`` on a GPU: the same two lines for each backend that has kernels there."""
+"""``hit.load()`` on a GPU, with the same two lines for each backend that has kernels there."""
 
 import shutil
 import subprocess
@@ -15,10 +15,10 @@ from tests.e2e.harness import Daemon
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
-HERE = Path(__file__).parent
+DIRECTORY = Path(__file__).parent
 SIZE = 1000
 
-COMMON = """
+COMMON_CODE = """
 from ktuned import kernel, space, tensor
 
 def inputs(p):
@@ -98,7 +98,7 @@ def by_torch(p, c):
 """,
 }
 
-TWICE = """
+TWICE_SOURCE = """
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
@@ -132,22 +132,22 @@ print(hit.status, sorted({"triton", "cutlass"} & set(sys.modules) - before))
 torch.testing.assert_close(y, 2 * x)
 """
 
-REQUIRED = {"triton": "triton", "cutedsl": "cutlass", "tvm_ffi_cuda": "tvm_ffi"}
-"""The module that a backend compiles with, where not every machine with a GPU has it."""
+COMPILER_MODULES = {"triton": "triton", "cutedsl": "cutlass", "tvm_ffi_cuda": "tvm_ffi"}
+"""The modules that backends compile with, if not every machine with a GPU has them."""
 
 
-def why_not(backend: str) -> str:
-    """Return why a backend cannot be tested here; nothing if it can."""
-    needed = REQUIRED.get(backend)
-    if needed is not None and find_spec(needed) is None:
-        return f"{needed} is not installed"
-    found = Registry().load(backend).devices()
-    return found.message if isinstance(found, Absent) else ""
+def explain_missing_backend(backend: str) -> str:
+    """Return why a backend cannot be tested here, or an empty string."""
+    module = COMPILER_MODULES.get(backend)
+    if module is not None and find_spec(module) is None:
+        return f"{module} is not installed"
+    devices = Registry().load(backend).devices()
+    return devices.message if isinstance(devices, Absent) else ""
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon for all of them."""
+    """A daemon for all tests of this module."""
     with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as running:
         # Its connection is the fixture's, and no test's leak.
         running.client.lookup("none", {})
@@ -156,29 +156,29 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module", params=KERNEL_FILES)
 def kernel(request: pytest.FixtureRequest, daemon: Daemon) -> str:
-    """Return the name of a kernel that was tuned; one kernel for each backend."""
+    """The name of a tuned kernel, one for each backend."""
     backend: str = request.param
-    if reason := why_not(backend):
+    if reason := explain_missing_backend(backend):
         pytest.skip(reason)
-    path = daemon.kernel_file(COMMON + KERNEL_FILES[backend], f"tune_{backend}.py")
+    path = daemon.write_kernel(COMMON_CODE + KERNEL_FILES[backend], f"tune_{backend}.py")
     for source in ("scale.cu", "scale.cuh"):
-        shutil.copy(HERE / source, path.parent)
-    (path.parent / "twice.cu").write_text(TWICE)
+        shutil.copy(DIRECTORY / source, path.parent)
+    (path.parent / "twice.cu").write_text(TWICE_SOURCE)
     _, jobs = daemon.tune(path=str(path))
     assert [job["state"] for job in jobs] == ["done"], [(job["message"], job["outcomes"]) for job in jobs]
     assert set(jobs[0]["outcomes"]) <= {"measured", "slower"}, jobs
     return f"by_{backend}"
 
 
-def test_it_is_called_with_its_tensors(daemon: Daemon, kernel: str) -> None:
-    """By name, in order, or bound once; in the current stream of torch, and in a graph."""
+def test_a_winner_is_called_with_its_tensors(daemon: Daemon, kernel: str) -> None:
+    """Calls by name, in order, or bound once all work, in torch's current stream and in a graph."""
     call = daemon.client.lookup(kernel, {"n": SIZE}).load()
     x = torch.rand(SIZE, device="cuda")
-    for way in ("named", "in order", "bound"):
+    for call_style in ("named", "in order", "bound"):
         y = torch.empty_like(x)
-        if way == "named":
+        if call_style == "named":
             call(x=x, y=y)
-        elif way == "in order":
+        elif call_style == "in order":
             call(x, y)
         else:
             call.bind(x, y=y)()
@@ -205,22 +205,24 @@ def test_it_is_called_with_its_tensors(daemon: Daemon, kernel: str) -> None:
     torch.testing.assert_close(y, 2 * x)
 
 
-def test_another_process_loads_it_and_compiles_nothing(daemon: Daemon, kernel: str) -> None:
-    """The same two lines; no compiler's package is imported for them."""
+def test_another_process_loads_a_winner_and_compiles_nothing(daemon: Daemon, kernel: str) -> None:
+    """No compiler's package is imported."""
     command = [sys.executable, "-c", APPLICATION, kernel]
-    done = subprocess.run(command, env=daemon.env, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "fresh []"
+    process = subprocess.run(command, env=daemon.env, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == "fresh []"
 
 
 def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, kernel: str, tmp_path: Path) -> None:
-    """An artifact that travels with its file holds all that a call needs; a function of a kernel file does not."""
+    """An exported artifact holds all that a call needs; a function of a kernel file is not exported."""
     if kernel == "by_torch":
         pytest.skip("torch's winners are functions of the kernel file")
     from ktuned_client import Client, Hit
 
-    done = daemon.ktuned("export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
-    assert done.returncode == 0, done.stderr
+    process = daemon.run_ktuned(
+        "export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts")
+    )
+    assert process.returncode == 0, process.stderr
     exported = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners").lookup(kernel, {"n": SIZE})
     assert isinstance(exported, Hit)
     x = torch.rand(SIZE, device="cuda")

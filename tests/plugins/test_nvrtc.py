@@ -1,11 +1,8 @@
-"""The nvrtc backend without a device: what every backend promises, and what this one promises besides."""
+"""The nvrtc backend without a device: the conformance suite, and its own features."""
 
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,6 +18,7 @@ from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_nvrtc import Build, Nvrtc, precompiled, program
+from tests.plugins.examples_on_gpus import run_python
 from tests.plugins.scale import EXAMPLE, SOURCE
 
 TARGET = "sm_90a"
@@ -29,7 +27,7 @@ Compile = Callable[..., tuple[Compiled, Path]]
 CompileGroup = Callable[..., tuple[dict[str, Compiled], Path]]
 
 
-def entry(tile: int, **more: object) -> Build:
+def make_instance_build(tile: int, **more: object) -> Build:
     """Return a Build of one instance of the example."""
     return Build(f"scale<float, {tile}>", **more)  # type: ignore[arg-type]
 
@@ -56,19 +54,19 @@ def compile_one(compile_group: CompileGroup) -> Compile:
     """Return a function that compiles one Build of some sources into a new directory."""
 
     def compile_one(build: Build | None = None, *sources: Path, target: str = TARGET) -> tuple[Compiled, Path]:
-        results, into = compile_group({"unit": build or entry(2)}, *sources, target=target)
+        results, into = compile_group({"unit": build or make_instance_build(2)}, *sources, target=target)
         return results["unit"], into / "unit"
 
     return compile_one
 
 
-def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
-    """The public conformance suite passes; with no device here, up to where loading needs one."""
+def test_the_backend_passes_the_conformance_suite(tmp_path: Path) -> None:
+    """Without a device, the suite ends where loading needs one."""
     check_backend(Registry().load("nvrtc"), EXAMPLE, tmp_path)
 
 
 def test_describing_and_compiling_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
-    """Compile workers stay light: devices, fingerprint and compile need no library that runs kernels."""
+    """Compile workers stay small: devices, fingerprint and compilation need no library that runs kernels."""
     code = """if True:
         import sys
         from pathlib import Path
@@ -81,18 +79,15 @@ def test_describing_and_compiling_imports_neither_torch_nor_numpy(tmp_path: Path
         assert result.outcome is None, result.message
         print(sorted({"torch", "numpy"} & sys.modules.keys()))
     """
-    said = subprocess.run(
-        [sys.executable, "-c", code, str(SOURCE), str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    assert said.stdout.strip() == "[]"
+    assert run_python(code, str(SOURCE), str(tmp_path)) == "[]"
 
 
 class TestArtifact:
     """What an artifact holds and what its facts are."""
 
-    def test_it_says_how_to_launch_the_kernel(self, compile_one: Compile) -> None:
-        """``kernel.json`` has the symbol and the sizes: an application needs nothing else to launch it."""
-        _, artifact = compile_one(entry(4, grid=(7, 2), block=(64,), shared_bytes=1024, cluster=(1, 2)))
+    def test_an_artifact_says_how_to_launch_the_kernel(self, compile_one: Compile) -> None:
+        """``kernel.json`` has the symbol and the sizes: an application needs nothing else to launch the kernel."""
+        _, artifact = compile_one(make_instance_build(4, grid=(7, 2), block=(64,), shared_bytes=1024, cluster=(1, 2)))
         assert json.loads((artifact / "kernel.json").read_text()) == {
             "entry": "scale<float, 4>",
             "lowered": "_Z5scaleIfLi4EEvPKT_PS0_S0_i",
@@ -104,19 +99,19 @@ class TestArtifact:
         }
         assert b"_Z5scaleIfLi4EEvPKT_PS0_S0_i" in (artifact / "kernel.cubin").read_bytes()
 
-    def test_it_holds_the_sources_and_the_quoted_headers(self, compile_one: Compile) -> None:
-        """``sources/`` has the user's files and none of CUDA's."""
+    def test_an_artifact_holds_the_sources_and_the_quoted_headers(self, compile_one: Compile) -> None:
+        """``sources/`` has the user's files, but none of CUDA's."""
         _, artifact = compile_one()
         assert sorted(path.name for path in (artifact / "sources").iterdir()) == ["scale.cu", "scale.cuh"]
 
     @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_90a", "sm_100a"])
-    def test_its_machine_code_is_for_the_target(self, target: str, compile_one: Compile) -> None:
-        """With no GPU here, for each one that NVRTC knows."""
+    def test_the_machine_code_is_for_the_target(self, target: str, compile_one: Compile) -> None:
+        """No GPU is needed."""
         _, artifact = compile_one(target=target)
         assert re.search(rf"-arch {target}\W".encode(), (artifact / "kernel.cubin").read_bytes())
 
-    def test_its_facts_are_the_resources(self, compile_one: Compile, tmp_path: Path) -> None:
-        """Registers, stack, spills and static shared memory, as the assembler reports them."""
+    def test_the_facts_are_the_resources(self, compile_one: Compile, tmp_path: Path) -> None:
+        """The assembler reports registers, stack, spills and static shared memory."""
         source = tmp_path / "resources.cu"
         source.write_text("""
             __global__ void k(int* out) {
@@ -136,17 +131,19 @@ class TestArtifact:
         assert 0.0 < result.facts["occupancy"] <= 1.0
 
     def test_registers_that_do_not_fit_are_spilled_and_reported(self, compile_one: Compile, tmp_path: Path) -> None:
-        """The report is that of the very options that the config asks for."""
+        """The report is for the options of the config."""
         source = tmp_path / "spilling.cu"
-        terms = " + ".join(f"x[{i}] * x[{i} + threadIdx.x]" for i in range(64))
+        sum_of_terms = " + ".join(f"x[{i}] * x[{i} + threadIdx.x]" for i in range(64))
         loads = "".join(f"float v{i} = x[{i} * 97];" for i in range(64))
         uses = "".join(f"x[{i} * 89] = v{i} * s;" for i in range(64))
-        source.write_text(f"__global__ void k(float* x) {{ {loads} float s = {terms}; __syncthreads(); {uses} }}")
+        source.write_text(
+            f"__global__ void k(float* x) {{ {loads} float s = {sum_of_terms}; __syncthreads(); {uses} }}"
+        )
         result, _ = compile_one(Build("k", flags=("-maxrregcount=24",)), source)
         assert result.facts["registers"] <= 24
         assert result.facts["spill_store_bytes"] > 0
 
-    def test_a_log_of_several_kernels_is_told_apart(self) -> None:
+    def test_a_log_of_several_kernels_is_separated_by_kernel(self) -> None:
         """Functions that were not inlined have reports of their own, which are not the kernel's."""
         log = """
 ptxas info    : Compiling entry function 'first' for 'sm_90a'
@@ -167,60 +164,64 @@ ptxas info    : Used 8 registers, used 0 barriers
 
 
 class TestSameBytes:
-    """Equal meaning gives equal bytes, so that a re-compile can be known to have changed nothing."""
+    """Equal meaning gives equal bytes, so that a recompilation that changes nothing is recognised."""
 
     def test_equal_sources_give_equal_bytes_wherever_they_are(self, compile_one: Compile, tmp_path: Path) -> None:
-        """Neither place, nor the order of defines, nor __FILE__, nor the names of internal things show."""
+        """The bytes depend on neither the directory, the order of defines, __FILE__ nor internal names."""
         text = '#include "more.cuh"\n__global__ void k(const char** out) { *out = file(); }'
         header = "namespace { __device__ int hidden[4]; }\n"
         header += "inline __device__ const char* file() { return ++hidden[1] ? __FILE__ : nullptr; }"
-        made = []
-        for place, defines in (("here", {"A": 1, "B": 2}), ("some where/else", {"B": 2, "A": 1})):
-            directory = tmp_path / place
+        cubins = []
+        for directory_name, defines in (("here", {"A": 1, "B": 2}), ("some where/else", {"B": 2, "A": 1})):
+            directory = tmp_path / directory_name
             directory.mkdir(parents=True)
             (directory / "k.cu").write_text(text)
             (directory / "more.cuh").write_text(header)
             result, artifact = compile_one(Build("k", defines=defines), directory / "k.cu")
             assert result.outcome is None, result.message
-            made.append(artifact / "kernel.cubin")
-        assert digest_file(made[0]) == digest_file(made[1])
-        assert str(tmp_path).encode() not in made[0].read_bytes()
+            cubins.append(artifact / "kernel.cubin")
+        assert digest_file(cubins[0]) == digest_file(cubins[1])
+        assert str(tmp_path).encode() not in cubins[0].read_bytes()
 
     def test_a_group_gives_equal_bytes_in_any_order(self, compile_group: CompileGroup) -> None:
-        """The units of a group are the same program in any order."""
-        _, first = compile_group({"a": entry(1), "b": entry(2)})
-        _, second = compile_group({"b": entry(2), "a": entry(1)})
+        _, first = compile_group({"a": make_instance_build(1), "b": make_instance_build(2)})
+        _, second = compile_group({"b": make_instance_build(2), "a": make_instance_build(1)})
         assert digest_file(first / "a" / "kernel.cubin") == digest_file(second / "b" / "kernel.cubin")
 
 
 class TestGroups:
-    """Units that differ in their kernel's name alone are compiled as one program."""
+    """Units that differ only in their kernel's name are compiled as one program."""
 
     def test_each_artifact_stands_alone(self, compile_group: CompileGroup) -> None:
-        """Every unit gets the group's cubin and its own symbol; the seconds are shared out."""
-        results, into = compile_group({f"tile{tile}": entry(tile) for tile in (1, 2, 4)})
+        """Every unit gets the group's cubin and its own symbol; the compile time is shared out."""
+        results, into = compile_group({f"tile{tile}": make_instance_build(tile) for tile in (1, 2, 4)})
         assert {result.outcome for result in results.values()} == {None}
         assert len({digest_file(into / key / "kernel.cubin") for key in results}) == 1
         assert len({result.seconds for result in results.values()}) == 1
         for tile in (1, 2, 4):
-            described = json.loads((into / f"tile{tile}" / "kernel.json").read_text())
-            assert described["lowered"] == results[f"tile{tile}"].facts["lowered"]
-            assert f"IfLi{tile}E" in described["lowered"]
-            assert described["lowered"].encode() in (into / f"tile{tile}" / "kernel.cubin").read_bytes()
+            description = json.loads((into / f"tile{tile}" / "kernel.json").read_text())
+            assert description["lowered"] == results[f"tile{tile}"].facts["lowered"]
+            assert f"IfLi{tile}E" in description["lowered"]
+            assert description["lowered"].encode() in (into / f"tile{tile}" / "kernel.cubin").read_bytes()
 
     def test_other_macros_flags_or_sources_are_other_programs(
         self, compile_group: CompileGroup, tmp_path: Path
     ) -> None:
-        """What differs in more than the name is compiled apart."""
-        builds = {"plain": entry(1), "macro": entry(1, defines={"M": 1}), "flag": entry(1, flags=("-use_fast_math",))}
+        builds = {
+            "plain": make_instance_build(1),
+            "macro": make_instance_build(1, defines={"M": 1}),
+            "flag": make_instance_build(1, flags=("-use_fast_math",)),
+        }
         results, _ = compile_group(builds)
         assert {result.outcome for result in results.values()} == {None}
-        # Those of one program share out its seconds.
+        # Units of one program would have equal seconds.
         assert len({result.seconds for result in results.values()}) == 3
 
     def test_equal_kernels_with_other_launch_sizes_are_compiled_once(self, compile_group: CompileGroup) -> None:
         """Grid, block and shared memory do not enter the machine code."""
-        results, into = compile_group({"few": entry(1, grid=(1,)), "many": entry(1, grid=(100,), shared_bytes=512)})
+        results, into = compile_group(
+            {"few": make_instance_build(1, grid=(1,)), "many": make_instance_build(1, grid=(100,), shared_bytes=512)}
+        )
         assert [result.facts["dynamic_shared_bytes"] for result in results.values()] == [0, 512]
         assert digest_file(into / "few" / "kernel.cubin") == digest_file(into / "many" / "kernel.cubin")
         assert digest_file(into / "few" / "kernel.json") != digest_file(into / "many" / "kernel.json")
@@ -229,10 +230,10 @@ class TestGroups:
     def test_bad_units_fail_alone_with_their_own_words(
         self, bad: set[int], compile_group: CompileGroup, tmp_path: Path
     ) -> None:
-        """Wherever the bad ones are in a group, they get their own errors and all others their artifacts."""
+        """Bad units get their own errors wherever they are in a group; all others get their artifacts."""
         source = tmp_path / "picky.cu"
-        wrong = " && ".join(["true", *(f"N != {number}" for number in bad)])
-        source.write_text(f'template <int N> __global__ void k() {{ static_assert({wrong}, "no such N"); }}')
+        condition = " && ".join(["true", *(f"N != {number}" for number in bad)])
+        source.write_text(f'template <int N> __global__ void k() {{ static_assert({condition}, "no such N"); }}')
         results, into = compile_group({f"n{number}": Build(f"k<{number}>") for number in range(6)}, source)
         assert len(results) == 6
         for number in range(6):
@@ -251,10 +252,10 @@ class TestGroups:
     [
         (Build("missing"), None, 'identifier "missing" is undefined'),
         (Build("scale<float, nothing>"), None, 'identifier "nothing" is undefined'),
-        (entry(1, flags=("--no-such-flag",)), None, "unrecognized option --no-such-flag"),
+        (make_instance_build(1, flags=("--no-such-flag",)), None, "unrecognized option --no-such-flag"),
         (Build("k"), '#include "gone.h"', 'cannot open source file "gone.h"'),
         (
-            entry(1, defines={"BROKEN": True}),
+            make_instance_build(1, defines={"BROKEN": True}),
             None,
             'scale.cu(5): catastrophic error: #error directive: "BROKEN is defined"',
         ),
@@ -263,7 +264,7 @@ class TestGroups:
 def test_each_way_of_not_building_is_a_result(
     build: Build, text: str | None, message: str, compile_one: Compile, tmp_path: Path
 ) -> None:
-    """An unknown kernel, flag or header and an #error are compile errors whose first line says so."""
+    """An unknown kernel, flag or header and an #error are compile errors; the first line names the fault."""
     source = SOURCE
     if text is not None:
         source = tmp_path / "source.cu"
@@ -274,22 +275,24 @@ def test_each_way_of_not_building_is_a_result(
 
 
 def test_a_source_that_is_gone_is_a_result(compile_one: Compile, tmp_path: Path) -> None:
-    """It may vanish while a job runs."""
-    result, _ = compile_one(entry(1), tmp_path / "gone.cu")
+    """A source may vanish while a job runs."""
+    result, _ = compile_one(make_instance_build(1), tmp_path / "gone.cu")
     assert result.outcome is Outcome.COMPILE_ERROR
     assert "gone.cu: error: No such file" in result.message
 
 
-def test_a_flood_of_words_is_capped() -> None:
-    """However much NVRTC says, the first error stays and the rest is cut."""
-    kept = move_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000, program.ERROR)
-    assert kept.startswith("k.cu(2): error: no\n")
-    assert len(kept) == MAX_MESSAGE_CHARS
+def test_a_long_compiler_message_is_cut() -> None:
+    """The first error stays and the rest is cut."""
+    message = move_error_first(
+        "k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000, program.ERROR
+    )
+    assert message.startswith("k.cu(2): error: no\n")
+    assert len(message) == MAX_MESSAGE_CHARS
 
 
 @pytest.mark.parametrize("target", ["sm_20", "sm_999", "native-elsewhere", ""])
 def test_a_target_that_nvrtc_does_not_know_is_unsupported(target: str, compile_one: Compile) -> None:
-    """It is named, with those that are known."""
+    """The message names it and the known targets."""
     result, _ = compile_one(target=target)
     assert result.outcome is Outcome.UNSUPPORTED
     assert repr(target) in result.message
@@ -297,7 +300,7 @@ def test_a_target_that_nvrtc_does_not_know_is_unsupported(target: str, compile_o
 
 
 def test_relative_flags_start_at_the_source(compile_one: Compile, tmp_path: Path) -> None:
-    """As quoted includes do; and headers there are found by name."""
+    """Quoted includes do so, too, and headers in such directories are found by name."""
     (tmp_path / "src").mkdir()
     (tmp_path / "my include" / "deep").mkdir(parents=True)
     (tmp_path / "my include" / "outer.cuh").write_text('#include "deep/inner.cuh"\n')
@@ -309,8 +312,8 @@ def test_relative_flags_start_at_the_source(compile_one: Compile, tmp_path: Path
     result, artifact = compile_one(Build("k", flags=("-I../my include",)), source)
     assert result.outcome is None, result.message
     assert Path.cwd() == before
-    kept = [path.relative_to(artifact / "sources") for path in (artifact / "sources").rglob("*.cu*")]
-    assert sorted(path.as_posix() for path in kept) == [
+    kept_sources = [path.relative_to(artifact / "sources") for path in (artifact / "sources").rglob("*.cu*")]
+    assert sorted(path.as_posix() for path in kept_sources) == [
         "my include/deep/beside.cuh",
         "my include/deep/inner.cuh",
         "my include/outer.cuh",
@@ -333,17 +336,20 @@ def test_cudas_own_headers_are_found(compile_one: Compile, tmp_path: Path) -> No
 
 
 class TestHeaders:
-    """Which of several CUDA headers are taken."""
+    """Which of several CUDA header directories are used."""
 
-    def directory(self, root: Path, version: int) -> Path:
-        """Make a directory of headers."""
+    def make_header_directory(self, root: Path, version: int) -> Path:
+        """Make a directory of headers of a CUDA version."""
         (root / "include").mkdir(parents=True)
         (root / "include" / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
         return root / "include"
 
     def test_headers_of_nvrtcs_version_are_preferred(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An exact match anywhere wins over the first directory; other minor versions are better than none."""
-        first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99020)
+        """An exact match anywhere wins over the first directory; another minor version is better than none."""
+        first, second = (
+            self.make_header_directory(tmp_path / "first", 99010),
+            self.make_header_directory(tmp_path / "second", 99020),
+        )
         monkeypatch.setenv("CUDA_HOME", str(first.parent))
         monkeypatch.setenv("CUDA_PATH", str(second.parent))
         assert cuda_headers.find((99, 2)) == cuda_headers.Headers((second,), (99, 2))
@@ -353,8 +359,11 @@ class TestHeaders:
     def test_all_directories_of_the_chosen_version_are_searched(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A wheel may hold but a part of what a toolkit holds."""
-        first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99010)
+        """A wheel may hold only part of a toolkit."""
+        first, second = (
+            self.make_header_directory(tmp_path / "first", 99010),
+            self.make_header_directory(tmp_path / "second", 99010),
+        )
         monkeypatch.setenv("CUDA_HOME", str(first.parent))
         monkeypatch.setenv("CUDA_PATH", str(second.parent))
         assert cuda_headers.find((99, 1)) == cuda_headers.Headers((first, second), (99, 1))
@@ -362,43 +371,45 @@ class TestHeaders:
     def test_libcudacxx_is_found_in_toolkits_and_in_wheels(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Toolkits have it below their headers, the wheels of CUDA 12 beside them."""
-        directory = self.directory(tmp_path / "cuda_runtime", 99010)
+        """Toolkits have it below their headers, CUDA 12 wheels beside them."""
+        directory = self.make_header_directory(tmp_path / "cuda_runtime", 99010)
         (directory / "cccl").mkdir()
         (tmp_path / "cuda_cccl" / "include").mkdir(parents=True)
         monkeypatch.setenv("CUDA_HOME", str(directory.parent))
-        found = cuda_headers.find((99, 1))
-        assert found is not None
-        assert found.directories == (directory, directory / "cccl", tmp_path / "cuda_cccl" / "include")
+        headers = cuda_headers.find((99, 1))
+        assert headers is not None
+        assert headers.directories == (directory, directory / "cccl", tmp_path / "cuda_cccl" / "include")
 
 
 class TestPrecompiledHeaders:
-    """Made on the second use, few, private, gone with their process, and never a reason to fail."""
+    """Precompiled headers are made on the second use, are few and private, end with their process, and never cause a
+    failure.
+    """
 
     def test_options_get_a_header_when_they_come_again(self, tmp_path: Path) -> None:
-        """Options that come once, as with macros that vary, cost nothing; those that return get one for good."""
-        kept = precompiled.PrecompiledHeaders(tmp_path)
-        assert kept.choose_options("a", 1) == ()
-        assert kept.choose_options("b", 1) == ()
-        assert kept.choose_options("a", 1)[0] == "-pch"
-        assert kept.choose_options("a", 1) == kept.choose_options("a", 4)
+        """Options that are used once, as with varying macros, cost nothing."""
+        headers = precompiled.PrecompiledHeaders(tmp_path)
+        assert headers.choose_options("a", 1) == ()
+        assert headers.choose_options("b", 1) == ()
+        assert headers.choose_options("a", 1)[0] == "-pch"
+        assert headers.choose_options("a", 1) == headers.choose_options("a", 4)
         assert len(list(tmp_path.iterdir())) == 1
 
     def test_options_of_several_kernels_get_a_header_at_once(self, tmp_path: Path) -> None:
-        """Where one group comes, more will."""
+        """One group announces more."""
         assert precompiled.PrecompiledHeaders(tmp_path).choose_options("a", 4)[0] == "-pch"
 
     def test_only_the_last_used_headers_are_kept(self, tmp_path: Path) -> None:
-        """They can be hundreds of MB."""
-        kept = precompiled.PrecompiledHeaders(tmp_path)
+        """A header may take hundreds of MB."""
+        headers = precompiled.PrecompiledHeaders(tmp_path)
         keys = [f"key{number}" for number in range(precompiled.MAX_KEPT + 1)]
-        made = []
+        directories = []
         for key in keys:
-            made.append(Path(kept.choose_options(key, 2)[1].removeprefix("-pch-dir=")))
-        assert [path.is_dir() for path in made] == [False] + [True] * precompiled.MAX_KEPT
+            directories.append(Path(headers.choose_options(key, 2)[1].removeprefix("-pch-dir=")))
+        assert [path.is_dir() for path in directories] == [False] + [True] * precompiled.MAX_KEPT
 
     def test_nvrtc_uses_the_header_and_gives_the_same_bytes(self, tmp_path: Path) -> None:
-        """NVRTC says that it uses it; the cubin is the same; the process takes it along when it ends."""
+        """NVRTC reports its use, the cubin is the same, and the header is removed when the process ends."""
         code = """if True:
             import sys
             from pathlib import Path
@@ -418,21 +429,13 @@ class TestPrecompiledHeaders:
         """
         source = tmp_path / "k.cu"
         source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")
-        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
         (tmp_path / "into").mkdir()
-        said = subprocess.run(
-            [sys.executable, "-c", code, str(source), str(tmp_path / "into")],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert int(said.stdout) == 2
+        assert run_python(code, source, tmp_path / "into", KTUNED_CACHE=str(tmp_path / "cache")) == "2"
         assert list((tmp_path / "cache" / "nvrtc").iterdir()) == []
 
     @pytest.mark.parametrize(("most", "made"), [(1 << 30, 1), (1 << 20, 0)])
     def test_headers_that_need_much_memory_get_it_or_are_given_up(self, most: int, made: int, tmp_path: Path) -> None:
-        """NVRTC's heap is large from the start; what does not fit is not tried again and again."""
+        """NVRTC's heap is large from the start; a header that does not fit is not tried again."""
         code = """if True:
             import sys
             from pathlib import Path
@@ -449,20 +452,13 @@ class TestPrecompiledHeaders:
         """
         source = tmp_path / "k.cu"
         source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")
-        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
         (tmp_path / "into").mkdir()
-        said = subprocess.run(
-            [sys.executable, "-c", code, str(source), str(tmp_path / "into"), str(most)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert said.stdout.split() == [str(made), str(1 - made)]
+        output = run_python(code, source, tmp_path / "into", most, KTUNED_CACHE=str(tmp_path / "cache"))
+        assert output == f"{made} {1 - made}"
 
 
 class TestBuild:
-    """What a Build refuses at once, where the kernel function says it."""
+    """What a Build refuses at once, in the kernel function."""
 
     @pytest.mark.parametrize(
         ("fields", "message"),
@@ -479,12 +475,11 @@ class TestBuild:
         ],
     )
     def test_an_invalid_build_is_an_error_at_once(self, fields: dict[str, object], message: str) -> None:
-        """Before anything is compiled."""
         with pytest.raises((TypeError, ValueError), match=message):
             Build(**{"entry": "k", **fields})  # type: ignore[arg-type]
 
     def test_defines_become_macros(self) -> None:
-        """True defines a name, False does not, all else is the macro's text."""
+        """True defines a name, False does not, and any other value is the macro's text."""
         build = Build("f", defines={"ON": True, "OFF": False, "N": 4, "X": 0.5, "V": "FAST"})
         assert build.macros == ("-DN=4", "-DON", "-DV=FAST", "-DX=0.5")
 
@@ -492,12 +487,12 @@ class TestBuild:
 def test_a_missing_nvrtc_is_a_backend_error_with_its_remedy(
     monkeypatch: pytest.MonkeyPatch, compile_one: Compile
 ) -> None:
-    """A missing compiler is the machine's fault, not the config's, and has its remedy."""
+    """A missing compiler is the machine's fault, not the config's."""
 
-    def missing() -> tuple[int, int]:
+    def raise_missing() -> tuple[int, int]:
         raise program.NoNvrtc("NVRTC cannot be loaded: no libnvrtc")
 
-    monkeypatch.setattr(program, "read_version", missing)
+    monkeypatch.setattr(program, "read_version", raise_missing)
     monkeypatch.setattr(
         "ktuned_nvrtc.backend.torch_cuda_devices",
         lambda: (Device(DeviceName("cuda:0"), DeviceModel("H200"), Target(TARGET)),),
@@ -505,35 +500,35 @@ def test_a_missing_nvrtc_is_a_backend_error_with_its_remedy(
     with pytest.raises(BackendError, match="no libnvrtc") as caught:
         compile_one()
     assert "pip install" in caught.value.hint
-    found = Nvrtc().devices()
-    assert isinstance(found, Absent)
-    assert found.reason is Absence.NO_COMPILER
+    absence = Nvrtc().devices()
+    assert isinstance(absence, Absent)
+    assert absence.reason is Absence.NO_COMPILER
     assert Nvrtc().fingerprint()["nvrtc"] == "none"
 
 
 def test_the_fingerprint_has_nvrtcs_patch_version() -> None:
-    """Patches change code as well."""
+    """Patches change code, too."""
     major, minor = program.read_version()
     assert Nvrtc().fingerprint()["nvrtc"].startswith(f"{major}.{minor}.")
 
 
 def test_another_architectures_artifact_is_unsupported(compile_one: Compile) -> None:
-    """Reported from the description, before the driver is asked."""
+    """The artifact's description suffices; the driver is not asked."""
     _, artifact = compile_one()
-    unit = Unit("unit", entry(2), (SOURCE,), SOURCE, "scale", "sm_100a")
+    unit = Unit("unit", make_instance_build(2), (SOURCE,), SOURCE, "scale", "sm_100a")
     with pytest.raises(Unsupported, match=r"compiled for sm_90a, and cuda:0 is sm_100a"):
         Nvrtc().load(artifact, unit, Device(DeviceName("cuda:0"), DeviceModel("NVIDIA B200"), Target("sm_100a")))
 
 
 def test_constants_have_symbols(compile_one: Compile, tmp_path: Path) -> None:
-    """An artifact has the symbol of each variable that tensors are copied into; one that is missing is an error."""
+    """An artifact has the symbol of each variable into which tensors are copied; a missing variable is an error."""
     source = tmp_path / "filter.cu"
     source.write_text("namespace a { __constant__ float taps[9]; }\n__global__ void k(float* y) { *y = a::taps[1]; }\n")
     result, artifact = compile_one(Build("k", ("y",), constants={"a::taps": "taps"}), source)
     assert result.outcome is None, result.message
     assert json.loads((artifact / "kernel.json").read_text())["constants"] == {"a::taps": "_ZN1a4tapsE"}
-    missing, _ = compile_one(Build("k", ("y",), constants={"a::tap": "taps"}), source)
-    assert missing.outcome is Outcome.COMPILE_ERROR
-    assert "tap" in missing.message
+    result_without_symbol, _ = compile_one(Build("k", ("y",), constants={"a::tap": "taps"}), source)
+    assert result_without_symbol.outcome is Outcome.COMPILE_ERROR
+    assert "tap" in result_without_symbol.message
     with pytest.raises(ValueError, match="is not the name of a variable"):
         Build("k", constants={"a taps": "taps"})

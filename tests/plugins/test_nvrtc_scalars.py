@@ -1,4 +1,4 @@
-"""Scalars become the bytes that a C compiler would pass; what does not fit or is open is refused."""
+"""Scalars become the bytes that a C compiler would pass; values that do not fit or are ambiguous are refused."""
 
 import ctypes
 import struct as packing
@@ -47,7 +47,7 @@ from ktuned_nvrtc.scalars import list_tensor_names, to_bytes
     ],
 )
 def test_plain_numbers_take_the_parameters_size(scalar: Any, size: int, expected: bytes) -> None:
-    """An int is signed or unsigned as it needs, a float is a float or a double."""
+    """An int is signed or unsigned as needed; a float is a float or a double."""
     assert to_bytes(scalar, size) == expected
 
 
@@ -68,7 +68,7 @@ def test_plain_numbers_take_the_parameters_size(scalar: Any, size: int, expected
     ],
 )
 def test_typed_scalars_are_what_c_stores(make: Callable[[Any], Any], value: Any, expected: bytes) -> None:
-    """Each is plain data that survives the way to a worker, and has its own size."""
+    """Each is plain data that survives its travel, and has a size of its own."""
     scalar = make(value)
     assert to_bytes(scalar, len(expected)) == expected
     with pytest.raises(ValueError, match=f"has {len(expected)} bytes, the parameter has 16"):
@@ -79,7 +79,7 @@ def test_typed_scalars_are_what_c_stores(make: Callable[[Any], Any], value: Any,
 
 @pytest.mark.parametrize(("make", "dtype"), [(f16, torch.float16), (bf16, torch.bfloat16)])
 def test_half_precision_is_rounded_as_torch_does(make: Callable[[float], Any], dtype: torch.dtype) -> None:
-    """To nearest even, subnormals, infinities and zeros included."""
+    """This includes ties, subnormals, infinities and zeros."""
     torch.manual_seed(0)
     values = torch.randn(2000).mul(10 ** torch.randint(-8, 4, (2000,))).tolist()
     values += [
@@ -101,7 +101,7 @@ def test_half_precision_is_rounded_as_torch_does(make: Callable[[float], Any], d
 
 
 @pytest.mark.parametrize(
-    ("refused", "message"),
+    ("make_refused", "message"),
     [
         (lambda: i8(128), "128 does not fit i8"),
         (lambda: u32(-1), "-1 does not fit u32"),
@@ -118,28 +118,34 @@ def test_half_precision_is_rounded_as_torch_does(make: Callable[[float], Any], d
         (lambda: to_bytes(1, 16), "use struct"),
     ],
 )
-def test_what_does_not_fit_or_is_open_is_refused(refused: Callable[[], object], message: str) -> None:
-    """Never cut off, never guessed."""
+def test_values_that_do_not_fit_or_are_ambiguous_are_refused(make_refused: Callable[[], object], message: str) -> None:
+    """No value is truncated or guessed."""
     with pytest.raises(ValueError, match=message):
-        refused()
+        make_refused()
 
 
-class Inner(ctypes.Structure):
+class InnerStruct(ctypes.Structure):
     _fields_ = (("flag", ctypes.c_int8), ("wide", ctypes.c_int64))
 
 
-class Outer(ctypes.Structure):
-    _fields_ = (("short", ctypes.c_int16), ("data", ctypes.c_uint64), ("inner", Inner), ("last", ctypes.c_float))
+class OuterStruct(ctypes.Structure):
+    _fields_ = (("short", ctypes.c_int16), ("data", ctypes.c_uint64), ("inner", InnerStruct), ("last", ctypes.c_float))
 
 
 def test_structures_are_laid_out_as_c_does() -> None:
-    """Members, nested ones too, stand at multiples of their alignment, and the end is padded."""
-    argument = fields(i16(-2), pointer("x", 16), fields(i8(1), i64(-9)), f32(0.5))
-    expected = bytes(Outer(-2, 0x7000 + 16, Inner(1, -9), 0.5))
-    assert to_bytes(argument, len(expected), lambda kind, value: 0x7000 + value[1]) == expected
-    build = Build("k", (argument, texture("y", filter_mode="linear")))
+    """Members are aligned, nested ones too, and the end is padded."""
+    structure = fields(i16(-2), pointer("x", 16), fields(i8(1), i64(-9)), f32(0.5))
+    expected = bytes(OuterStruct(-2, 0x7000 + 16, InnerStruct(1, -9), 0.5))
+    assert to_bytes(structure, len(expected), lambda kind, value: 0x7000 + value[1]) == expected
+    build = Build("k", (structure, texture("y", filter_mode="linear")))
     assert Build.from_plain(build.to_plain()) == build
-    assert [list_tensor_names(one) for one in (*build.args, "z", 3, i8(1))] == [("x",), ("y",), ("z",), (), ()]
+    assert [list_tensor_names(argument) for argument in (*build.args, "z", 3, i8(1))] == [
+        ("x",),
+        ("y",),
+        ("z",),
+        (),
+        (),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +160,6 @@ def test_structures_are_laid_out_as_c_does() -> None:
     ],
 )
 def test_arguments_without_a_meaning_are_refused(argument: Any) -> None:
-    """A Build refuses an argument that no parameter could take."""
+    """No parameter could take them."""
     with pytest.raises(ValueError, match=r"cannot be of type|has no type"):
         Build("k", (argument,))

@@ -1,4 +1,4 @@
-"""Optuna's samplers behind ktuned's interface: they keep every promise of a strategy, and learn."""
+"""Optuna's samplers as strategies: they pass the conformance suite and learn."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ ktuned_optuna = pytest.importorskip("ktuned_optuna")
 BOWL = space(x=range(20), y=[2**k for k in range(10)], z=["a", "b", "c"], where=lambda p, c: c.x * c.y < 4000)
 
 
-def bowl(config: Any) -> float:
-    """Return a latency in µs with its optimum of 10 at (6, 32, "b")."""
+def compute_bowl_latency(config: Any) -> float:
+    """Return a latency in µs whose optimum is 10 at (6, 32, "b")."""
     distance = (config["x"] - 6) ** 2 / 100 + (math.log2(config["y"]) - 5) ** 2 / 20
     return 10 * math.exp(distance) * (1.0 if config["z"] == "b" else 1.3)
 
 
 @pytest.mark.parametrize("name", ["Tpe", "NsgaII"])
 def test_each_sampler_proposes_every_config_once(name: str) -> None:
-    """Each config once, to the end of a space, in equal orders for equal seeds, whatever fails or comes late."""
+    """Equal seeds give equal orders, whatever fails or comes late."""
     check_strategy(getattr(ktuned_optuna, name))
 
 
 def test_tpe_beats_chance_under_constraints() -> None:
-    """Proposals that the space does not hold become valid ones near them, from which the sampler learns."""
+    """An invalid proposal becomes a valid config near it, from which the sampler learns."""
 
-    def found(name: str, seed: int) -> float:
+    def find_best(name: str, seed: int) -> float:
         strategy = choose_strategy(BOWL.bind({}), Plan(name, seed, trials=40))
         best = math.inf
         for _ in range(40):
             for config in strategy.ask(1):
-                strategy.tell(config, Outcome.MEASURED, bowl(config))
-                best = min(best, bowl(config))
+                strategy.tell(config, Outcome.MEASURED, compute_bowl_latency(config))
+                best = min(best, compute_bowl_latency(config))
         return best
 
-    assert mean(found("optuna_tpe", seed) for seed in range(3)) < mean(found("random", seed) for seed in range(3))
+    assert mean(find_best("optuna_tpe", seed) for seed in range(3)) < mean(
+        find_best("random", seed) for seed in range(3)
+    )
 
 
 def test_batches_and_foreign_outcomes_are_taken() -> None:
-    """Several configs may be under way, and outcomes of others count."""
+    """Several configs may be in flight, and outcomes of other configs count."""
     strategy = choose_strategy(BOWL.bind({}), Plan("optuna_tpe", trials=100))
     strategy.tell({"x": 6, "y": 32, "z": "b"}, Outcome.MEASURED, 10.0)
     asked = strategy.ask(6)
@@ -58,19 +60,19 @@ def test_batches_and_foreign_outcomes_are_taken() -> None:
 
 
 def test_own_sampler_is_three_lines() -> None:
-    """A subclass names any sampler; one that cannot be made ends the job with one line."""
+    """A subclass names any sampler; a sampler that cannot be made ends the job with one line."""
 
-    class Own(ktuned_optuna.OptunaStrategy):  # type: ignore[misc, name-defined]
+    class OwnStrategy(ktuned_optuna.OptunaStrategy):  # type: ignore[misc, name-defined]
         def sampler(self, seed: int) -> Any:
             return optuna.samplers.RandomSampler(seed=seed)
 
-    assert Own(BOWL.bind({}), 1).ask(3)
+    assert OwnStrategy(BOWL.bind({}), 1).ask(3)
 
-    class Broken(Own):
+    class BrokenStrategy(OwnStrategy):
         def sampler(self, seed: int) -> Any:
             raise ModuleNotFoundError("No module named 'cmaes'")
 
     from ktuned.search.choice import SupervisedStrategy
 
     with pytest.raises(StrategyFault, match="'broken' failed as it starts: ModuleNotFoundError: No module named"):
-        SupervisedStrategy("broken", Broken, BOWL.bind({}), 0)
+        SupervisedStrategy("broken", BrokenStrategy, BOWL.bind({}), 0)

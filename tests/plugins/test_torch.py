@@ -1,12 +1,10 @@
-"""The torch backend: what every backend promises, and what this one promises besides."""
+"""The torch backend: the conformance suite, and its own features."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,41 +14,40 @@ import torch
 
 from ktuned.backends import cpu
 from ktuned.backends.contract import Compiled, Unit
-from ktuned.backends.cuda import torch_cuda_devices
 from ktuned.backends.registry import Registry
 from ktuned.declaration.digest import describe_kernel
 from ktuned.declaration.loader import forget_modules, load_file
-from ktuned.ipc import Places, replies, requests
+from ktuned.ipc import Places, requests
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
-from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned.worker.compile import compile_units
-from ktuned.worker.reply import Reply
 from ktuned_torch import Build, Torch, TorchKernel, inductor
 from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE, ON_LANE
 from ktuned_torch.bound_function import explain_unsupported
 from tests.plugins import torch_kernels
+from tests.plugins.examples_on_gpus import find_first_gpu, run_python
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
 from tests.plugins.torch_trials import SMALL, Trials, load_kernel
+from tests.worker.reply_collector import ReplyCollector
 
 pytestmark = [
-    # torch.compile starts with some ten seconds of imports and of trying the C++ compiler out.
+    # torch.compile starts with some ten seconds of imports and C++ compiler checks.
     pytest.mark.timeout(300),
-    # torch.compile calls parts of torch that torch itself has deprecated.
+    # torch.compile calls deprecated parts of torch.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
 Compile = Callable[..., tuple[Compiled, Path]]
 
-UNTRANSLATED = {"backend": "eager"}
-"""Options with which torch.compile traces, but compiles nothing."""
+TRACE_ONLY = {"backend": "eager"}
+"""Options with which torch.compile traces but does not compile."""
 
 
 @pytest.fixture
 def compile_one(tmp_path: Path) -> Compile:
-    """Return a function that compiles a Build into a new directory."""
+    """A function that compiles a Build into a new directory."""
     numbers = itertools.count()
 
     def compile_one(build: Build, target: str = "") -> tuple[Compiled, Path]:
@@ -63,23 +60,23 @@ def compile_one(tmp_path: Path) -> Compile:
     return compile_one
 
 
-def load(build: Build, artifact: Path) -> TorchKernel:
+def load_kernel_on_cpu(build: Build, artifact: Path) -> TorchKernel:
     """Load a Build's artifact on the CPU."""
     return Torch().load(artifact, Unit("key", build, (), FILE, "scale", cpu.target()), cpu.device())
 
 
-def function(name: str) -> str:
-    """Return the name by which a function of the example travels."""
+def name_example_function(name: str) -> str:
+    """Return the name by which a function of torch_kernels travels."""
     return f"{torch_kernels.__name__}:{name}"
 
 
-def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
-    """The public conformance suite passes, on whichever device comes first."""
+def test_the_backend_passes_the_conformance_suite(tmp_path: Path) -> None:
+    """The suite runs on the first device."""
     check_backend(Registry().load("torch"), torch_kernels.EAGER, tmp_path)
 
 
-def test_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passes too, and a new process compiles nothing again: with an empty cache, and on more cores."""
+def test_compiled_code_passes_the_conformance_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process compiles nothing again, even with an empty cache and on more cores."""
     (tmp_path / "new").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "new"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -87,66 +84,67 @@ def test_compiled_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_describing_imports_no_torch() -> None:
-    """Devices and fingerprint cost what reading a few files costs; no context is made."""
+    """Devices and fingerprint cost reading a few files; no context is made."""
     code = """if True:
         import sys
         from ktuned_torch import Torch
         Torch().fingerprint(), Torch().devices()
         print(sorted({"torch", "numpy", "triton"} & sys.modules.keys()))
     """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    assert run_python(code) == "[]"
 
 
-def test_the_cpu_is_the_one_that_every_backend_means() -> None:
-    """It comes after the GPUs, with the model and target of the other plugins, so that they share a lane."""
+def test_the_cpu_is_the_same_device_in_every_backend() -> None:
+    """It follows the GPUs; model and target are those of other plugins, so that they share a lane."""
     devices = cast("tuple[Device, ...]", Torch().devices())
     assert devices[-1] == cpu.device()
     assert all(device.kind == "cuda" for device in devices[:-1])
 
 
 class TestBuild:
-    """A function crosses as its name."""
+    """A function travels as its name."""
 
     def test_a_function_becomes_its_name(self) -> None:
-        """With the module where that is not a kernel file; the plain data rebuilds an equal Build."""
+        """The name includes the module, unless it is a kernel file; the plain data gives an equal Build."""
         build = Build(torch_kernels.scale, ("x", "y", 3), {"options": {"sizes": (1, 2)}}, LAYOUTS)
-        assert build.function == function("scale")
+        assert build.function == name_example_function("scale")
         assert Build.from_plain(json.loads(json.dumps(build.to_plain()))) == build
 
     def test_a_lambda_is_an_error_at_once(self) -> None:
-        """Where the kernel function says it, not in a worker."""
+        """The error comes from the kernel function, not from a worker."""
         with pytest.raises(ValueError, match="a lambda has no name"):
             Build(lambda x: None, ("x",))
 
     def test_compile_must_be_a_map(self) -> None:
-        """``compile=True`` looks right and is not."""
+        """``compile=True`` looks plausible."""
         with pytest.raises(TypeError, match="compile is True, not a dict"):
             Build("f", (), True)  # type: ignore[arg-type]
 
     def test_a_compiled_build_records_the_layouts_of_its_tensors(self) -> None:
-        """Those that ``args`` names; eager code has no need to know, and one artifact serves every problem."""
-        known = {**LAYOUTS, "z": ("int8", (1,), (1,))}
-        assert Build("f", ("x", 3), {}).given(lambda: known).layouts == {"x": LAYOUTS["x"]}
-        assert Build("f", ("x", 3)).given(lambda: known).layouts == {}
+        """Only tensors in ``args`` count; eager code needs no layouts, so one artifact serves every problem."""
+        layouts = {**LAYOUTS, "z": ("int8", (1,), (1,))}
+        assert Build("f", ("x", 3), {}).given(lambda: layouts).layouts == {"x": LAYOUTS["x"]}
+        assert Build("f", ("x", 3)).given(lambda: layouts).layouts == {}
 
 
 class TestKeeping:
-    """What is kept of a unit, and what is said where nothing is."""
+    """What a unit keeps, and the reason if it keeps nothing."""
 
     @pytest.mark.parametrize(
         ("build", "target", "reason"),
         [
             (Build("scale", ("x", "y", 3)), "", EAGER),
-            (Build("scale", ("x", "y", 3), UNTRANSLATED, LAYOUTS), "", NO_CODE),
+            (Build("scale", ("x", "y", 3), TRACE_ONLY, LAYOUTS), "", NO_CODE),
             (Build("scale", ("x", "y", 3), {}), "", NO_LAYOUTS),
             (Build("scale", ("x", "y", 3), {"mode": "max-autotune"}, LAYOUTS), "", ON_LANE),
             (Build("scale", ("x", "y", 3), {"options": {"max-autotune-gemm": True}}, LAYOUTS), "", ON_LANE),
             (Build("scale", ("x", "y", 3), {}, LAYOUTS), "sm_90a", ON_DEVICE),
         ],
     )
-    def test_what_cannot_be_kept_says_so(self, build: Build, target: str, reason: str, compile_one: Compile) -> None:
-        """In the facts, which results show, and in the artifact itself."""
+    def test_a_unit_that_keeps_no_code_says_why(
+        self, build: Build, target: str, reason: str, compile_one: Compile
+    ) -> None:
+        """The reason is in the facts, which results show, and in the artifact."""
         result, artifact = compile_one(build, target)
         assert result.outcome is None, result.message
         assert result.facts == {"persisted": False, "reason": reason}
@@ -154,7 +152,7 @@ class TestKeeping:
         assert json.loads((artifact / KERNEL_FILE).read_text())["reason"] == reason
 
     def test_every_unit_keeps_its_own_code(self, compile_one: Compile) -> None:
-        """Also one whose code the process has at hand already, from an equal unit before."""
+        """This includes code that an equal unit has already compiled in this process."""
         sizes = []
         for _ in range(2):
             result, artifact = compile_one(COMPILED.good)
@@ -163,76 +161,76 @@ class TestKeeping:
         assert sizes[0] == sizes[1]
 
     def test_artifacts_of_two_keys_differ(self, compile_one: Compile) -> None:
-        """Equal artifacts count as equal kernels, and an edit of the function shows nowhere but in the key."""
+        """Equal artifacts would count as equal kernels, and an edit of the function shows only in the key."""
         (_, first), (_, second) = (compile_one(Build("scale", ("x", "y", 3))) for _ in range(2))
         assert (first / KERNEL_FILE).read_bytes() != (second / KERNEL_FILE).read_bytes()
 
     def test_an_unknown_option_is_refused_without_a_device(self, compile_one: Compile) -> None:
-        """In torch's own words, also where the code is made on the device."""
+        """The message is torch's own, even if the code is made on the device."""
         result, _ = compile_one(Build("scale", ("x", "y", 3), {"mode": "fastest"}, LAYOUTS), "sm_90a")
         assert result.outcome is Outcome.COMPILE_ERROR
         assert "Unrecognized mode=fastest" in result.message
 
     def test_another_cpus_target_is_unsupported(self, compile_one: Compile, tmp_path: Path) -> None:
-        """What is compiled here is never passed off as another machine's, nor loaded from there."""
+        """Code for one CPU is never compiled or loaded as another machine's."""
         result, _ = compile_one(COMPILED.good, "native-elsewhere")
         assert result.outcome is Outcome.UNSUPPORTED
         with pytest.raises(Unsupported, match="native-elsewhere"):
             Torch().load(tmp_path, COMPILED.unit("key", COMPILED.good, "native-elsewhere"), cpu.device())
 
     def test_what_the_cpu_lacks_is_unsupported_when_it_is_compiled(self, compile_one: Compile) -> None:
-        """Not a compile error: another device may have it."""
+        """It is no compile error, because another device may have it."""
         layouts = {"x": ("float32", (1, 1, 8, 8), (64, 64, 8, 1))}
-        result, _ = compile_one(Build("cudnn_attention", ("x",), UNTRANSLATED, layouts))
+        result, _ = compile_one(Build("run_cudnn_attention", ("x",), TRACE_ONLY, layouts))
         assert result.outcome is Outcome.UNSUPPORTED
         assert "No viable backend" in result.message
 
     @pytest.mark.parametrize(("shape", "strides"), [((4, 3), (1, 4)), ((4, 3), (1, 0)), ((0, 3), (3, 1)), ((), ())])
-    def test_what_it_is_compiled_on_is_laid_out_like_the_inputs(
+    def test_tensors_for_compiling_are_laid_out_like_the_inputs(
         self, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> None:
-        """Transposed, overlapping, empty and scalar tensors alike."""
-        made = inductor.make_zeros(("bfloat16", shape, strides))
-        assert (made.dtype, tuple(made.shape), made.stride()) == (torch.bfloat16, shape, strides)
-        assert not made.any()
+        """This includes transposed, overlapping, empty and scalar tensors."""
+        zeros = inductor.make_zeros(("bfloat16", shape, strides))
+        assert (zeros.dtype, tuple(zeros.shape), zeros.stride()) == (torch.bfloat16, shape, strides)
+        assert not zeros.any()
 
 
 class TestCalling:
-    """Bound functions: compiled before they are launched, and what their failures mean."""
+    """Bound functions: they are compiled before their launch, and their errors become outcomes."""
 
     def test_the_tenth_config_is_compiled_like_the_first(self, compile_one: Compile) -> None:
-        """Dynamo gives a function up after eight versions, silently; each config starts again."""
+        """Dynamo silently gives up a function after eight versions, so each config starts afresh."""
         x = torch.zeros(3)
-        said = []
+        is_compiled = []
         for size in range(2, 12):
-            build = Build("says_whether_compiled", ("x",), UNTRANSLATED)
+            build = Build("record_whether_compiled", ("x",), TRACE_ONLY)
             x = torch.zeros(size)
-            load(build, compile_one(build)[1]).bind({"x": x})()
-            said.append(float(x[0]))
-        assert said == [1.0] * 10
+            load_kernel_on_cpu(build, compile_one(build)[1]).bind({"x": x})()
+            is_compiled.append(float(x[0]))
+        assert is_compiled == [1.0] * 10
 
     def test_compiling_leaves_the_tensors_alone(self, compile_one: Compile) -> None:
-        """What must be called to be compiled is called on copies; one tensor that comes twice is one copy."""
-        build = Build("scale", ("x", "x", 3), UNTRANSLATED)
+        """Functions are compiled by calling them on copies; a tensor that is passed twice is one copy."""
+        build = Build("scale", ("x", "x", 3), TRACE_ONLY)
         x = torch.ones(4)
-        launch = load(build, compile_one(build)[1]).bind({"x": x})
+        launch = load_kernel_on_cpu(build, compile_one(build)[1]).bind({"x": x})
         assert x.tolist() == [1.0] * 4
         launch()
         assert x.tolist() == [3.0] * 4
 
     def test_a_result_that_nobody_takes_is_an_error(self, compile_one: Compile) -> None:
-        """It says how to write the function; returning a tensor that was given is what in-place functions do."""
-        artifact = compile_one(Build("returning", ("x",)))[1]
-        with pytest.raises(TypeError, match="returning returned a Tensor, which is ignored: it must write into"):
-            load(Build("returning", ("x",)), artifact).bind({"x": torch.ones(4)})()
+        """The message says how to write the function; in-place functions may return a given tensor."""
+        artifact = compile_one(Build("return_result", ("x",)))[1]
+        with pytest.raises(TypeError, match="return_result returned a Tensor, which is ignored: it must write into"):
+            load_kernel_on_cpu(Build("return_result", ("x",)), artifact).bind({"x": torch.ones(4)})()
         x = torch.ones(4)
-        load(Build("in_place", ("x",)), artifact).bind({"x": x})()
+        load_kernel_on_cpu(Build("add_in_place", ("x",)), artifact).bind({"x": x})()
         assert x.tolist() == [2.0] * 4
 
     def test_what_the_cpu_lacks_is_unsupported(self, compile_one: Compile) -> None:
-        """Torch's words, as the outcome that another device would not have."""
-        build = Build("cudnn_attention", ("x",))
-        launch = load(build, compile_one(build)[1]).bind({"x": torch.ones(1, 1, 8, 8)})
+        """The message is torch's; on another device the outcome may differ."""
+        build = Build("run_cudnn_attention", ("x",))
+        launch = load_kernel_on_cpu(build, compile_one(build)[1]).bind({"x": torch.ones(1, 1, 8, 8)})
         with pytest.raises(Unsupported, match="No viable backend"):
             launch()
 
@@ -240,7 +238,7 @@ class TestCalling:
         """A wrong call is not the device's fault."""
         build = Build("scale", ("x", "y"))
         with pytest.raises(TypeError, match="factor"):
-            load(build, compile_one(build)[1]).bind({"x": torch.ones(1), "y": torch.ones(1)})()
+            load_kernel_on_cpu(build, compile_one(build)[1]).bind({"x": torch.ones(1), "y": torch.ones(1)})()
 
 
 KERNEL = """
@@ -262,16 +260,16 @@ def it(p, c):
 class TestEditing:
     """A function's code is the kernel's source."""
 
-    def write(self, root: Path, factor: int = 2, comment: str = "", other: int = 2) -> Path:
+    def write_project(self, root: Path, factor: int = 2, comment: str = "", module_factor: int = 2) -> Path:
         """Write the kernel file and the module beside it."""
-        (root / "scaling.py").write_text(f"def scaled(x, y):\n    y.copy_({other} * x)\n")
+        (root / "scaling.py").write_text(f"def scaled(x, y):\n    y.copy_({module_factor} * x)\n")
         path = root / "tune_it.py"
         path.write_text(KERNEL.format(factor=factor, comment=comment))
         return path
 
-    def digest(self, root: Path, **changes: Any) -> str:
+    def compute_source_digest(self, root: Path, **changes: Any) -> str:
         """Return the kernel's source digest, which enters its artifacts' keys."""
-        path = self.write(root, **changes)
+        path = self.write_project(root, **changes)
         forget_modules()
         (kernel,) = load_file(path, root).kernels
         digest = describe_kernel(kernel, "project", root).source_digest
@@ -279,42 +277,30 @@ class TestEditing:
         return digest
 
     def test_an_edit_of_the_function_changes_the_artifacts_keys(self, tmp_path: Path) -> None:
-        """Also of one that another module defines; a comment changes nothing."""
-        first = self.digest(tmp_path)
-        assert self.digest(tmp_path, comment="twice as much") == first
-        assert self.digest(tmp_path, factor=3) != first
-        assert self.digest(tmp_path, other=3) != first
+        """This includes functions of other modules; a comment changes nothing."""
+        first = self.compute_source_digest(tmp_path)
+        assert self.compute_source_digest(tmp_path, comment="twice as much") == first
+        assert self.compute_source_digest(tmp_path, factor=3) != first
+        assert self.compute_source_digest(tmp_path, module_factor=3) != first
 
-    def test_a_worker_that_compiled_the_old_one_compiles_the_new_one(self, tmp_path: Path) -> None:
-        """A compile worker lives longer than a save: it imports the file again for each request."""
-        items: list[replies.CompiledUnit] = []
-
-        class KeptItems(Reply):
-            def __init__(self) -> None:
-                """Have no pipe."""
-
-            def begin_phase(self, phase: Phase) -> None:
-                """Ignore it."""
-
-            def send_item(self, value: replies.CompiledUnit, *, hold_s: float = 0.0) -> None:
-                """Keep it."""
-                items.append(value)
-
-        path = self.write(tmp_path)
+    def test_a_worker_compiles_the_new_function_after_a_save(self, tmp_path: Path) -> None:
+        """A compile worker outlives a save: it imports the file again for each request."""
+        path = self.write_project(tmp_path)
         kernel = requests.KernelRef("project", path.name, "it", "torch", (), {})
         unit = requests.UnitRef("key", Build("double", ("x", "y")).to_plain())
         request = requests.Compile(kernel, cpu.target(), "into", (unit,))
         places = Places({"project": str(tmp_path)}, str(tmp_path / "artifacts"), "")
-        compile_units(Registry(), places, request, KeptItems())
+        reply = ReplyCollector()
+        compile_units(Registry(), places, request, reply)
         path.write_text(path.read_text().replace("double", "twice"))
-        compile_units(Registry(), places, request, KeptItems())
+        compile_units(Registry(), places, request, reply)
         forget_modules()
-        assert [item.outcome for item in items] == [None, Outcome.COMPILE_ERROR]
-        assert items[1].message.startswith("tune_it.py: there is no function 'double'")
+        assert [item.outcome for item in reply.items] == [None, Outcome.COMPILE_ERROR]
+        assert reply.items[1].message.startswith("tune_it.py: there is no function 'double'")
 
 
 def test_the_example_of_attention_agrees_with_float32(tmp_path: Path) -> None:
-    """Inductor's code for the CPU, for the shapes that the problem says; here Inductor is imported already."""
+    """Inductor compiles it for the CPU and a small problem."""
     trials = Trials(load_kernel("attention_choice", "tune_attention.py"), SMALL, cpu.device(), tmp_path)
     assert trials.is_right({"IMPLEMENTATION": "composed", "COMPILE": "default"})
 
@@ -322,17 +308,11 @@ def test_the_example_of_attention_agrees_with_float32(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.allow_leaks(reason="Inductor keeps its compile workers until the process ends")
 class TestOnCuda:
-    """What only a GPU shows."""
+    """Behaviour that only a GPU shows."""
 
-    def device(self) -> Device:
-        """Return the first GPU."""
-        devices = torch_cuda_devices()
-        assert isinstance(devices, list), devices
-        return cast(Device, devices[0])
-
-    def load(self, build: Build, compile_one: Compile) -> TorchKernel:
+    def compile_and_load(self, build: Build, compile_one: Compile) -> TorchKernel:
         """Compile and load a Build on the GPU."""
-        device = self.device()
+        device = find_first_gpu(Torch())
         result, artifact = compile_one(build, device.target)
         assert result.outcome is None, result.message
         return Torch().load(artifact, Unit("key", build, (), FILE, "scale", device.target), device)
@@ -341,15 +321,16 @@ class TestOnCuda:
     def test_eager_and_compiled_functions_compute_the_right_result(
         self, options: dict[str, Any] | None, compile_one: Compile
     ) -> None:
-        """Eager and compiled."""
-        tensors = torch_kernels.inputs("cuda:0")
-        self.load(Build("scale", ("x", "y", 3), options, LAYOUTS), compile_one).bind(tensors)()
-        torch_kernels.verify(tensors)
+        tensors = torch_kernels.make_inputs("cuda:0")
+        self.compile_and_load(Build("scale", ("x", "y", 3), options, LAYOUTS), compile_one).bind(tensors)()
+        torch_kernels.verify_output(tensors)
 
     def test_what_the_gpu_lacks_is_unsupported_when_it_is_bound(self, compile_one: Compile) -> None:
         """CuDNN's attention does not take float32."""
         with pytest.raises(Unsupported, match="No available kernel"):
-            self.load(Build("cudnn_attention", ("x",)), compile_one).bind({"x": torch.ones(1, 1, 8, 8).cuda()})
+            self.compile_and_load(Build("run_cudnn_attention", ("x",)), compile_one).bind(
+                {"x": torch.ones(1, 1, 8, 8).cuda()}
+            )
 
 
 @pytest.mark.parametrize(
@@ -363,7 +344,7 @@ class TestOnCuda:
     ],
 )
 def test_a_kernel_for_gpus_says_so_on_a_cpu(message: str, words: str) -> None:
-    """Also as the cause of another error; other errors are none of this."""
+    """The message may belong to the error's cause; other errors are not affected."""
     error = RuntimeError("a launcher's own words")
     error.__cause__ = AssertionError(message)
     assert re.search(words, explain_unsupported(error))

@@ -1,45 +1,37 @@
-"""The examples of the torch plugin: what the CPU has computes, what it lacks is unsupported, the rest needs a GPU."""
+"""The torch plugin's examples: what the CPU supports computes correctly, the rest is unsupported or needs a GPU."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from ktuned.backends import cpu
-from ktuned.backends.cuda import torch_cuda_devices
 from ktuned.declaration.declared_kernel import Kernel
 from ktuned.declaration.loader import load_file
 from ktuned.measuring.cuda_timer import CudaTimer
 from ktuned.measuring.race import RaceRules
 from ktuned.measuring.timed_launches import TimedLaunches
-from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.plan import PRESETS
+from ktuned_torch import Torch
+from tests.plugins.examples_on_gpus import find_first_gpu
 from tests.plugins.torch_trials import EXAMPLES, SMALL, Trials, load_kernel
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-def gpu() -> Device:
-    """Return the first GPU."""
-    devices = torch_cuda_devices()
-    assert isinstance(devices, list), devices
-    return cast(Device, devices[0])
-
-
 class TestAttention:
     """examples/attention_choice."""
 
-    def kernel(self) -> Kernel:
+    def load_kernel(self) -> Kernel:
         """Return it."""
         return load_kernel("attention_choice", "tune_attention.py")
 
     def test_the_space_has_each_implementation_eager_and_the_fusible_one_compiled(self) -> None:
-        """Each implementation eagerly, and the one that can be fused in two compiled ways."""
-        kernel = self.kernel()
+        """The fusible implementation is compiled in two ways."""
+        kernel = self.load_kernel()
         (problem,) = kernel.list_problems()
         configs = list(kernel.bind_space(problem))
         assert kernel.default in configs
@@ -47,16 +39,16 @@ class TestAttention:
         assert len(configs) == 7
 
     def test_what_the_cpu_has_agrees_with_float32(self, tmp_path: Path) -> None:
-        """Three implementations eagerly; torch.compile's own tests are torch's."""
-        trials = Trials(self.kernel(), SMALL, cpu.device(), tmp_path)
+        """Three implementations run eagerly; torch.compile is torch's own concern."""
+        trials = Trials(self.load_kernel(), SMALL, cpu.device(), tmp_path)
         for name in ("math", "flash", "composed"):
             assert trials.is_right({"IMPLEMENTATION": name, "COMPILE": "eager"}), name
 
     @pytest.mark.parametrize("name", ["efficient", "cudnn"])
     def test_what_the_cpu_lacks_is_unsupported(self, name: str, tmp_path: Path) -> None:
-        """It is not an error of the config's."""
-        trials = Trials(self.kernel(), SMALL, cpu.device(), tmp_path)
-        launch = trials.launch({"IMPLEMENTATION": name, "COMPILE": "eager"})
+        """It is no error of the config."""
+        trials = Trials(self.load_kernel(), SMALL, cpu.device(), tmp_path)
+        launch = trials.make_launch({"IMPLEMENTATION": name, "COMPILE": "eager"})
         with pytest.raises(Unsupported, match="No viable backend"):
             launch()
 
@@ -65,16 +57,15 @@ class TestAttention:
     @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.11's own autotuning
     def test_every_config_agrees_on_the_gpu_and_one_beats_the_default(self, tmp_path: Path) -> None:
         """The declared problem, timed as jobs time it."""
-        kernel = self.kernel()
+        kernel = self.load_kernel()
         (problem,) = kernel.list_problems()
-        beats_the_default(Trials(kernel, problem, gpu(), tmp_path))
+        check_that_one_config_beats_the_default(Trials(kernel, problem, find_first_gpu(Torch()), tmp_path))
 
 
 class TestSoftmax:
     """examples/triton_softmax."""
 
-    def test_without_triton_its_file_says_what_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One line, and nothing else is hindered."""
+    def test_without_triton_the_example_says_what_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
         file = EXAMPLES / "triton_softmax" / "tune_softmax.py"
         (error,) = load_file(file, EXAMPLES).errors
@@ -86,24 +77,24 @@ class TestSoftmax:
         """All of them, also the blocks that are wider than a row."""
         kernel = load_kernel("triton_softmax", "tune_softmax.py")
         (problem,) = kernel.list_problems()
-        beats_the_default(Trials(kernel, problem, gpu(), tmp_path))
+        check_that_one_config_beats_the_default(Trials(kernel, problem, find_first_gpu(Torch()), tmp_path))
 
     @pytest.mark.gpu
     def test_more_shared_memory_than_there_is_is_unsupported(self, tmp_path: Path) -> None:
-        """Triton finds out when it loads the kernel, which binding does; nothing was launched."""
+        """Triton notices it when binding loads the kernel; nothing has been launched."""
         kernel = load_kernel("triton_softmax", "tune_softmax.py")
-        trials = Trials(kernel, {"ROWS": 8, "COLUMNS": 262144, "DTYPE": "float32"}, gpu(), tmp_path)
+        trials = Trials(kernel, {"ROWS": 8, "COLUMNS": 262144, "DTYPE": "float32"}, find_first_gpu(Torch()), tmp_path)
         with pytest.raises(Unsupported, match="out of resource"):
-            trials.launch({"BLOCK": 32768, "WARPS": 16, "STAGES": 4})
+            trials.make_launch({"BLOCK": 32768, "WARPS": 16, "STAGES": 4})
 
 
-def beats_the_default(trials: Trials) -> None:
-    """Check every config that the device supports, and that the best is faster than the default."""
+def check_that_one_config_beats_the_default(trials: Trials) -> None:
+    """Check every config that the device supports, and that the best one is faster than the default."""
     timer = CudaTimer(trials.device.name, "events")
     latency_us: dict[str, float] = {}
     for config in trials.kernel.bind_space(trials.problem):
         try:
-            launch = trials.launch(config)
+            launch = trials.make_launch(config)
         except Unsupported:
             continue
         trials.data.reset_tensors()

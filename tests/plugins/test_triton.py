@@ -32,7 +32,7 @@ from tests.plugins import triton_scale
 from tests.plugins.examples_on_gpus import (
     CompileOne,
     check_outputs_on_gpu,
-    first_gpu,
+    find_first_gpu,
     make_compile_one,
     make_units,
     run_python,
@@ -553,7 +553,7 @@ class TestOnGpu:
         """Return a function that compiles, loads and binds."""
 
         def launch(wanted: Build, **tensors: Any) -> Callable[[], float | None]:
-            device = first_gpu(Triton())
+            device = find_first_gpu(Triton())
             result, artifact = compile_one(wanted, device.target)
             assert result.outcome is None, result.message
             return load(artifact, device).bind(tensors)

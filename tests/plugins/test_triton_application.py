@@ -99,7 +99,7 @@ def ended_jobs(daemon: Daemon, count: int, *sizes: int) -> list[dict[str, Any]]:
         found[:] = [job for job in jobs if not sizes or job["problem"]["size"] in sizes]
         return len(found) >= count and all(job["state"] in ENDED_STATES for job in found)
 
-    daemon.until(have_ended, f"{count} jobs to end")
+    daemon.wait_until(have_ended, f"{count} jobs to end")
     return found
 
 
@@ -117,7 +117,7 @@ def test_programs_that_end_at_once_have_their_keys_tuned_by_a_daemon_that_starts
     jobs = ended_jobs(daemon, 2)
     assert sorted((job["state"], job["problem"]["size"]) for job in jobs) == [("done", 2048), ("done", 4096)]
     assert {job["kernel"] for job in jobs} == {"tests:plugins.triton_app.kernels.scale"}
-    daemon.until(lambda: not list_records(daemon), "the records to be gone")
+    daemon.wait_until(lambda: not list_records(daemon), "the records to be gone")
     assert call(daemon, "4096,2048") == ["called 256 256"]
     assert list_records(daemon) == []
     assert len(daemon.client.call("jobs")["jobs"]) == 2
@@ -159,7 +159,7 @@ def test_bad_records_are_a_notice_each_and_delay_nothing(shared: Daemon, record:
     good, bad = sorted(jobs, key=lambda job: job["state"])
     assert (good["state"], bad["state"], bad["kernel"].rpartition(":")[2]) == ("done", "failed", "gone")
     assert "no_such_library cannot be imported: ModuleNotFoundError" in bad["message"]
-    shared.until(lambda: not list_records(shared), "the records to be gone")
+    shared.wait_until(lambda: not list_records(shared), "the records to be gone")
     notices = shared.client.call("status")["notices"]
     for reason in ("it is damaged", "it is a link", "it is not a record"):
         assert sum(reason in notice for notice in notices) == 1, notices
@@ -200,7 +200,7 @@ def test_an_edit_of_the_function_is_another_kernel(shared: Daemon, tmp_path: Pat
 
 def test_a_wait_gets_the_winner_in_its_first_call(shared: Daemon) -> None:
     """Under ``ktuned run --wait``, and the summary says what became of it."""
-    done = shared.ktuned("run", "--wait", sys.executable, str(APPLICATION), "3000,3001", timeout_s=DEADLINE_S)
+    done = shared.run_ktuned("run", "--wait", sys.executable, str(APPLICATION), "3000,3001", timeout_s=DEADLINE_S)
     assert done.stdout.splitlines() == ["called 256 256"], done.stdout + done.stderr
     lines = done.stderr.splitlines()
     assert "adopted 1 function: tests: scale" in lines[-2], lines
@@ -237,7 +237,7 @@ def test_without_a_device_a_call_waits(daemon: Daemon, record: CallRecord) -> No
     def notices() -> str:
         return " ".join(daemon.client.call("status")["notices"])
 
-    daemon.until(lambda: "a call of an application waits for a GPU" in notices(), "the notice")
+    daemon.wait_until(lambda: "a call of an application waits for a GPU" in notices(), "the notice")
     assert daemon.client.call("jobs")["jobs"] == []
     assert len(list_records(daemon)) == 1
     daemon.stop()
@@ -264,7 +264,7 @@ def test_of_a_function_with_many_keys_few_are_tuned_and_a_portfolio_serves_the_o
         document = daemon.client.call("export", kernel=kernel, device=one["device"])["document"]
         return list(document.get("portfolios", {}).values())
 
-    daemon.until(lambda: bool(list_trees()), "the portfolio to be fitted")
+    daemon.wait_until(lambda: bool(list_trees()), "the portfolio to be fitted")
     (tree,) = list_trees()
     assert {config["BLOCK"] for config in list_configs(tree)} == {128, 256}
     jobs = daemon.client.call("jobs")["jobs"]
@@ -274,5 +274,5 @@ def test_of_a_function_with_many_keys_few_are_tuned_and_a_portfolio_serves_the_o
 
     call(daemon, ",".join(["64"] * 200 + ["65"]), "end", "stretch")
     ended_jobs(daemon, 1, 64)
-    daemon.until(lambda: not list_records(daemon), "the records to be taken in")
+    daemon.wait_until(lambda: not list_records(daemon), "the records to be taken in")
     assert ended_jobs(daemon, 0, 65) == []

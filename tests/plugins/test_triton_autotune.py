@@ -61,7 +61,7 @@ class TestACall:
         call(function)
         call(function)
         assert [(run["BLOCK"], run["num_warps"], run["EVEN"]) for run in launched] == [(128, 4, True)] * 2
-        assert len(link.asked) == len(link.followed) == 1
+        assert len(link.asked_keys) == len(link.followed_keys) == 1
         (record,) = records(spool)
         assert without_constants(record.problem) == {"size": SIZE, "@types": "f32,f32"}
         assert (record.package, record.function) == ("tests", "plugins.triton_app.kernels.scale")
@@ -71,10 +71,10 @@ class TestACall:
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """Nor is it followed: it is the last word."""
-        link.known = Answer(text(256, 4), is_final=True)
+        link.answer = Answer(text(256, 4), is_final=True)
         call(scale())
         assert chosen(launched) == [(256, 4)]
-        assert (link.followed, records(spool)) == ([], [])
+        assert (link.followed_keys, records(spool)) == ([], [])
         assert list(account.keys.values()) == [TUNED]
 
     @pytest.mark.parametrize("known", [Answer(text(256, 4)), Answer(text(256, 4), is_final=True, is_open=True)])
@@ -82,16 +82,16 @@ class TestACall:
         self, known: Answer, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """One of an older state, and the best so far of a tuning that goes on."""
-        link.known = known
+        link.answer = known
         call(scale())
         assert chosen(launched) == [(256, 4)]
-        assert len(records(spool)) == len(link.followed) == 1
+        assert len(records(spool)) == len(link.followed_keys) == 1
 
     def test_a_config_that_the_pruning_took_away_is_not_launched(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """Whatever the daemon says."""
-        link.known = Answer(text(64, 4), is_final=True)
+        link.answer = Answer(text(64, 4), is_final=True)
         call(scale())
         assert chosen(launched) == [(128, 4)]
         assert len(records(spool)) == 1
@@ -136,7 +136,7 @@ class TestACall:
         monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
         function = scale()
         call(function)
-        ((_, on_answer),) = link.followed
+        ((_, on_answer),) = link.followed_keys
         assert on_answer(Answer(text(256, 4), is_final=True, artifact="/artifact")) is False
         call(function)
         assert installed == ["/artifact"]
@@ -149,9 +149,9 @@ class TestACall:
         """``never`` follows nothing, ``always`` looks for the next one."""
         monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
         call(scale(upgrade="never"))
-        assert link.followed == []
+        assert link.followed_keys == []
         call(scale(upgrade="always"))
-        ((_, on_answer),) = link.followed
+        ((_, on_answer),) = link.followed_keys
         assert on_answer(Answer(text(256, 4), is_final=True)) is True
 
     def test_mode_wait_launches_the_winner_in_the_first_call(
@@ -159,16 +159,16 @@ class TestACall:
     ) -> None:
         """And launches the winner in the first call."""
         monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
-        link.ending = Answer(text(256, 4), is_final=True)
+        link.final_answer = Answer(text(256, 4), is_final=True)
         call(scale(mode="wait"))
-        assert len(link.waited) == 1
+        assert len(link.waited_keys) == 1
         assert chosen(launched) == [(256, 4)]
 
     def test_a_wait_that_brings_no_winner_launches_the_first(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
     ) -> None:
         """The reason is in the log and in the account."""
-        link.ending = Answer(message="no config compiles")
+        link.final_answer = Answer(message="no config compiles")
         call(scale(mode="wait"))
         assert chosen(launched) == [(128, 4)]
         assert list(account.keys.values()) == ["not tuned: no config compiles"]
@@ -182,7 +182,7 @@ class TestACall:
         function[grid](x, x, size=SIZE, factor=2.0)
         function[grid](x, x, SIZE // 2, 2.0)
         function[grid](x.half(), x, SIZE, 2.0)
-        assert [without_constants(key.problem) for key in link.asked] == [
+        assert [without_constants(key.problem) for key in link.asked_keys] == [
             {"size": SIZE, "@types": "f32,f32"},
             {"size": SIZE // 2, "@types": "f32,f32"},
             {"size": SIZE, "@types": "f16,f32"},
@@ -198,7 +198,7 @@ class TestACall:
         for thread in threads:
             thread.join()
         assert len(launched) == 9
-        assert len(link.asked) == 1
+        assert len(link.asked_keys) == 1
 
     def test_while_a_graph_is_captured_nothing_is_asked(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,12 +209,12 @@ class TestACall:
             capturing.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: True)
             call(function)
             call(function)
-        assert (len(launched), link.asked, records(spool)) == (2, [], [])
-        link.known = Answer(text(256, 4), is_final=True)
+        assert (len(launched), link.asked_keys, records(spool)) == (2, [], [])
+        link.answer = Answer(text(256, 4), is_final=True)
         call(function)
         call(function)
         assert chosen(launched) == [(128, 4), (128, 4), (256, 4), (256, 4)]
-        assert len(link.asked) == 1
+        assert len(link.asked_keys) == 1
 
     def test_an_empty_grid_says_nothing_of_its_key(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
@@ -237,7 +237,7 @@ class TestACall:
         child = os.fork()
         if child == 0:
             call(function, SIZE // 2)
-            os._exit(len(link.followed))
+            os._exit(len(link.followed_keys))
         adopted._lock.release()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
@@ -245,9 +245,9 @@ class TestACall:
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any], spool: Path
     ) -> None:
         """Triton tunes meanwhile, or the first config is launched: by the application's choice."""
-        link.known = None
+        link.answer = None
         call(scale(without_daemon="first"))
-        assert (chosen(launched), left_to_triton, link.followed) == ([(128, 4)], [], [])
+        assert (chosen(launched), left_to_triton, link.followed_keys) == ([(128, 4)], [], [])
         assert len(records(spool)) == 1
         function = scale()
         call(function)
@@ -329,7 +329,7 @@ class TestWinners:
         for size in (SIZE, SIZE, 1):
             call(function, size)
         assert chosen(launched) == [launch, launch, (128, 4)]
-        assert (link.asked, link.followed, spool.exists()) == ([], [], False)
+        assert (link.asked_keys, link.followed_keys, spool.exists()) == ([], [], False)
         (known, lacking) = account.keys.values()
         assert known.removesuffix(": the first config is launched").endswith(reason)
         assert lacking == f"{path} lacks it: the first config is launched"
@@ -389,7 +389,7 @@ class TestAdoptionByInstance:
         made = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
         monkeypatch.setattr(autotuner, "_process_policy", None)
         autotuner.adopt_process(Autotuner, "background")
-        link.known = Answer(text(256, 4), is_final=True)
+        link.answer = Answer(text(256, 4), is_final=True)
         call(made)
         assert chosen(launched) == [(256, 4)]
 
@@ -410,7 +410,7 @@ class TestAdoptionByInstance:
         function = Cached(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
         Cached.stored[SIZE // 2] = triton.Config({"BLOCK": 32, "THROUGH": None}, num_warps=1)
         call(function, SIZE // 2)
-        assert (chosen(launched), link.asked) == ([(32, 1)], [])
+        assert (chosen(launched), link.asked_keys) == ([(32, 1)], [])
         call(function)
         assert chosen(launched)[1:] == [(64, 4)]
         assert len(records(spool)) == 1
@@ -452,14 +452,14 @@ class TestAdoptionByInstance:
         function = Stored(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
         function.cache = store = Store()
         store.winners[SIZE // 2] = triton.Config({"BLOCK": 32, "THROUGH": None}, num_warps=1)
-        link.known = Answer(text(256, 4), is_final=True)
+        link.answer = Answer(text(256, 4), is_final=True)
         call(function)
         call(function, SIZE // 2)
         call(function)
         assert chosen(launched) == [(256, 4), (32, 1), (256, 4)]
         assert (measured, [*store.winners]) == ([], [SIZE // 2])
         # What the library measures itself goes to its store.
-        link.known = None
+        link.answer = None
         call(function, SIZE // 4)
         assert (len(measured), [*store.winners]) == (len(kernels.CONFIGS), [SIZE // 2, SIZE // 4])
 
@@ -498,14 +498,14 @@ class TestAdoptionByInstance:
         copied = copy.copy(function)
         copied.cache = {}
         call(copied)
-        assert len(link.asked) == 2
+        assert len(link.asked_keys) == 2
 
     def test_a_function_with_one_config_is_not_tuned(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
     ) -> None:
         """Triton launches it."""
         call(triton.autotune(kernels.CONFIGS[:1], key=["size"])(kernels.scale.fn))
-        assert (len(launched), link.asked) == (1, [])
+        assert (len(launched), link.asked_keys) == (1, [])
 
     def test_a_warm_up_compiles_all_configs(
         self, process: None, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
@@ -518,7 +518,7 @@ class TestAdoptionByInstance:
         function = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
         x = torch.ones(SIZE)
         function.warmup(x, x, SIZE, 2.0, grid=(1,))
-        assert (len(compiled), link.asked) == (len(kernels.CONFIGS), [])
+        assert (len(compiled), link.asked_keys) == (len(kernels.CONFIGS), [])
 
     def test_functions_without_the_drop_in_are_tuned_by_triton(
         self,
@@ -531,7 +531,7 @@ class TestAdoptionByInstance:
         monkeypatch.setattr(autotuner, "_process_policy", None)
         call(triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn))
         assert len(left_to_triton) == len(kernels.CONFIGS)
-        assert link.asked == []
+        assert link.asked_keys == []
 
 
 class TestTraces:
@@ -552,7 +552,7 @@ class TestTraces:
         """
         # As on a machine with a GPU.
         monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
-        link.known = Answer(text(256, 4), is_final=True)
+        link.answer = Answer(text(256, 4), is_final=True)
         function = scale(mode=mode)
         call(function)
         seen: list[Any] = []
@@ -584,7 +584,7 @@ class TestTraces:
         call(function)
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
-        link.known = Answer(text(256, 4), is_final=True)
+        link.answer = Answer(text(256, 4), is_final=True)
         call(function, SIZE // 2)
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
@@ -596,7 +596,7 @@ class TestTraces:
         from torch._guards import TracingContext, tracing
         from torch._subclasses import FakeTensorMode
 
-        link.known = Answer(text(256, 4), is_final=True)
+        link.answer = Answer(text(256, 4), is_final=True)
         function = scale()
         call(function)
         with tracing(TracingContext(FakeTensorMode())):
@@ -822,7 +822,7 @@ class TestRecords:
             else:
                 monkeypatch.setattr("sys.executable", "/another/python")
             call(scale())
-        first, second = link.asked
+        first, second = link.asked_keys
         assert first.identity != second.identity
 
     def test_what_the_application_computes_is_a_part_of_the_key(
@@ -839,7 +839,7 @@ class TestRecords:
 
         call_with()
         call_with(lambda args: args["size"] >= 1)
-        assert link.asked[0] == link.asked[1]
+        assert link.asked_keys[0] == link.asked_keys[1]
         for changes in (
             {"first": 3},
             {"last": 5},
@@ -847,5 +847,5 @@ class TestRecords:
             {"enable_fp_fusion": False},
         ):
             call_with(**changes)
-        assert len({canonical(key.problem) for key in link.asked}) == 5
-        assert {key.identity for key in link.asked} == {link.asked[0].identity}
+        assert len({canonical(key.problem) for key in link.asked_keys}) == 5
+        assert {key.identity for key in link.asked_keys} == {link.asked_keys[0].identity}

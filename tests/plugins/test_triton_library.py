@@ -17,8 +17,9 @@ from ktuned.dropin import NotTunable
 from ktuned.model import BackendError
 from ktuned.model.values import Outcome
 from ktuned_triton import Build, Triton
+from ktuned_triton.build import Library
 from ktuned_triton.declaration import require_importable
-from ktuned_triton.library import Library, list_constants_read
+from ktuned_triton.library import list_constants_read
 
 SOURCE = """\
 import triton

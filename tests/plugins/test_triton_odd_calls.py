@@ -77,7 +77,7 @@ def test_a_call_that_cannot_be_evaluated_is_left_to_triton(
     assert len(left_to_triton) == 4
     assert [*account.left_alone.values()] == ["a call cannot be evaluated: RuntimeError: it has no storage"]
     call(function, SIZE // 2)
-    assert len(link.asked) == 1
+    assert len(link.asked_keys) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_pruning_may_call_the_kernel(link: FakeDaemonLink, launched: list[dict[s
     caller.start()
     caller.join(30)
     assert not caller.is_alive()
-    assert sorted(key.problem["size"] for key in link.asked) == [SIZE // 2, SIZE]
+    assert sorted(key.problem["size"] for key in link.asked_keys) == [SIZE // 2, SIZE]
 
 
 def test_a_key_is_adopted_while_another_thread_prunes(
@@ -138,7 +138,7 @@ def test_a_key_is_adopted_while_another_thread_prunes(
     may_go_on.set()
     first.join(30)
     assert left_to_triton == []
-    assert len(link.asked) == 2
+    assert len(link.asked_keys) == 2
 
 
 class TestDevice:
@@ -157,7 +157,7 @@ def test_a_winner_has_the_values_of_the_original_config(link: FakeDaemonLink, la
     """Its values are those that the application gave: a dtype, a tuple, None."""
     config = triton.Config({"BLOCK": 256, "THROUGH": triton.language.float16}, num_warps=4)
     function = autotune([kernels.CONFIGS[0], config], key=["size"])(kernels.scale.fn)
-    link.known = Answer(text(256, 4).replace("~None", f"~{triton.language.float16!r}"), is_final=True)
+    link.answer = Answer(text(256, 4).replace("~None", f"~{triton.language.float16!r}"), is_final=True)
     call(function)
     assert launched[0]["THROUGH"] is triton.language.float16
     assert function.best_config.kwargs is config.kwargs

@@ -48,7 +48,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         call(daemon, "4000", KTUNED_RUN_NUMERICS="exact")
         call(daemon, "700", "end", "stretch")
         ended_jobs(daemon, 4)
-        done = daemon.ktuned("export", "--all", str(directory / "winners"))
+        done = daemon.run_ktuned("export", "--all", str(directory / "winners"))
         assert done.returncode == 0, done.stderr
     return directory / "winners"
 

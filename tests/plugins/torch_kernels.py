@@ -1,4 +1,4 @@
-"""The examples that the torch plugin shows the conformance suite: y = 3 x, eager and through torch.compile."""
+"""The torch plugin's examples for the conformance suite: y = 3 x, eager and through torch.compile."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,52 +22,50 @@ def scale(x: torch.Tensor, y: torch.Tensor, factor: float) -> None:
     y.copy_(factor * x)
 
 
-def returning(x: torch.Tensor) -> torch.Tensor:
-    """Return what no one takes."""
+def return_result(x: torch.Tensor) -> torch.Tensor:
+    """Return a result that nobody takes."""
     return 2 * x
 
 
-def in_place(x: torch.Tensor) -> torch.Tensor:
+def add_in_place(x: torch.Tensor) -> torch.Tensor:
     """Add 1 to ``x`` and return it, as torch's own in-place functions do."""
     return x.add_(1)
 
 
-def says_whether_compiled(x: torch.Tensor) -> None:
-    """Write 1 into ``x`` where torch.compile runs this, else 0."""
+def record_whether_compiled(x: torch.Tensor) -> None:
+    """Write 1 into ``x`` if torch.compile runs this function, otherwise 0."""
     x.fill_(1 if torch.compiler.is_compiling() else 0)
 
 
-def cudnn_attention(x: torch.Tensor) -> None:
-    """Ask for what no CPU has."""
+def run_cudnn_attention(x: torch.Tensor) -> None:
+    """Run an attention that no CPU has."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         x.copy_(torch.nn.functional.scaled_dot_product_attention(x, x, x))
 
 
-def inputs(device: str) -> Mapping[str, Any]:
+def make_inputs(device: str) -> Mapping[str, Any]:
     """Return x = 0, 1, 2, … and y = 1."""
     return {"x": torch.arange(1000.0, device=device), "y": torch.ones(1000, device=device)}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check y."""
+def verify_output(tensors: Mapping[str, Any]) -> None:
     assert torch.equal(tensors["y"].cpu(), 3 * torch.arange(1000.0)), f"y is {tensors['y']}"
 
 
 def verify_kept(tensors: Mapping[str, Any]) -> None:
-    """Check y, and that Inductor found the code for a CPU instead of compiling it."""
+    """Check y, and that Inductor loaded the code for a CPU instead of compiling it."""
     from torch._dynamo.utils import counters
 
-    verify(tensors)
-    found = counters["inductor"]
-    is_kept = (found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]) == (1, 0)
-    assert is_kept or tensors["y"].is_cuda, f"Inductor's cache: {dict(found)}"
+    verify_output(tensors)
+    cache_counters = counters["inductor"]
+    is_kept = (cache_counters["fxgraph_cache_hit"], cache_counters["fxgraph_cache_miss"]) == (1, 0)
+    assert is_kept or tensors["y"].is_cuda, f"Inductor's cache: {dict(cache_counters)}"
 
 
 class OnOneCore(Torch):
-    """The backend as the daemon's compile workers have it: they leave the other cores to the lanes."""
+    """The backend in a daemon's compile workers, which leave the other cores to the lanes."""
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Compile on one core."""
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(cores)})
         try:
@@ -83,9 +81,9 @@ EAGER = BackendExample(
     sources=(),
     kernel_file=FILE,
     kernel="scale",
-    inputs=inputs,
-    verify=verify,
-    # An artifact holds its key, so that equal ones are equal functions.
+    inputs=make_inputs,
+    verify=verify_output,
+    # An artifact holds its key, so that equal artifacts are equal functions.
     is_deterministic=False,
 )
 

@@ -14,11 +14,11 @@ from ktuned_torch import Build, Torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL: Problem = {"BATCH": 1, "HEADS": 2, "LENGTH": 96, "WIDTH": 16, "DTYPE": "bfloat16"}
-"""Of the attention's example."""
+"""A problem of the attention example."""
 
 
 def load_kernel(example: str, file: str) -> Kernel:
-    """Return an example as a worker reads it."""
+    """Return an example's kernel as a worker loads it."""
     loaded = load_file(EXAMPLES / example / file, EXAMPLES)
     assert loaded.errors == ()
     return loaded.kernels[0]
@@ -31,12 +31,12 @@ class Trials:
         self.kernel, self.problem, self.device, self.scratch = kernel, problem, device, scratch
         self.data = ProblemData(kernel, problem, device)
         self.data.provide_expected_outputs(scratch / "expected.safetensors")
-        self.tried = 0
+        self.tried_configs = 0
 
-    def launch(self, config: Config) -> Launch:
-        """Bring a config to its launch, by way of plain data and an artifact."""
-        key = f"config{self.tried}"
-        self.tried += 1
+    def make_launch(self, config: Config) -> Launch:
+        """Return a config's launch, made through plain data and an artifact."""
+        key = f"config{self.tried_configs}"
+        self.tried_configs += 1
         (self.scratch / key).mkdir()
         build = Build.from_plain(self.kernel.build(self.problem, config).to_plain())
         unit = Unit(key, build, (), self.kernel.file, self.kernel.name, self.device.target)
@@ -46,7 +46,7 @@ class Trials:
 
     def is_right(self, config: Config) -> bool:
         """Launch a config once and compare it with the reference."""
-        launch = self.launch(config)
+        launch = self.make_launch(config)
         self.data.reset_tensors()
         launch()
         return self.data.check_outputs().ok

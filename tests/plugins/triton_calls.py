@@ -59,6 +59,7 @@ def left_to_triton(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(config)
         return [1.0, 1.0, 1.0]
 
+    bench.__module__ = Autotuner.__module__
     autotuner.adopt_class(Autotuner)
     monkeypatch.setattr(Autotuner, "_bench", autotuner._wrap_bench(bench))
     return found

@@ -2,12 +2,12 @@
 
 from ktuned.python import Trial, Trials
 from ktuned.python.result import MAX_SHOWN
-from tests.cli.samples import listed_trial
+from tests.cli.samples import make_listed_trial
 
 
 def trial(number: int, latency_us: float | None = None, **more: object) -> Trial:
     """Return a trial with one knob."""
-    return listed_trial(number, "measured" if latency_us else "hung", latency_us=latency_us, message="", **more)
+    return make_listed_trial(number, "measured" if latency_us else "hung", latency_us=latency_us, message="", **more)
 
 
 def test_the_fastest_trial_comes_first() -> None:

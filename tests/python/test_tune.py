@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.assembled import PATIENCE_S
+from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import UNHURRIED, Daemon
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,7 +35,7 @@ HEAD = "import json, sys\nimport ktuned\nfrom ktuned import kernel, space, tenso
 def program(daemon: Daemon, name: str, body: str, *, problems: str = "[dict(n=64)]", file: str = "") -> Path:
     """Write a program that declares the kernel ``name`` and goes on with ``body``."""
     text = HEAD + KERNEL.replace("NAME", name).replace("PROBLEMS", problems) + textwrap.dedent(body)
-    return daemon.kernel_file(text, file or f"{name}.py")
+    return daemon.write_kernel(text, file or f"{name}.py")
 
 
 def run(daemon: Daemon, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -109,10 +109,10 @@ def test_code_after_the_call_of_tune_runs_in_the_program_only(daemon: Daemon) ->
     digest = daemon.client.call("kernels", kernel="steady")["kernels"][0]["digest"]
     program(daemon, "steady", body.format(n=20, more="n=1"))
     said(run(daemon, script))
-    compiles = daemon.compiles.read_text()
+    compiles = daemon.compile_log.read_text()
     said(run(daemon, script))
     assert daemon.client.call("kernels", kernel="steady")["kernels"][0]["digest"] == digest
-    assert daemon.compiles.read_text() == compiles
+    assert daemon.compile_log.read_text() == compiles
 
 
 def test_a_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
@@ -163,16 +163,16 @@ def test_ctrl_c_detaches_from_the_job(daemon: Daemon) -> None:
     gated = HEAD + KERNEL.replace("NAME", "long").replace("PROBLEMS", "[dict(n=64)]").replace(
         'dict(us=60.0, tag="quick")', 'dict(us=60.0, tag="quick", gate="long")'
     ).replace('dict(us=300.0, tag="slow")', 'dict(us=300.0, tag="slow", gate="")')
-    script = daemon.kernel_file(gated + "\nktuned.tune(long)\n", "long.py")
-    gate = daemon.gate("long")
+    script = daemon.write_kernel(gated + "\nktuned.tune(long)\n", "long.py")
+    gate = daemon.make_gate("long")
     process = subprocess.Popen([sys.executable, script], env=daemon.env, stderr=subprocess.PIPE, text=True)
-    gate.wait_reached()
+    gate.wait_until_reached()
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=PATIENCE_S)
     assert "detached; job" in complaint
     assert "KeyboardInterrupt" in complaint
     gate.open()
-    daemon.until(lambda: daemon.client.lookup("long", {"n": 64}).status == "fresh", "the job to go on")
+    daemon.wait_until(lambda: daemon.client.lookup("long", {"n": 64}).status == "fresh", "the job to go on")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from ktuned.fleet import ClusterSettings, warden
-from tests.assembled import FAKE_BACKEND, PATIENCE_S, Parts, assembled
+from tests.daemon_parts import FAKE_BACKEND, PATIENCE_S, Parts, assemble_daemon
 
 NODES = 3
 _MARK = "KTUNED_TEST_CLUSTER"
@@ -128,7 +128,7 @@ async def joined(
     runtime_env: str = "",
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon that has joined the cluster, and may use some devices alone."""
-    async with assembled(tmp_path, env={}) as parts, anyio.create_task_group() as tasks:
+    async with assemble_daemon(tmp_path, env={}) as parts, anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.probes.run_until_cancelled)
         parts.machine.chosen = chosen
         follow(parts, address or nodes.address, runtime_env)

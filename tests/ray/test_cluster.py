@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ktuned.scheduling import TuningRequest
-from tests.assembled import PATIENCE_S, Parts, kernel_text
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 from tests.ray.conftest import Nodes, joined, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -30,18 +30,18 @@ def _kernel(gate: str) -> str:
     """Return a kernel whose third config waits at a gate when it is launched."""
     configs = [f"dict(us={us}, gate={gate if us == US[2] else ''!r})" for us in US]
     # On a busy machine any of them may look hopeless.
-    return kernel_text(configs=f"[{', '.join(configs)}]", reference="lambda x: 2 * x", early_stop="1e9")
+    return make_kernel_text(configs=f"[{', '.join(configs)}]", reference="lambda x: 2 * x", early_stop="1e9")
 
 
 async def _tune(parts: Parts, gate: str) -> None:
     """Ask for a tuning, which works in the background."""
-    kernel = await parts.inspect(_kernel(gate))
+    kernel = await parts.inspect_file(_kernel(gate))
     await parts.requests.request_jobs(kernel, TuningRequest())
 
 
 def _measured(parts: Parts) -> Counter[tuple[str, float]]:
     """Return how often each config was reported with which outcome."""
-    trials = [event["trial"] for event in parts.told.of("trial_done")]
+    trials = [event["trial"] for event in parts.recorder.list_events("trial_done")]
     return Counter((str(trial["outcome"]), trial["config"]["us"]) for trial in trials)
 
 
@@ -52,13 +52,13 @@ ALL = Counter({("measured", us): 1 for us in US})
 async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None:
     """Lanes have the nodes' names, files travel by content, artifacts come here, and the winner is known here."""
     async with joined(tmp_path, nodes, "n0", "n1", "n2") as parts:
-        parts.write("US = 40.0\n", "beside.py")
+        parts.write_file("US = 40.0\n", "beside.py")
         configs = ", ".join(f"dict(us=US + {us})" for us in US)
-        text = "from beside import US\n" + kernel_text(configs=f"[{configs}]", reference="lambda x: 2 * x")
-        kernel = await parts.inspect(text)
-        async with parts.working():
+        text = "from beside import US\n" + make_kernel_text(configs=f"[{configs}]", reference="lambda x: 2 * x")
+        kernel = await parts.inspect_file(text)
+        async with parts.run_jobs():
             await parts.requests.request_jobs(kernel, TuningRequest())
-            (job,) = await parts.told.ended()
+            (job,) = await parts.recorder.wait_for_ended_jobs()
         assert (job["state"], sum(_measured(parts).values())) == ("done", len(US))
         names = {lane.device.name for lane in parts.jobs.list_lanes()}
         assert {name.partition("/")[0] for name in names} == {"n0", "n1", "n2"}
@@ -101,19 +101,19 @@ async def test_a_gpu_that_another_job_holds_is_waited_for(tmp_path: Path) -> Non
     """Its lane says who has it; the job is done once it is free."""
     with running(2, tmp_path, {"FAKE_DEVICES": "cuda:0"}) as nodes:
         holder = await anyio.open_process([sys.executable, "-c", HOLDER, nodes.address])
-        async with holder, joined(tmp_path, nodes, "n1/cuda:0") as parts, parts.working():
+        async with holder, joined(tmp_path, nodes, "n1/cuda:0") as parts, parts.run_jobs():
             assert holder.stdout is not None
             assert holder.stdin is not None
             assert b"held" in await holder.stdout.receive()
             # No tensors, because there is no GPU for them.
             configs = ", ".join(f"dict(us={us})" for us in US)
-            kernel = await parts.inspect(kernel_text(configs=f"[{configs}]", early_stop="1e9"))
+            kernel = await parts.inspect_file(make_kernel_text(configs=f"[{configs}]", early_stop="1e9"))
             await parts.requests.request_jobs(kernel, TuningRequest())
             with anyio.fail_after(2 * PATIENCE_S):
                 while not any("no GPU came free" in lane.describe_lane().reason for lane in parts.jobs.list_lanes()):  # noqa: ASYNC110
                     await anyio.sleep(0.1)
             await holder.stdin.aclose()
-            (job,) = await parts.told.ended()
+            (job,) = await parts.recorder.wait_for_ended_jobs()
             assert (job["state"], _measured(parts)) == ("done", ALL)
             assert {lane.device.name for lane in parts.jobs.list_lanes()} == {"n1/cuda:0"}
 
@@ -123,9 +123,9 @@ async def test_a_laptop_joins_through_the_client_server(tmp_path: Path, nodes: N
     """By ``ray://`` all is as by a node's address: lanes, files, artifacts; workers have the runtime environment."""
     runtime_env = '{"env_vars": {"OF_THE_RUNTIME_ENV": "yes"}}'
     async with joined(tmp_path, nodes, "n1", address=nodes.client, runtime_env=runtime_env) as parts:
-        async with parts.working():
+        async with parts.run_jobs():
             await _tune(parts, "")
-            (job,) = await parts.told.ended()
+            (job,) = await parts.recorder.wait_for_ended_jobs()
         assert (job["state"], _measured(parts)) == ("done", ALL)
         worker, *_ = nodes.below("n1", "ktuned.worker")
         assert psutil.Process(worker).environ()["OF_THE_RUNTIME_ENV"] == "yes"
@@ -141,12 +141,12 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(tmp_path: Path, nodes: No
     async with joined(tmp_path, nodes, "n0", "n1") as parts:
         for path in CPU_GEMM.iterdir():
             if path.suffix in (".py", ".h", ".cc"):
-                parts.write(path.read_text(), path.name)
+                parts.write_file(path.read_text(), path.name)
         await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_gemm.py")])
         kernel = parts.catalog.resolve_kernel("gemm")
-        async with parts.working():
+        async with parts.run_jobs():
             await parts.requests.request_jobs(kernel, TuningRequest(trials=6))
-            (job,) = await parts.told.ended()
+            (job,) = await parts.recorder.wait_for_ended_jobs()
         assert job["state"] == "done", job["message"]
         assert {lane.device.host for lane in parts.jobs.list_lanes()} <= {"n0", "n1"}
         (winner,) = parts.store.list_winners(kernel.name)
@@ -179,7 +179,7 @@ async def test_a_kill_loses_and_repeats_nothing(
     """After a SIGKILL in the middle of a trial every config is measured once, on the node that comes back."""
     if what != "actor":
         request.getfixturevalue("only_in_chaos")
-    async with joined(tmp_path, nodes, "n1") as parts, parts.working():
+    async with joined(tmp_path, nodes, "n1") as parts, parts.run_jobs():
         gate = f"kill-{what}"
         await _tune(parts, gate)
         await nodes.reached(gate)
@@ -188,7 +188,7 @@ async def test_a_kill_loses_and_repeats_nothing(
         workers = [child for child in children if "ktuned.worker" in child.cmdline()]
         os.kill(pid, signal.SIGKILL)
         nodes.open(gate)
-        (job,) = await parts.told.ended()
+        (job,) = await parts.recorder.wait_for_ended_jobs()
         assert (job["state"], _measured(parts)) == ("done", ALL)
         left = psutil.wait_procs(workers, timeout=5)[1]
         assert [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE] == []
@@ -197,9 +197,9 @@ async def test_a_kill_loses_and_repeats_nothing(
 @pytest.mark.usefixtures("only_in_chaos")
 async def test_a_node_that_dies_leaves_its_work_to_others(tmp_path: Path, nodes: Nodes) -> None:
     """With a raylet its node goes: the configs under way are measured elsewhere, and nothing of it is left."""
-    async with joined(tmp_path, nodes, "n1", "n2") as parts, parts.working():
-        kernel = await parts.inspect(
-            kernel_text(
+    async with joined(tmp_path, nodes, "n1", "n2") as parts, parts.run_jobs():
+        kernel = await parts.inspect_file(
+            make_kernel_text(
                 configs="[" + ", ".join(f"dict(us={us}, gate='raylet')" for us in US) + "]",
                 reference="lambda x: 2 * x",
             )
@@ -212,7 +212,7 @@ async def test_a_node_that_dies_leaves_its_work_to_others(tmp_path: Path, nodes:
         below = psutil.Process(nodes.raylets["n2"]).children(recursive=True)
         os.kill(nodes.raylets["n2"], signal.SIGKILL)
         nodes.open("raylet")
-        (job,) = await parts.told.ended()
+        (job,) = await parts.recorder.wait_for_ended_jobs()
         assert (job["state"], _measured(parts)) == ("done", ALL)
         _, left = psutil.wait_procs(below, timeout=PATIENCE_S)
         assert [process.cmdline() for process in left if "ktuned" in " ".join(process.cmdline())] == []
@@ -221,16 +221,16 @@ async def test_a_node_that_dies_leaves_its_work_to_others(tmp_path: Path, nodes:
 @pytest.mark.usefixtures("only_in_chaos")
 async def test_local_tuning_goes_on_when_the_cluster_ends(tmp_path: Path, nodes: Nodes) -> None:
     """With its head the cluster is gone: what was under way there is measured here, and a notice says so."""
-    async with joined(tmp_path, nodes) as parts, parts.working():
+    async with joined(tmp_path, nodes) as parts, parts.run_jobs():
         # Each lane stands at a gate, this machine's at its own: whichever is open first would have measured all.
         configs = ", ".join(f"dict(us={us}, gate='head')" for us in US)
-        text = kernel_text(configs=f"[{configs}]", reference="lambda x: 2 * x", early_stop="1e9")
-        await parts.requests.request_jobs(await parts.inspect(text), TuningRequest())
+        text = make_kernel_text(configs=f"[{configs}]", reference="lambda x: 2 * x", early_stop="1e9")
+        await parts.requests.request_jobs(await parts.inspect_file(text), TuningRequest())
         await nodes.reached("head")
         os.kill(nodes.head, signal.SIGKILL)
         nodes.open("head")
         parts.open_gate("head")
-        (job,) = await parts.told.ended()
+        (job,) = await parts.recorder.wait_for_ended_jobs()
         assert (job["state"], _measured(parts)) == ("done", ALL)
         with anyio.fail_after(PATIENCE_S):
             while not any("cluster" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110

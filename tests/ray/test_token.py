@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from ktuned.scheduling import TuningRequest
-from tests.assembled import PATIENCE_S, assembled, kernel_text
+from tests.daemon_parts import PATIENCE_S, assemble_daemon, make_kernel_text
 from tests.ray.conftest import follow, joined, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
@@ -24,7 +24,7 @@ async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
     for directory in directories:
         directory.mkdir()
     with running(1, tmp_path, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}) as nodes:
-        async with assembled(directories[0], env={}) as parts:
+        async with assemble_daemon(directories[0], env={}) as parts:
             follow(parts, nodes.address)
             with anyio.fail_after(2 * PATIENCE_S):
                 while not any("token" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
@@ -32,9 +32,9 @@ async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
             assert parts.machine.environments.hosts == ()
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-        async with joined(directories[1], nodes, "n0") as parts, parts.working():
+        async with joined(directories[1], nodes, "n0") as parts, parts.run_jobs():
             await parts.requests.request_jobs(
-                await parts.inspect(kernel_text(configs="us=[10.0, 20.0]")), TuningRequest()
+                await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]")), TuningRequest()
             )
-            (job,) = await parts.told.ended()
+            (job,) = await parts.recorder.wait_for_ended_jobs()
             assert job["state"] == "done", job["message"]

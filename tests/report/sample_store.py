@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import Config, JobState, KernelInfo, Outcome, Plan, SpaceInfo, canonical
-from ktuned.model.trial import MEASURING_VERSION
+from ktuned.model import Config, KernelInfo, Outcome, Plan, SpaceInfo, canonical
+from ktuned.protocol import JobState
 from ktuned.store import Store
+from ktuned.store.contexts import MEASURING_VERSION
 
 NOW = 1_790_000_000.0
 MODEL = "NVIDIA H100 80GB HBM3"

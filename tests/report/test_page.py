@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
+from ktuned.protocol.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
 from ktuned.report import Standing, make_standing_key, render_fragment, render_page, survey_store
 from ktuned.store import Overview
 from tests.report.browser import Opened, chromium, file

@@ -43,11 +43,15 @@ def test_a_section_is_the_winners_context(path: Path) -> None:
     columns = unpacked(gemm.trials)
     assert gemm.winner is not None
     best = min(value for value in columns["latency"] if value is not None)
-    assert columns["latency"][gemm.winner.row] == best == pytest.approx(gemm.winner.latency_us, rel=1e-3)
+    assert (
+        columns["latency"][columns["id"].index(gemm.winner.trial)]
+        == best
+        == pytest.approx(gemm.winner.latency_us, rel=1e-3)
+    )
     assert [bar.name for bar in gemm.bars] == ["winner", "default", "reference"]
     assert [save.is_shown for save in gemm.history] == [False, False, True]
     assert [save.changes for save in gemm.history] == [[], ["gemm.cu changed"], ["gemm.cu changed"]]
-    assert [save.trials for save in gemm.history] == [60, 60, 120]
+    assert [save.trials.trials for save in gemm.history] == [60, 60, 120]
     assert gemm.knobs[:2] == ["BLOCK_M", "BLOCK_N"]
     assert gemm.facts == ["registers", "spill_bytes", "shared_bytes", "occupancy"]
 
@@ -102,16 +106,15 @@ def test_the_winner_has_its_share_of_the_limit(tmp_path: Path) -> None:
     store = SampleStore(tmp_path / "ktuned.sqlite")
     store.add("p:gemm", {"M": 4096, "N": 4096, "K": 4096}, 30)
     (section,) = surveyed(tmp_path / "ktuned.sqlite").sections
-    assert section.winner is not None
-    assert (section.winner.share, section.roof) == (None, None)
+    assert (section.share, section.roof) == (None, None)
     store.add_peaks()
     (section,) = surveyed(tmp_path / "ktuned.sqlite").sections
     assert section.winner is not None
-    assert section.winner.share is not None
-    assert section.winner.share.what == "float16 tensor cores"
-    assert section.winner.share.share == pytest.approx(section.winner.metrics["tflops_float16"] / 790.0)
+    assert section.share is not None
+    assert section.share.of == "float16 tensor cores"
+    assert section.share.share == pytest.approx(section.winner.metrics["tflops_float16"] / 790.0)
     assert section.roof is not None
-    assert section.roof.tflops == {"tflops_float16": 790.0, "tflops": 51.0}
+    assert section.roof.tflops == {"float16": 790.0, "float32": 51.0}
 
 
 def test_winners_by_other_objectives_stand_beside_the_fastest(tmp_path: Path) -> None:
@@ -122,10 +125,10 @@ def test_winners_by_other_objectives_stand_beside_the_fastest(tmp_path: Path) ->
     (section,) = surveyed(tmp_path / "ktuned.sqlite").sections
     (other,) = section.others
     assert section.winner is not None
-    assert (other.objective, other.unit) == ("max:tflops_float16", "tflops_float16")
+    assert (other.winner.objective, other.unit) == ("max:tflops_float16", "tflops_float16")
     assert other.fastest == section.winner.metrics["tflops_float16"]
     assert other.gain == pytest.approx(other.figure / other.fastest)
-    assert list(other.config)[:2] == ["BLOCK_M", "BLOCK_N"]
+    assert list(other.winner.config)[:2] == ["BLOCK_M", "BLOCK_N"]
 
 
 def test_a_large_store_keeps_the_fastest(path: Path) -> None:
@@ -133,7 +136,7 @@ def test_a_large_store_keeps_the_fastest(path: Path) -> None:
     dot, gemm = surveyed(path, max_trials=80).sections
     assert (gemm.trials.count, gemm.left_out, dot.trials.count) == (60, 60, 20)
     assert gemm.winner is not None
-    assert gemm.winner.row >= 0
+    assert gemm.winner.trial in unpacked(gemm.trials)["id"]
     whole = unpacked(surveyed(path).sections[1].trials)["latency"]
     fastest = sorted(value for value in whole if value is not None)[:30]
     kept = sorted(value for value in unpacked(gemm.trials)["latency"] if value is not None)[:30]

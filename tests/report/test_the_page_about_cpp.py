@@ -13,7 +13,7 @@ import pytest
 
 from ktuned.backends import Unit, cpu
 from ktuned_tvm_ffi import Build, TvmFfi
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import Daemon, make_kernel_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,9 +39,9 @@ def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
         return ran.returncode, ran.stdout + ran.stderr
 
     with Daemon(tmp_path) as daemon:
-        text = kernel_text("space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b')])")
-        daemon.tune(path=str(daemon.kernel_file(text)))
-        assert daemon.ktuned("export", str(tmp_path / "exported"), "--kernel", "it").returncode == 0
+        text = make_kernel_text("space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b')])")
+        daemon.tune(path=str(daemon.write_kernel(text)))
+        assert daemon.run_ktuned("export", str(tmp_path / "exported"), "--kernel", "it").returncode == 0
         (file,) = (tmp_path / "exported").glob("*.json")
         code, said = run("winners", str(file), "n=64")
         assert (code, said.startswith("tag=a us=50.0 in ")) == (0, True), said

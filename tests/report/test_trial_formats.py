@@ -11,14 +11,15 @@ import msgspec
 import pytest
 
 from benchmarks.recorded_spaces import read_recorded_space
-from ktuned.model import ListedTrial, Outcome
+from ktuned.model import Outcome
+from ktuned.protocol import ListedTrial
 from ktuned.report import FORMATS, render_trials
-from tests.cli.samples import listed_trial, trial_map
+from tests.cli.samples import make_listed_trial, make_trial_map
 
 MAPS = [
-    trial_map(1, winner=True, latency_us=12.5, detail={"samples": [12.25, 12.5]}),
-    trial_map(2, "compile_error", message='it said "no",\nand more', problem={"M": 64, "N": 3}),
-    trial_map(3, "interrupted"),
+    make_trial_map(1, winner=True, latency_us=12.5, detail={"samples": [12.25, 12.5]}),
+    make_trial_map(2, "compile_error", message='it said "no",\nand more', problem={"M": 64, "N": 3}),
+    make_trial_map(3, "interrupted"),
 ]
 TRIALS = msgspec.convert(MAPS, list[ListedTrial])
 
@@ -51,4 +52,4 @@ def test_t4_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_outcome_has_a_place(form: str) -> None:
     """No outcome stops an export."""
-    assert render_trials([listed_trial(1, outcome) for outcome in Outcome], form)
+    assert render_trials([make_listed_trial(1, outcome) for outcome in Outcome], form)

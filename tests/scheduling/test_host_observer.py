@@ -7,7 +7,7 @@ import pytest
 from ktuned.fleet.usage import Usage
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.worker.probe import count_gpu_users
-from tests.assembled import Parts
+from tests.daemon_parts import Parts
 
 pytestmark = pytest.mark.anyio
 

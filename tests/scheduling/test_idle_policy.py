@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import Plan
+from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.scheduling.idle_policy import BUSY_READINGS, POLICIES, REST_READINGS, IdlePolicy, Reading
 
 JOB = Job(1, KernelName("p:k"), {}, DeviceModel("x"), JobState.QUEUED, Priority.SAVED, "saved", Plan(), created=0.0)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector
-from ktuned.model import Root
 from ktuned.model.errors import NotFound, UsageError
-from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
+from ktuned.protocol import Root
+from ktuned.protocol.jobs import Priority
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_requests import TuningRequest
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.fleet.playing import until
 
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, time_limit_s=9.0)
@@ -67,9 +66,9 @@ def limited(parts: Parts, directories: int) -> Intake:
 class TestTunePath:
     async def test_tunes_what_is_below_and_tells_what_is_wrong(self, parts: Parts) -> None:
         """Every kernel and problem gets a job; a broken file is an error beside them."""
-        parts.write(kernel_text("one", problems="[dict(n=1), dict(n=2)]"), "tune_one.py")
-        parts.write(kernel_text("two"), "sub/tune_two.py")
-        parts.write("import nonsense_module", "tune_bad.py")
+        parts.write_file(make_kernel_text("one", problems="[dict(n=1), dict(n=2)]"), "tune_one.py")
+        parts.write_file(make_kernel_text("two"), "sub/tune_two.py")
+        parts.write_file("import nonsense_module", "tune_bad.py")
         jobs, errors = await parts.intake.tune_path(str(parts.project), None, TuningRequest())
         assert [(job.kernel, job.problem["n"]) for job in jobs] == [
             ("project:one", 1),
@@ -82,10 +81,10 @@ class TestTunePath:
 
     async def test_a_project_inside_a_watched_one_is_a_root_of_its_own(self, parts: Parts) -> None:
         """By its own project file, wherever in it the path is; a directory without one stays part of the outer one."""
-        parts.write(kernel_text("two"), "sub/below/tune_two.py")
-        parts.write(kernel_text("one"), "other/tune_one.py")
+        parts.write_file(make_kernel_text("two"), "sub/below/tune_two.py")
+        parts.write_file(make_kernel_text("one"), "other/tune_one.py")
         await parts.intake.add_path(str(parts.project), None)
-        parts.write('name = "inner"\n[defaults]\ntrials = 7\n', "sub/ktuned.toml")
+        parts.write_file('name = "inner"\n[defaults]\ntrials = 7\n', "sub/ktuned.toml")
         added = await parts.intake.add_path(str(parts.project / "sub/below"), None)
         assert (added.root.path, [kernel.name for kernel in added.kernels]) == (
             str(parts.project / "sub"),
@@ -101,14 +100,16 @@ class TestTunePath:
         parts.fleet.machine.keeps_spares = True
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
-        (elsewhere / "tune_it.py").write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{kernel_text()}")
+        (elsewhere / "tune_it.py").write_text(
+            f"import ktuned_fake\nktuned_fake.wait_at('import')\n{make_kernel_text()}"
+        )
 
         def roles() -> list[str]:
             return sorted(worker.role for worker in parts.fleet.describe_workers())
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.intake.tune_path, str(elsewhere), None, TuningRequest())
-            await parts.reached("import")
+            await parts.wait_until_reached("import")
             await until(lambda: {"bench", "compile", "explore"} <= set(roles()))
             parts.open_gate("import")
         parts.kill_workers()
@@ -120,9 +121,9 @@ class TestTunePath:
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         file = elsewhere / "tune_it.py"
-        file.write_text(kernel_text())
+        file.write_text(make_kernel_text())
         added = await parts.intake.add_path(str(elsewhere), None)
-        file.write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{kernel_text('other')}")
+        file.write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{make_kernel_text('other')}")
         found: list[Changes] = []
 
         async def look() -> None:
@@ -130,7 +131,7 @@ class TestTunePath:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
-            await parts.reached("import")
+            await parts.wait_until_reached("import")
             await parts.intake.drop_roots([added.root])
             parts.open_gate("import")
         assert not found[0]
@@ -145,14 +146,14 @@ class TestTunePath:
 
     async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts, tmp_path: Path) -> None:
         """A root that is polled still is when it is tuned with another interpreter."""
-        parts.write(kernel_text())
-        parts.catalog.add_root(dataclasses.replace(parts.root, polling=True, env={"A": "1"}))
+        parts.write_file(make_kernel_text())
+        parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         (root,) = parts.catalog.roots
-        assert root == dataclasses.replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
+        assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python), asked=root.asked)
         parts.kill_workers()
 
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:
@@ -165,8 +166,8 @@ class TestTunePath:
                 await parts.intake.tune_path(str(place), None, TuningRequest())
         assert [root.name for root in parts.catalog.roots] == ["project"]
         assert parts.store.load_roots() == []
-        parts.write("", "other.py")
-        parts.write("", "empty/read.me")
+        parts.write_file("", "other.py")
+        parts.write_file("", "empty/read.me")
         wrong = {
             "nothing.py": "does not exist",
             "other.py": "no kernel at",
@@ -182,11 +183,11 @@ class TestTunePath:
         """A tree with more directories than a project has is not watched, nor that of a kernel file that lies in it."""
         (tmp_path / "disk" / "a" / "b").mkdir(parents=True)
         path = tmp_path / "disk" / "tune_it.py"
-        path.write_text(kernel_text())
+        path.write_text(make_kernel_text())
         for place in (path, path.parent):
             with pytest.raises(UsageError, match="more than 2 directories"):
                 await limited(parts, 2).tune_path(str(place), None, TuningRequest())
-        assert (parts.store.load_roots(), parts.new_roots) == ([], 0)
+        assert (parts.store.load_roots(), parts.root_changes) == ([], 0)
         assert len((await limited(parts, 3).tune_path(str(path), None, TuningRequest()))[0]) == 1
         parts.kill_workers()
 
@@ -195,49 +196,49 @@ class TestTunePath:
         for place in ("a/k", "b/k", "a/project"):
             path = tmp_path / place / "tune_it.py"
             path.parent.mkdir(parents=True)
-            path.write_text(kernel_text())
+            path.write_text(make_kernel_text())
             await parts.intake.tune_path(str(path), None, TuningRequest())
         assert sorted(root.name for root in parts.catalog.roots) == ["a-project", "b-k", "k", "project"]
         assert {root.name for root in parts.store.load_roots()} == {"a-project", "b-k", "k"}
-        assert parts.new_roots == 3
+        assert parts.root_changes == 3
         parts.kill_workers()
 
     async def test_link_is_followed(self, parts: Parts, tmp_path: Path) -> None:
         """A path through a link is the same root, not a second one."""
-        parts.write(kernel_text())
+        parts.write_file(make_kernel_text())
         link = tmp_path / "link"
         link.symlink_to(parts.project)
         (job,), _ = await parts.intake.tune_path(str(link / "tune_it.py"), None, TuningRequest())
-        assert (job.kernel, parts.new_roots) == ("project:it", 0)
+        assert (job.kernel, parts.root_changes) == ("project:it", 0)
 
     async def test_another_interpreter_takes_over_a_root(self, parts: Parts, tmp_path: Path) -> None:
         """``python`` for a root that is known already is not ignored."""
         python = tmp_path / "python"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
-        parts.write(kernel_text())
+        parts.write_file(make_kernel_text())
         (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         assert (job.kernel, errors) == ("project:it", [])
         (root,) = parts.catalog.roots
-        assert (root.python, root.name, parts.new_roots) == (str(python), "project", 1)
+        assert (root.python, root.name, parts.root_changes) == (str(python), "project", 1)
         assert parts.store.load_roots() == [root]
         parts.kill_workers()
 
     async def test_wish_comes_before_what_a_change_sets_off(self, parts: Parts) -> None:
         """A tuned kernel that was edited meanwhile is tuned as changed, not as its file says."""
-        kernel = await parts.inspect(kernel_text())
-        await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
-        path = parts.write(kernel_text(rtol="0.5"))
+        kernel = await parts.inspect_file(make_kernel_text())
+        await parts.record_measurements(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
+        path = parts.write_file(make_kernel_text(rtol="0.5"))
         (job,), _ = await parts.intake.tune_path(str(path), None, TuningRequest(trials=2))
         assert [(waiting.id, waiting.plan.trials) for waiting in parts.jobs.list_live_jobs()] == [(job.id, 2)]
-        assert [event["kernel"] for event in parts.told.of("stale")] == ["project:it"]
+        assert [event["kernel"] for event in parts.recorder.list_events("stale")] == ["project:it"]
 
 
 @pytest.mark.anyio
 class TestTuneKernel:
     async def test_given_problem_is_checked(self, parts: Parts) -> None:
         """A problem with other keys would fail in a worker, or not have a key at all."""
-        kernel = await parts.inspect(kernel_text(specialize="('n',)"))
+        kernel = await parts.inspect_file(make_kernel_text(specialize="('n',)"))
         with pytest.raises(UsageError, match="names m"):
             await parts.requests.request_jobs(kernel, TuningRequest(problem={"m": 1}))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
@@ -245,46 +246,46 @@ class TestTuneKernel:
 
     async def test_problems_with_one_key_are_one_job(self, parts: Parts) -> None:
         """They have one winner; what is asked for while a job looks for it is not passed over as fresh."""
-        kernel = await parts.inspect(
-            kernel_text(problems="[dict(n=1, k=1), dict(n=1, k=2), dict(n=2, k=1)]", specialize="('n',)")
+        kernel = await parts.inspect_file(
+            make_kernel_text(problems="[dict(n=1, k=1), dict(n=1, k=2), dict(n=2, k=1)]", specialize="('n',)")
         )
         jobs = await parts.requests.request_jobs(kernel, TuningRequest())
         assert [job.problem for job in jobs] == [{"n": 1, "k": 1}, {"n": 2, "k": 1}]
         for n in (1, 2):
-            await parts.measured(kernel, {50.0: 1.0}, {"n": n, "k": 5}, rounds=ALL_ROUNDS)
+            await parts.record_measurements(kernel, {50.0: 1.0}, {"n": n, "k": 5}, rounds=ALL_ROUNDS)
         await parts.jobs.cancel_job(jobs[1].id)
         again = await parts.requests.request_jobs(kernel, TuningRequest(stale_only=True))
         assert [job.id for job in again] == [jobs[0].id]
 
     async def test_without_problems_one_must_be_named(self, parts: Parts) -> None:
         """A kernel that declares none says how to name one."""
-        kernel = await parts.inspect(kernel_text(problems=""))
+        kernel = await parts.inspect_file(make_kernel_text(problems=""))
         with pytest.raises(UsageError, match="declares no problems"):
             await parts.requests.request_jobs(kernel, TuningRequest())
 
     async def test_unknown_device_is_an_error(self, parts: Parts) -> None:
         """The hint lists what there is."""
-        kernel = await parts.inspect(kernel_text())
+        kernel = await parts.inspect_file(make_kernel_text())
         with pytest.raises(NotFound) as refused:
             await parts.requests.request_jobs(kernel, TuningRequest(device="cuda:7"))
         assert "cpu:0 (Fake CPU)" in refused.value.hint
 
     async def test_missing_backend_is_a_failed_job_that_says_so(self, parts: Parts) -> None:
         """Who subscribed hears the reason, as with any other failure."""
-        kernel = replace(await parts.inspect(kernel_text()), backend="no_such")
+        kernel = replace(await parts.inspect_file(make_kernel_text()), backend="no_such")
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         assert job.state == "failed"
         assert "has no backend 'no_such'" in job.message
         assert f"install the plugin that has it for {sys.executable}" in job.message
-        assert parts.told.of("job_done")[0]["job"] == job.id
+        assert parts.recorder.list_events("job_done")[0]["job"] == job.id
 
 
 @pytest.mark.anyio
 class TestTuneNamed:
     async def test_what_is_on_the_disk_is_tuned(self, parts: Parts) -> None:
         """A save that the watcher has not seen is taken in first; its event, later, supersedes nothing."""
-        before = await parts.inspect(kernel_text())
-        path = parts.write(kernel_text(rtol="0.5"))
+        before = await parts.inspect_file(make_kernel_text())
+        path = parts.write_file(make_kernel_text(rtol="0.5"))
         (job,), errors = await parts.intake.tune_named("it", TuningRequest())
         assert not errors
         assert parts.catalog.resolve_kernel("it").digest != before.digest
@@ -294,40 +295,40 @@ class TestTuneNamed:
 
     async def test_all_files_of_the_kernel_are_looked_at(self, parts: Parts) -> None:
         """A module that the kernel imports counts as its own file does."""
-        helper = parts.write("def twice(x):\n    return 2 * x\n", "helper.py")
-        text = f"from helper import twice\n{kernel_text(reference='lambda x: dict(y=twice(x))')}"
-        before = await parts.inspect(text)
+        helper = parts.write_file("def twice(x):\n    return 2 * x\n", "helper.py")
+        text = f"from helper import twice\n{make_kernel_text(reference='lambda x: dict(y=twice(x))')}"
+        before = await parts.inspect_file(text)
         helper.write_text("def twice(x):\n    return x + x\n")
         await parts.intake.tune_named("it", TuningRequest())
         assert parts.catalog.resolve_kernel("it").digest != before.digest
 
     async def test_unchanged_files_are_not_inspected(self, parts: Parts) -> None:
         """Nothing is announced, and the catalog keeps what it has."""
-        kernel = await parts.inspect(kernel_text())
+        kernel = await parts.inspect_file(make_kernel_text())
         await parts.intake.tune_named("it", TuningRequest())
         assert parts.catalog.resolve_kernel("it") is kernel
-        assert not parts.told.of("reloaded")
+        assert not parts.recorder.list_events("reloaded")
 
     async def test_what_is_wrong_with_the_file_is_returned(self, parts: Parts) -> None:
         """A slip that was saved just now stands beside the jobs, as for a path."""
-        await parts.inspect(kernel_text())
-        path = parts.write("syntax error")
+        await parts.inspect_file(make_kernel_text())
+        path = parts.write_file("syntax error")
         _, errors = await parts.intake.tune_named("it", TuningRequest())
         assert [error.path for error in errors] == [str(path)]
 
     async def test_a_kernel_that_is_gone_from_its_file_is_not_tuned(self, parts: Parts) -> None:
         """The error names it, and nothing waits."""
-        await parts.inspect(kernel_text())
-        parts.write(kernel_text("other"))
+        await parts.inspect_file(make_kernel_text())
+        parts.write_file(make_kernel_text("other"))
         with pytest.raises(NotFound):
             await parts.intake.tune_named("it", TuningRequest())
         assert {job.kernel for job in parts.jobs.list_live_jobs()} == {"project:other"}
 
     async def test_a_request_between_inspection_and_reaction_is_of_the_newer_state(self, parts: Parts) -> None:
         """It joins no job of the older state, and is not superseded with it."""
-        await parts.inspect(kernel_text())
+        await parts.inspect_file(make_kernel_text())
         (old,), _ = await parts.intake.tune_named("it", TuningRequest())
-        path = parts.write(kernel_text(rtol="0.5"))
+        path = parts.write_file(make_kernel_text(rtol="0.5"))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         (new,), _ = await parts.intake.tune_named("it", TuningRequest())
         assert new.id != old.id
@@ -351,7 +352,7 @@ async def test_directories_of_one_name_that_are_added_at_once(
 
     async def add(directory: Path) -> None:
         directory.mkdir(parents=True)
-        (directory / "tune_it.py").write_text(kernel_text())
+        (directory / "tune_it.py").write_text(make_kernel_text())
         found.append((await parts.intake.add_path(str(directory), None)).root.name)
 
     async with anyio.create_task_group() as tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ktuned.model.errors import IllegalMove
-from ktuned.model.job import JobState
+from ktuned.protocol.jobs import JobState
 from ktuned.scheduling.job_machine import MOVES, STATES, STOPPING, STORY_LENGTH, JobLife, JobMove, JobPlace
 
 ENDED = {JobPlace.DONE, JobPlace.FAILED, JobPlace.CANCELLED, JobPlace.LEFT}

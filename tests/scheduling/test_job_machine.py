@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from ktuned.fleet.failures import KILLS_EXCUSED
 from ktuned.model.errors import IllegalMove
-from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, make_key_problem
 from ktuned.model.plan import Plan
 from ktuned.protocol import JobQueued
+from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_machine import (
     CHANGES_EXCUSED,

@@ -9,17 +9,18 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from ktuned.model.errors import NotFound, StoreError, UsageError
-from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.plan import Plan
-from ktuned.model.trial import TrialResult, Winner
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Problem
+from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store
+from ktuned.store.winners import Winner
 from ktuned.tuning.job_brief import JobBrief
-from tests.assembled import Parts, assembled, kernel_text, wanted
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text, make_winner_key
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +37,7 @@ async def submit(
 ) -> Arrival:
     """Ask for a tuning on the fake device."""
     problem = problem or {"n": 64}
-    key = wanted(problem, kernel=kernel)
+    key = make_winner_key(problem, kernel=kernel)
     return await parts.jobs.submit_job(key, problem, priority=priority, reason="test", plan=Plan(preset="fast"))
 
 
@@ -47,17 +48,17 @@ def states(parts: Parts) -> list[tuple[int, str]]:
 
 async def test_same_work_joins_whether_it_waits_or_runs(parts: Parts) -> None:
     """However many ask, there is one job, with the priority of the most important who does."""
-    await parts.inspect(kernel_text(configs=GATED))
+    await parts.inspect_file(make_kernel_text(configs=GATED))
     first = await submit(parts)
     waiting = await submit(parts, priority=Priority.WAITED_FOR)
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         running = await submit(parts)
         assert [arrival.is_new for arrival in (first, waiting, running)] == [True, False, False]
         assert {arrival.job.id for arrival in (first, waiting, running)} == {first.job.id}
         assert (running.job.state, running.job.priority) == (JobState.RUNNING, Priority.WAITED_FOR)
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert (ended["state"], ended["message"]) == ("failed", NOTHING_MEASURED)
         assert ended["outcomes"] == {"compile_error": 1}
         assert (await submit(parts)).is_new
@@ -94,22 +95,22 @@ class SlowStore(Store):
 
 async def test_a_job_that_arrives_while_work_begins_waits_once(tmp_path: Path) -> None:
     """A job that is in the store and not yet in the queue is not a left-over: run twice, it ended the daemon."""
-    async with assembled(tmp_path, store_type=SlowStore) as parts:
+    async with assemble_daemon(tmp_path, store_type=SlowStore) as parts:
         assert isinstance(parts.store, SlowStore)
-        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+        await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(submit, parts)
             await parts.store.recorded.wait()
-            async with parts.working():
+            async with parts.run_jobs():
                 for _ in range(20):
                     await checkpoint()
                 assert [job.id for job in parts.jobs.list_live_jobs()] == []
                 parts.store.goes_on.set()
-                (ended,) = await parts.told.ended()
+                (ended,) = await parts.recorder.wait_for_ended_jobs()
                 await submit(parts, OTHER)
-                _, other = await parts.told.ended(2)
+                _, other = await parts.recorder.wait_for_ended_jobs(2)
     assert [ended["id"], other["id"]] == [1, 2]
-    assert len(parts.told.of("job_started")) == 2
+    assert len(parts.recorder.list_events("job_started")) == 2
 
 
 @pytest.mark.parametrize("error", [UsageError("cannot be prepared", hint="mend it"), KeyError("a bug")])
@@ -120,11 +121,11 @@ async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exc
         def prepare_brief(self, job: Job) -> JobBrief:
             raise error
 
-    async with assembled(tmp_path, preparation_type=Unpreparable) as parts:
+    async with assemble_daemon(tmp_path, preparation_type=Unpreparable) as parts:
         for n in (1, 2, 3):
             await submit(parts, {"n": n})
-        async with parts.working():
-            ended = await parts.told.ended(3)
+        async with parts.run_jobs():
+            ended = await parts.recorder.wait_for_ended_jobs(3)
         assert [state for _, state in states(parts)] == ["failed"] * 3
     assert {job["state"] for job in ended} == {"failed"}
     words = "cannot be prepared; mend it" if isinstance(error, UsageError) else "an error in ktuned itself: KeyError"
@@ -133,46 +134,46 @@ async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exc
 
 async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Parts) -> None:
     """What makes way waits again, keeps its id, and runs to its end afterwards."""
-    await parts.inspect(kernel_text(configs=GATED))
+    await parts.inspect_file(make_kernel_text(configs=GATED))
     background = (await submit(parts, priority=Priority.BACKGROUND)).job
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         important = (await submit(parts, OTHER, priority=Priority.WAITED_FOR)).job
-        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
         assert [job.id for job in parts.jobs.list_live_jobs()] == [important.id, background.id]
         parts.open_gate("door")
-        ended = await parts.told.ended(2)
+        ended = await parts.recorder.wait_for_ended_jobs(2)
     assert [job["id"] for job in ended] == [important.id, background.id]
     assert [job["message"] for job in ended] == [NOTHING_MEASURED] * 2
 
 
 async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> None:
     """While a job steps aside, the same work still joins it, and a cancel is not lost to its coming back."""
-    await parts.inspect(kernel_text(configs=GATED))
+    await parts.inspect_file(make_kernel_text(configs=GATED))
     background = (await submit(parts, priority=Priority.BACKGROUND)).job
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         await submit(parts, OTHER, priority=Priority.WAITED_FOR)
         await checkpoint()
         joined = await submit(parts, priority=Priority.ASKED)
         assert (joined.is_new, joined.job.id) == (False, background.id)
         assert (await parts.jobs.cancel_job(background.id)).state is JobState.CANCELLED
         parts.open_gate("door")
-        ended = await parts.told.ended(2)
+        ended = await parts.recorder.wait_for_ended_jobs(2)
     assert {(job["id"], job["state"]) for job in ended} == {(background.id, "cancelled"), (background.id + 1, "failed")}
 
 
 async def test_waiting_and_running_jobs_are_cancelled_ended_ones_refused(parts: Parts) -> None:
     """A waiting job and a running one end cancelled; one that has ended, or never was, is an error that says so."""
-    await parts.inspect(kernel_text(configs=GATED))
+    await parts.inspect_file(make_kernel_text(configs=GATED))
     running = (await submit(parts)).job
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         waiting = (await submit(parts, OTHER, priority=Priority.BACKGROUND)).job
         await parts.jobs.pause_job(waiting.id)
         assert (await parts.jobs.cancel_job(waiting.id)).state is JobState.CANCELLED
         await parts.jobs.cancel_job(running.id)
-        await parts.told.ended(2)
+        await parts.recorder.wait_for_ended_jobs(2)
         with pytest.raises(NotFound, match="is cancelled already"):
             await parts.jobs.cancel_job(running.id)
         with pytest.raises(NotFound, match="there is no job 99"):
@@ -184,58 +185,58 @@ async def test_waiting_and_running_jobs_are_cancelled_ended_ones_refused(parts: 
 
 async def test_supersede_stops_all_of_one_kernel(parts: Parts) -> None:
     """Running and waiting jobs of the kernel end, another kernel's job then runs."""
-    await parts.inspect(kernel_text(configs=GATED))
-    await parts.inspect(kernel_text("other", configs=GATED), "tune_other.py")
+    await parts.inspect_file(make_kernel_text(configs=GATED))
+    await parts.inspect_file(make_kernel_text("other", configs=GATED), "tune_other.py")
     mine = [(await submit(parts)).job.id, (await submit(parts, OTHER)).job.id]
     other = (await submit(parts, kernel="project:other")).job.id
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         assert await parts.jobs.cancel_jobs_of_kernel("project:it") == mine
         parts.open_gate("door")
-        ended = await parts.told.ended(3)
+        ended = await parts.recorder.wait_for_ended_jobs(3)
     told = {job["id"]: job["state"] for job in ended}
     assert told == {mine[0]: "cancelled", mine[1]: "cancelled", other: "failed"}
 
 
 async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) -> None:
     """An edit that changes nothing of a kernel (a comment) does not cost its job: it goes on once that is known."""
-    text = kernel_text(configs=GATED)
-    await parts.inspect(text)
+    text = make_kernel_text(configs=GATED)
+    await parts.inspect_file(text)
     job = (await submit(parts)).job
-    async with parts.working():
-        await parts.reached("door")
-        parts.write(f"{text}\n# a comment\n")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
+        parts.write_file(f"{text}\n# a comment\n")
         parts.open_gate("door")
-        await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_queued")) == 2)
         (held,) = parts.jobs.list_live_jobs()
         assert (held.id, held.state) == (job.id, JobState.QUEUED)
         assert "changed after it was inspected" in held.message
         await submit(parts, OTHER, kernel="project:none")
-        assert [ended["kernel"] for ended in await parts.told.ended()] == ["project:none"]
+        assert [ended["kernel"] for ended in await parts.recorder.wait_for_ended_jobs()] == ["project:none"]
 
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         assert not found
         await parts.renewal.react_to_changes(found, saved=True)
-        *_, ended = await parts.told.ended(2)
+        *_, ended = await parts.recorder.wait_for_ended_jobs(2)
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 
 
 async def test_unfinished_jobs_are_taken_up_again(tmp_path: Path) -> None:
     """What waits or runs when a daemon stops is queued for the next one, however many run."""
-    async with assembled(tmp_path) as parts:
-        await parts.inspect(kernel_text(configs=GATED))
+    async with assemble_daemon(tmp_path) as parts:
+        await parts.inspect_file(make_kernel_text(configs=GATED))
         for n in (1, 2, 3):
             await submit(parts, {"n": n})
         await parts.jobs.pause_job(3)
-        async with parts.working():
-            await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        async with parts.run_jobs():
+            await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
         assert [state for _, state in states(parts)] == ["running", "running", "paused"]
-    async with assembled(tmp_path) as parts:
+    async with assemble_daemon(tmp_path) as parts:
         assert [state for _, state in states(parts)] == ["queued", "queued", "paused"]
         parts.open_gate("door")
-        await parts.inspect(kernel_text(configs=GATED))
-        async with parts.working():
-            assert [job["id"] for job in await parts.told.ended(2)] == [1, 2]
+        await parts.inspect_file(make_kernel_text(configs=GATED))
+        async with parts.run_jobs():
+            assert [job["id"] for job in await parts.recorder.wait_for_ended_jobs(2)] == [1, 2]
 
 
 class FullDisk(Store):
@@ -274,49 +275,51 @@ class FullDisk(Store):
 
 async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:
     """A job that cannot record a result waits, with the disk's reason, and goes on once there is room again."""
-    async with assembled(tmp_path, store_type=FullDisk, intervals=OFTEN) as parts:
+    async with assemble_daemon(tmp_path, store_type=FullDisk, intervals=OFTEN) as parts:
         assert isinstance(parts.store, FullDisk)
-        await parts.inspect(kernel_text(configs=GATED))
-        async with parts.working():
+        await parts.inspect_file(make_kernel_text(configs=GATED))
+        async with parts.run_jobs():
             job = (await submit(parts)).job
-            await parts.reached("door")
+            await parts.wait_until_reached("door")
             parts.store.is_full = True
             parts.open_gate("door")
-            await parts.told.until(lambda: bool(parts.told.of("paused")))
-            (told,) = parts.told.of("paused")
+            await parts.recorder.wait_until(lambda: bool(parts.recorder.list_events("paused")))
+            (told,) = parts.recorder.list_events("paused")
             assert (told["reason"], "device" in told) == ("the disk is full", False)
             (waiting,) = parts.jobs.list_live_jobs()
             assert (waiting.id, waiting.state, waiting.message) == (job.id, JobState.QUEUED, "the disk is full")
             parts.store.is_full = False
-            (ended,) = await parts.told.ended()
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
-    assert len(parts.told.of("resumed")) == 1
+    assert len(parts.recorder.list_events("resumed")) == 1
 
 
 async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path) -> None:
     """A compile worker that meets it pauses tuning; when there is room again, the config is compiled and measured."""
-    async with assembled(tmp_path, intervals=OFTEN) as parts:
-        await parts.inspect(kernel_text(configs="[dict(us=50.0, does='compile_full', gate='room')]"))
-        async with parts.working():
+    async with assemble_daemon(tmp_path, intervals=OFTEN) as parts:
+        await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0, does='compile_full', gate='room')]"))
+        async with parts.run_jobs():
             await submit(parts)
-            await parts.told.until(lambda: bool(parts.told.of("paused")))
-            assert "no space is left on its disk" in parts.told.of("paused")[0]["reason"]
+            await parts.recorder.wait_until(lambda: bool(parts.recorder.list_events("paused")))
+            assert "no space is left on its disk" in parts.recorder.list_events("paused")[0]["reason"]
             parts.open_gate("room")
-            (ended,) = await parts.told.ended()
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
 
 
 async def test_full_disk_loses_no_job_that_makes_way(tmp_path: Path) -> None:
     """A job that cannot be recorded as waiting waits nevertheless."""
-    async with assembled(tmp_path, store_type=FullDisk) as parts:
+    async with assemble_daemon(tmp_path, store_type=FullDisk) as parts:
         assert isinstance(parts.store, FullDisk)
-        await parts.inspect(kernel_text(configs=GATED))
-        async with parts.working():
+        await parts.inspect_file(make_kernel_text(configs=GATED))
+        async with parts.run_jobs():
             await submit(parts, priority=Priority.BACKGROUND)
-            await parts.reached("door")
+            await parts.wait_until_reached("door")
             await submit(parts, OTHER, priority=Priority.WAITED_FOR)
             parts.store.is_full = True
-            await parts.told.until(lambda: len(parts.told.of("job_queued")) == 3)
+            await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_queued")) == 3)
             parts.store.is_full = False
             parts.open_gate("door")
-            await parts.told.until(lambda: any(job["job"] == 1 for job in parts.told.of("job_done")))
+            await parts.recorder.wait_until(
+                lambda: any(job["job"] == 1 for job in parts.recorder.list_events("job_done"))
+            )

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model.job import JobState
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
+from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context
+from ktuned.protocol.jobs import JobState
 from ktuned.scheduling.known_failures import KnownFailures
+from ktuned.store.contexts import Context
 
 CONTEXT = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel("CPU"), "digest", "toolchain", "driver")
 DECLARED = Plan(trials=10)
@@ -20,24 +21,30 @@ DECLARED = Plan(trials=10)
 
 def brief(ground: Context = CONTEXT, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
     """Return what a job of such a plan works on."""
-    kernel = SimpleNamespace(plan=DECLARED, plan_digest=plan_digest)
+    kernel = SimpleNamespace(name=ground.kernel, plan=DECLARED, plan_digest=plan_digest)
     return SimpleNamespace(
         context=ground, kernel=kernel, job=SimpleNamespace(plan=plan, objective=plan.objective), devices=[1] * devices
     )
+
+
+def find_message(failures: KnownFailures, context: Context, plan_digest: str) -> str:
+    """Return why the last job in a context failed."""
+    kernel: Any = SimpleNamespace(name=context.kernel, plan_digest=plan_digest)
+    return failures.list_messages(kernel).get((context, LATENCY), "")
 
 
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
     failures = KnownFailures()
     failures.record_job_end(brief(), JobState.FAILED, "no")
-    assert failures.find_message(CONTEXT, "plan") == "no"
-    assert failures.find_message(CONTEXT, "larger plan") == ""
+    assert find_message(failures, CONTEXT, "plan") == "no"
+    assert find_message(failures, CONTEXT, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
-        assert failures.find_message(replace(CONTEXT, **{part: "another"}), "plan") == ""
+        assert find_message(failures, replace(CONTEXT, **{part: "another"}), "plan") == ""
     failures.record_job_end(brief(), JobState.CANCELLED, "superseded")
-    assert failures.find_message(CONTEXT, "plan") == "no"
+    assert find_message(failures, CONTEXT, "plan") == "no"
     failures.record_job_end(brief(), JobState.DONE, "")
-    assert failures.find_message(CONTEXT, "plan") == ""
+    assert find_message(failures, CONTEXT, "plan") == ""
 
 
 @pytest.mark.parametrize(
@@ -55,7 +62,7 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
     """A smaller budget, another way or no device leaves configs that may work."""
     failures = KnownFailures()
     failures.record_job_end(job, JobState.FAILED, "no")
-    assert bool(failures.find_message(CONTEXT, "plan")) is counts
+    assert bool(find_message(failures, CONTEXT, "plan")) is counts
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,7 @@ def test_a_hopeless_job_proves_it_whatever_its_budget(job: Any, counts: bool) ->
     """It ended because all configs fail alike; of chosen ones that says nothing of the others."""
     failures = KnownFailures()
     failures.record_job_end(job, JobState.FAILED, "stopped: no", is_hopeless=True)
-    assert bool(failures.find_message(CONTEXT, "plan")) is counts
+    assert bool(find_message(failures, CONTEXT, "plan")) is counts
 
 
 def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
@@ -79,9 +86,10 @@ def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     several = [replace(CONTEXT, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
         failures.record_job_end(brief(ground), JobState.FAILED, "no")
-    told = [failures.find_message(ground, "plan") for ground in several]
+    told = [find_message(failures, ground, "plan") for ground in several]
     assert told == ["", "no", "no"]
-    failures.forget_failures("project:b")
-    assert [failures.find_message(ground, "plan") for ground in several] == ["", "", "no"]
+    assert failures.forget_failures("project:b")
+    assert not failures.forget_failures("project:b")
+    assert [find_message(failures, ground, "plan") for ground in several] == ["", "", "no"]
     failures.forget_failures()
-    assert [failures.find_message(ground, "plan") for ground in several] == ["", "", ""]
+    assert [find_message(failures, ground, "plan") for ground in several] == ["", "", ""]

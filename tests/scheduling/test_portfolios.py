@@ -9,11 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from ktuned.model import LATENCY, Config, Job, KernelInfo, Priority
-from ktuned.scheduling import Portfolios, TuningRequest
+from ktuned.model import LATENCY, Config, KernelInfo
+from ktuned.protocol import Job, Priority
+from ktuned.scheduling import TuningRequest
 from ktuned.scheduling.portfolios import MIN_KEYS
 from ktuned_client.portfolio_tree import find_leaf, list_configs
-from tests.assembled import PATIENCE_S, Parts
+from tests.daemon_parts import PATIENCE_S, Parts
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ def kernel_file(sizes: Iterable[int] = SIZES, options: str = "", failing: str = 
 @asynccontextmanager
 async def fitting(parts: Parts) -> AsyncIterator[None]:
     """Run jobs and fits for the length of a block."""
-    async with parts.working(), anyio.create_task_group() as tasks:
+    async with parts.run_jobs(), anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.portfolio_fitter.run_until_cancelled)
         yield
         tasks.cancel_scope.cancel()
@@ -58,13 +59,13 @@ async def fitting(parts: Parts) -> AsyncIterator[None]:
 
 def find_tree(parts: Parts, kernel: KernelInfo) -> Any:
     """Return the tree of the kernel's portfolio on the only device."""
-    found = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    found = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
     return None if found is None else found.tree
 
 
 async def fitted(parts: Parts, kernel: KernelInfo, count: int) -> Any:
     """Return the tree that is fitted once so many jobs have ended."""
-    await parts.told.ended(count)
+    await parts.recorder.wait_for_ended_jobs(count)
     with anyio.fail_after(PATIENCE_S):
         while find_tree(parts, kernel) is None:  # noqa: ASYNC110 - no event reports it
             await anyio.sleep(0.02)
@@ -78,7 +79,7 @@ def list_filling_jobs(parts: Parts) -> list[Job]:
 
 async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
     """New problems get the tree's config at once and cause no job; the next daemon answers with the same tree."""
-    kernel = await parts.inspect(kernel_file())
+    kernel = await parts.inspect_file(kernel_file())
     async with fitting(parts):
         await parts.requests.request_jobs(kernel, TuningRequest())
         tree = await fitted(parts, kernel, len(SIZES))
@@ -90,15 +91,13 @@ async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
             assert answer.expected_loss is not None
         assert len(parts.store.list_jobs(limit=1000)) == jobs
         assert list_filling_jobs(parts) == []
-    again = Portfolios(parts.store).find_portfolio(kernel, "Fake CPU", LATENCY)
-    assert again is not None
-    assert again.tree == tree
+    assert [one.tree for one in parts.store.load_portfolios(kernel.name)] == [tree]
     parts.kill_workers()
 
 
 async def test_what_a_fit_lacks_is_measured_by_jobs_of_the_lowest_rank(parts: Parts) -> None:
     """Most keys were tuned with one of the configs alone; they have the other's cost before there is a tree."""
-    kernel = await parts.inspect(kernel_file(()))
+    kernel = await parts.inspect_file(kernel_file(()))
     async with fitting(parts):
         for size in SIZES:
             config = SMALL if size < 100 else LARGE
@@ -113,7 +112,7 @@ async def test_what_a_fit_lacks_is_measured_by_jobs_of_the_lowest_rank(parts: Pa
 
 async def test_no_leaf_has_a_config_that_fails_on_one_of_its_keys(parts: Parts) -> None:
     """However fast it is on the others."""
-    kernel = await parts.inspect(kernel_file(failing="192, 0"))
+    kernel = await parts.inspect_file(kernel_file(failing="192, 0"))
     async with fitting(parts):
         await parts.requests.request_jobs(kernel, TuningRequest())
         tree = await fitted(parts, kernel, len(SIZES))
@@ -126,10 +125,10 @@ async def test_no_leaf_has_a_config_that_fails_on_one_of_its_keys(parts: Parts) 
 )
 async def test_without_a_portfolio_the_nearest_key_answers(parts: Parts, sizes: tuple[int, ...], options: str) -> None:
     """The file wants none, or too few keys are tuned."""
-    kernel = await parts.inspect(kernel_file(sizes, options))
-    async with parts.working():
+    kernel = await parts.inspect_file(kernel_file(sizes, options))
+    async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.told.ended(len(sizes))
+        await parts.recorder.wait_for_ended_jobs(len(sizes))
         await parts.daemon.portfolio_fitter.fit_kernel(kernel.name)
     assert find_tree(parts, kernel) is None
     answer = parts.lookups.look_up("it", {"n": 300}, None, tune=False).answer
@@ -139,7 +138,7 @@ async def test_without_a_portfolio_the_nearest_key_answers(parts: Parts, sizes: 
 
 async def test_a_portfolio_has_as_many_configs_as_the_file_wants(parts: Parts) -> None:
     """With one, all problems get the config that loses least."""
-    kernel = await parts.inspect(kernel_file(options="portfolio=1"))
+    kernel = await parts.inspect_file(kernel_file(options="portfolio=1"))
     async with fitting(parts):
         await parts.requests.request_jobs(kernel, TuningRequest())
         assert list_configs(await fitted(parts, kernel, len(SIZES))) == [SMALL]

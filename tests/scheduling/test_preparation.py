@@ -6,16 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.errors import NotFound, UsageError
-from ktuned.model.job import Job, JobState
-from ktuned.model.kernel import Root
-from tests.assembled import Parts, kernel_text
+from ktuned.protocol.jobs import Job, JobState
+from ktuned.protocol.kernels import Root
+from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
 
 async def asked(parts: Parts) -> Job:
     """Return a job of the kernel, as it would be taken from the queue."""
-    kernel = await parts.inspect(kernel_text(deadlines="dict(check=7.0)"))
+    kernel = await parts.inspect_file(make_kernel_text(deadlines="dict(check=7.0)"))
     model = parts.machine.find_device(parts.environment, "fake", None).model
     return Job(1, kernel.name, {"n": 64}, model, JobState.QUEUED, 100, "asked", kernel.plan, created=0.0)
 

@@ -8,14 +8,14 @@ import anyio
 import pytest
 
 from ktuned.model.errors import NotFound
-from ktuned.model.job import JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
+from ktuned.protocol.jobs import JobState, Priority
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.queue import Arrival
 from ktuned.tuning.progress import estimate_time_left_s
-from tests.assembled import Parts, assembled, kernel_text, wanted
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text, make_winner_key
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ async def submit(
     """Ask for a tuning on the fake device."""
     problem = problem or {"n": 64}
     return await parts.jobs.submit_job(
-        wanted(problem), problem, priority=priority, reason="test", plan=plan, any_plan=any_plan
+        make_winner_key(problem), problem, priority=priority, reason="test", plan=plan, any_plan=any_plan
     )
 
 
@@ -54,19 +54,19 @@ async def test_larger_budget_extends_what_waits(parts: Parts) -> None:
 
 async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
     """It stops where it is, the next one runs, and resuming lets it run to its end."""
-    await parts.inspect(kernel_text(configs=GATED))
+    await parts.inspect_file(make_kernel_text(configs=GATED))
     first, second = (await submit(parts)).job, (await submit(parts, OTHER)).job
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         assert (await parts.jobs.pause_job(first.id)).state is JobState.PAUSED
-        await parts.told.until(lambda: bool(parts.told.of("job_paused")))
+        await parts.recorder.wait_until(lambda: bool(parts.recorder.list_events("job_paused")))
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert ended["id"] == second.id
         (paused,) = parts.jobs.list_live_jobs()
         assert (paused.id, paused.state) == (first.id, JobState.PAUSED)
         assert (await parts.jobs.resume_job(first.id)).state is JobState.QUEUED
-        *_, ended = await parts.told.ended(2)
+        *_, ended = await parts.recorder.wait_for_ended_jobs(2)
         assert ended["id"] == first.id
         with pytest.raises(NotFound, match="is failed already"):
             await parts.jobs.pause_job(first.id)
@@ -84,18 +84,18 @@ async def test_asking_by_name_resumes_and_lookups_do_not(parts: Parts) -> None:
 
 async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
     """A paused job and a paused device are paused in the next daemon's life."""
-    async with assembled(tmp_path) as parts:
+    async with assemble_daemon(tmp_path) as parts:
         job = (await submit(parts)).job
         await submit(parts, OTHER)
         await parts.jobs.pause_job(job.id)
         await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
-    async with assembled(tmp_path) as parts:
-        await parts.inspect(kernel_text(configs=GATED))
+    async with assemble_daemon(tmp_path) as parts:
+        await parts.inspect_file(make_kernel_text(configs=GATED))
         assert parts.jobs.pauses == {"Fake CPU"}
-        async with parts.working():
+        async with parts.run_jobs():
             await parts.jobs.pause_devices({"Fake CPU"}, is_paused=False)
             parts.open_gate("door")
-            (ended,) = await parts.told.ended()
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
             assert ended["id"] != job.id
             (paused,) = parts.jobs.list_live_jobs()
             assert (paused.id, paused.state) == (job.id, JobState.PAUSED)
@@ -103,24 +103,24 @@ async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
 
 async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> None:
     """The key whose launches take applications the longest goes first, by its winner's latency or its kernel's."""
-    async with assembled(tmp_path) as parts:
-        kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
-        await parts.measured(kernel, {50.0: 1000.0}, {"n": 1})
+    async with assemble_daemon(tmp_path) as parts:
+        kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
+        await parts.record_measurements(kernel, {50.0: 1000.0}, {"n": 1})
         for n in (1, 2, 3):
             await submit(parts, {"n": n})
         # Launches of 1,000 us and of as much, since no other latency of the kernel is known.
-        await parts.jobs.add_job_launches({wanted({"n": 2}): 10, wanted({"n": 3}): 20})
-        await parts.jobs.add_job_launches({wanted({"n": 1}): 0, wanted({"n": 2}): 15})
+        await parts.jobs.add_job_launches({make_winner_key({"n": 2}): 10, make_winner_key({"n": 3}): 20})
+        await parts.jobs.add_job_launches({make_winner_key({"n": 1}): 0, make_winner_key({"n": 2}): 15})
         assert [job.problem["n"] for job in parts.jobs.list_live_jobs()] == [2, 3, 1]
-        assert parts.store.load_launches() == {wanted({"n": 2}): 25, wanted({"n": 3}): 20}
-    async with assembled(tmp_path) as parts:
+        assert parts.store.load_launches() == {make_winner_key({"n": 2}): 25, make_winner_key({"n": 3}): 20}
+    async with assemble_daemon(tmp_path) as parts:
         await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
-        async with parts.working():
+        async with parts.run_jobs():
             await until(lambda: len(parts.jobs.list_live_jobs()) == 4)
             described = [parts.jobs.describe_job(job) for job in parts.jobs.list_live_jobs()]
             assert [(job.problem["n"], job.launches) for job in described][:3] == [(2, 25), (3, 20), (1, 0)]
             await parts.jobs.cancel_job(described[0].id)
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert ended["launches"] == 25
 
 
@@ -157,20 +157,20 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
 
     busy = Reading(others=0.9, pressure=0.9)
     readings.append(Reading(pressure=0.0))
-    async with assembled(tmp_path, policy="idle", read=read, intervals=Intervals(reading_s=0.02)) as parts:
-        await parts.inspect(kernel_text(configs=GATED))
+    async with assemble_daemon(tmp_path, policy="idle", read=read, intervals=Intervals(reading_s=0.02)) as parts:
+        await parts.inspect_file(make_kernel_text(configs=GATED))
         job = (await submit(parts, priority=Priority.SAVED)).job
-        async with parts.working():
-            await parts.reached("door")
+        async with parts.run_jobs():
+            await parts.wait_until_reached("door")
             readings.append(busy)
-            await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
+            await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_queued")) == 2)
             assert parts.jobs.count_jobs().waits == {"the machine is used: others take 90% of its CPUs": 1}
             (waiting,) = parts.jobs.list_live_jobs()
             assert waiting.message == "made way: the machine is used: others take 90% of its CPUs"
             assert parts.jobs.describe_job(waiting).waits_for.startswith("the machine is used")
             parts.jobs.add_waiter("me", [job.id])
             parts.open_gate("door")
-            (ended,) = await parts.told.ended()
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
             assert ended["id"] == job.id
 
 

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from ktuned.model.job import Job, JobState
 from ktuned.model.keys import make_key_problem
 from ktuned.model.plan import Plan
+from ktuned.protocol.jobs import Job, JobState
 from ktuned.scheduling.queue import EVERYTHING, JobQueue, LaunchCost, extend_plan
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
 from tests.scheduling.waiting_jobs import job

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ktuned.catalog.project_file import PROJECT_FILE
-from ktuned.model.job import Job, JobState, Priority
+from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.scheduling.job_requests import TuningRequest
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 
 GATED = "[dict(us=50.0, does='gate_compile', gate='door')]"
 """A space whose one config stands at a gate while it compiles."""
@@ -21,30 +21,32 @@ class TestBeginAgain:
 
     async def changed(self, parts: Parts, *, saved: bool, **options: Any) -> None:
         """Write the kernel file again, and take in that it changed."""
-        path = parts.write(kernel_text(configs=GATED, **options))
+        path = parts.write_file(make_kernel_text(configs=GATED, **options))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         await parts.renewal.react_to_changes(found, saved=saved)
 
     async def ended(self, parts: Parts, job: Job) -> Job:
         """Let configs compile, and return how a job ended, which is published once."""
         parts.open_gate("door")
-        await parts.told.until(lambda: any(event["job"] == job.id for event in parts.told.of("job_done")))
+        await parts.recorder.wait_until(
+            lambda: any(event["job"] == job.id for event in parts.recorder.list_events("job_done"))
+        )
         while parts.jobs.list_live_jobs():
-            await parts.told.ended(len(parts.told.of("job_done")) + 1)
-        assert len([event for event in parts.told.of("job_done") if event["job"] == job.id]) == 1
+            await parts.recorder.wait_for_ended_jobs(len(parts.recorder.list_events("job_done")) + 1)
+        assert len([event for event in parts.recorder.list_events("job_done") if event["job"] == job.id]) == 1
         stored = parts.store.get_job(job.id)
         assert stored is not None
         return stored
 
     async def test_a_running_job_begins_again_in_a_changed_environment(self, parts: Parts) -> None:
         """A running job is stopped and begins again there: its clients still wait for it, and get the winner of now."""
-        kernel = await parts.inspect(kernel_text(configs=GATED))
-        async with parts.working():
+        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
+        async with parts.run_jobs():
             (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
             parts.jobs.add_waiter("a client", [job.id])
-            await parts.reached("door")
+            await parts.wait_until_reached("door")
             before = parts.store.list_trials()[0].id
-            path = parts.write("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
+            path = parts.write_file("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
             found = await parts.inspector.inspect_files(parts.root, [str(path)])
             await parts.renewal.react_to_changes(found, saved=True)
             assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
@@ -59,14 +61,14 @@ class TestBeginAgain:
 
     async def test_a_change_that_was_not_saved(self, parts: Parts) -> None:
         """A job that was asked for begins again, for another problem than those that are declared, too."""
-        kernel = await parts.inspect(kernel_text(configs=GATED))
-        async with parts.working():
+        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
+        async with parts.run_jobs():
             running, waiting = [
                 job
                 for n in (64, 1)
                 for job in await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
             ]
-            await parts.reached("door")
+            await parts.wait_until_reached("door")
             await self.changed(parts, saved=False, rtol="0.5")
             assert [live.id for live in parts.jobs.list_live_jobs()] == [running.id, waiting.id]
             for job in (running, waiting):
@@ -76,18 +78,18 @@ class TestBeginAgain:
 
     async def test_a_save_that_tunes_another_problem(self, parts: Parts) -> None:
         """What the save does not tune itself goes on, with its clients."""
-        kernel = await parts.inspect(kernel_text(configs=GATED))
-        async with parts.working():
+        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
+        async with parts.run_jobs():
             (asked,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
             (compiled,) = await parts.requests.request_jobs(kernel, TuningRequest(compile_only=True))
-            await parts.reached("door")
+            await parts.wait_until_reached("door")
             await self.changed(parts, saved=True, rtol="0.5")
             assert {asked.id, compiled.id} < {live.id for live in parts.jobs.list_live_jobs()}
             assert (await self.ended(parts, asked)).state is JobState.DONE
 
     async def test_a_request_joins_what_begins_again(self, parts: Parts) -> None:
         """It works on the newer state, as the request wants."""
-        kernel = await parts.inspect(kernel_text(configs=GATED))
+        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         await self.changed(parts, saved=False, rtol="0.5")
         (again,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
@@ -100,7 +102,7 @@ class TestBeginAgain:
     )
     async def test_a_problem_that_the_kernel_no_longer_takes(self, parts: Parts, options: dict[str, str]) -> None:
         """Its job has nothing to do any more, and says so."""
-        kernel = await parts.inspect(kernel_text(configs=GATED))
+        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         await self.changed(parts, saved=False, **options)
         stored = parts.store.get_job(job.id)
@@ -112,7 +114,7 @@ class TestBeginAgain:
 
     async def test_a_paused_job_stays_paused(self, parts: Parts) -> None:
         """It works on the newer state once it is resumed."""
-        kernel = await parts.inspect(kernel_text(configs=GATED))
+        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.jobs.pause_job(job.id)
         await self.changed(parts, saved=False, rtol="0.5")
@@ -123,7 +125,7 @@ class TestBeginAgain:
 class TestReact:
     async def edited(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
         """Write the kernel file again, react to what that changed, and return the jobs that wait."""
-        path = parts.write(kernel_text(**options))
+        path = parts.write_file(make_kernel_text(**options))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         await parts.renewal.react_to_changes(found, saved=saved)
         return parts.jobs.list_live_jobs()
@@ -137,18 +139,18 @@ class TestReact:
     async def test_comment_sets_nothing_off(self, parts: Parts) -> None:
         """No job, no event."""
         await self.edited(parts, saved=False)
-        count = len(parts.told.events)
-        path = parts.write(f"# a comment\n{kernel_text()}")
+        count = len(parts.recorder.events)
+        path = parts.write_file(f"# a comment\n{make_kernel_text()}")
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         await parts.renewal.react_to_changes(found, saved=True)
-        assert (parts.jobs.list_live_jobs(), len(parts.told.events)) == ([], count)
+        assert (parts.jobs.list_live_jobs(), len(parts.recorder.events)) == ([], count)
 
     async def test_change_retunes_what_was_tuned(self, parts: Parts) -> None:
         """Problems that lookups added are tuned again too, each with all of its keys, in the background."""
         options = {"specialize": "('n',)", "problems": "[dict(n=1, hint=1)]"}
         await self.edited(parts, saved=False, **options)
         kernel = parts.catalog.resolve_kernel("it")
-        await parts.measured(kernel, {50.0: 1.0}, {"n": 2, "hint": 7})
+        await parts.record_measurements(kernel, {50.0: 1.0}, {"n": 2, "hint": 7})
         jobs = await self.edited(parts, saved=False, rtol="0.5", **options)
         assert [job.problem for job in jobs] == [{"n": 1, "hint": 1}, {"n": 2, "hint": 7}]
         assert {(job.priority, job.reason) for job in jobs} == {
@@ -158,7 +160,7 @@ class TestReact:
     async def test_renamed_keys_leave_old_problems_behind(self, parts: Parts) -> None:
         """A problem that the kernel no longer takes is neither tuned nor an error."""
         await self.edited(parts, saved=False, specialize="('n',)")
-        await parts.measured(parts.catalog.resolve_kernel("it"), {50.0: 1.0}, {"n": 64})
+        await parts.record_measurements(parts.catalog.resolve_kernel("it"), {50.0: 1.0}, {"n": 64})
         (job,) = await self.edited(parts, saved=True, specialize="('m',)", problems="[dict(m=1)]")
         assert job.problem == {"m": 1}
 
@@ -175,16 +177,16 @@ class TestReact:
         found = await parts.inspector.inspect_files(parts.root, [], [str(path)])
         await parts.renewal.react_to_changes(found, saved=True)
         assert parts.jobs.list_live_jobs() == []
-        assert parts.told.of("reloaded")[-1]["removed"] == ["project:it"]
+        assert parts.recorder.list_events("reloaded")[-1]["removed"] == ["project:it"]
 
     async def test_a_mended_file_is_told(self, parts: Parts) -> None:
         """Who mends a slip and means what was meant before hears that the error is gone."""
         path = parts.project / "tune_it.py"
-        for text in (kernel_text(), "syntax error", kernel_text()):
+        for text in (make_kernel_text(), "syntax error", make_kernel_text()):
             path.write_text(text)
             found = await parts.inspector.inspect_files(parts.root, [str(path)], [])
             await parts.renewal.react_to_changes(found, saved=True)
-        told = parts.told.of("reloaded")
+        told = parts.recorder.list_events("reloaded")
         assert [event["mended"] for event in told] == [[], [], [str(path)]]
         assert told[-1]["changed"] == []
 
@@ -192,15 +194,15 @@ class TestReact:
 @pytest.mark.anyio
 async def test_an_undone_edit_says_at_once_that_its_winner_holds(parts: Parts) -> None:
     """Also where the edit in between has made no other one, as one that does not compile."""
-    text = kernel_text(configs="us=[10.0, 20.0]")
-    kernel = await parts.inspect(text)
-    await parts.measured(kernel, {10.0: 5.0}, rounds=ALL_ROUNDS)
+    text = make_kernel_text(configs="us=[10.0, 20.0]")
+    kernel = await parts.inspect_file(text)
+    await parts.record_measurements(kernel, {10.0: 5.0}, rounds=ALL_ROUNDS)
     told = []
-    for written in (kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"), text):
-        found = await parts.inspector.inspect_files(parts.root, [str(parts.write(written))])
+    for written in (make_kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"), text):
+        found = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(written))])
         await parts.renewal.react_to_changes(found, saved=True)
-        told.append([event["type"] for event in parts.told.events if event["type"] in ("stale", "winner")])
+        told.append([event["type"] for event in parts.recorder.events if event["type"] in ("stale", "winner")])
     assert told == [["stale"], ["stale", "stale", "winner"]]
-    (won,) = parts.told.of("winner")
+    (won,) = parts.recorder.list_events("winner")
     assert (won["job"], won["config"], won["latency_us"]) == (None, {"us": 10.0}, 5.0)
     parts.kill_workers()

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.devices.machine import Machine
-from ktuned.model.trial import Context
 from ktuned.scheduling import Renewal
-from tests.assembled import Parts, kernel_text
+from ktuned.store.contexts import Context
+from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ class Newer(Machine):
 
 async def test_a_new_toolchain_has_winners_measured_again(parts: Parts) -> None:
     """A winner of the kernel's present sources is queued."""
-    await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
+    await parts.record_measurements(await parts.inspect_file(make_kernel_text()), {50.0: 7.0})
     assert await parts.daemon.renewal.queue_reverification() == []
 
     newer = Newer(parts.machine.environments)
@@ -44,26 +44,26 @@ async def test_a_new_toolchain_has_winners_measured_again(parts: Parts) -> None:
 
 async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
     """A survey that sees a change of which the running job's context knows begins nothing again; else the job does."""
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
+    async with parts.run_jobs():
         parts.lookups.look_up("it", {"n": 64}, None, tune=True)
-        await parts.reached("door")
+        await parts.wait_until_reached("door")
         (job,) = parts.jobs.list_live_jobs()
         await parts.daemon.renewal.reverify_probed([kernel], [kernel])
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
         await parts.jobs.restart_running_jobs(
             kernel.name, "begun again", lambda brief: brief.context.device == "Fake CPU"
         )
-        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert (ended["id"], ended["state"]) == (job.id, "done")
 
 
 async def test_a_context_of_another_toolchain_or_driver_is_outdated(parts: Parts) -> None:
     """The present context is not."""
-    kernel = await parts.inspect(kernel_text())
+    kernel = await parts.inspect_file(make_kernel_text())
     device = parts.machine.find_device(parts.environment, "fake", None)
     present = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     contexts = (present, replace(present, toolchain="older"), replace(present, device_fingerprint="older"))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.roots import make_root
-from ktuned.model import Root
+from ktuned.protocol import Root
 from ktuned.scheduling.intake import GONE_S, Intake
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -77,10 +77,10 @@ async def test_a_project_that_moved_keeps_its_name_and_its_results(parts: Parts,
     """Its project file names it, so its kernels have the names that they had; a copy beside it has one of its own."""
     old, new, copy = tmp_path / "before", tmp_path / "after", tmp_path / "copy"
     old.mkdir()
-    (old / "tune_it.py").write_text(kernel_text())
+    (old / "tune_it.py").write_text(make_kernel_text())
     (old / "ktuned.toml").write_text('name = "gemms"\n')
     (kernel,) = (await parts.intake.add_path(str(old), None)).kernels
-    await parts.measured(kernel, {50.0: 7.0}, rounds=ALL_ROUNDS)
+    await parts.record_measurements(kernel, {50.0: 7.0}, rounds=ALL_ROUNDS)
     shutil.copytree(old, copy)
     (twin,) = (await parts.intake.add_path(str(copy), None)).kernels
     assert twin.name == "gemms-copy:it"

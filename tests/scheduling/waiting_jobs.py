@@ -4,9 +4,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ktuned.model.job import Job, JobState
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import Plan
+from ktuned.protocol.jobs import Job, JobState
 
 
 def job(number: int = 1, **changes: Any) -> Job:

@@ -1,4 +1,4 @@
-"""The choice of a strategy, and its supervision: a broken one ends its job with a line that names it."""
+"""The choice of a strategy, and its supervision: a broken strategy ends its job with a line that names it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ AXES = space(A=range(10), B=range(10), where=lambda p, c: c.A <= c.B)
     ],
 )
 def test_auto_is_exhaustive_where_the_budget_covers_the_space(declared: Any, plan: Plan, expected: str) -> None:
-    """The valid configs count, and a limit in time covers nothing for certain."""
-    chosen = choose_strategy(declared.bind({}), plan)
-    assert (chosen.name, chosen.notice) == (expected, "")
-    assert chosen.ask(1)
+    """Valid configs are counted; a time limit never certainly covers the space."""
+    strategy = choose_strategy(declared.bind({}), plan)
+    assert (strategy.name, strategy.notice) == (expected, "")
+    assert strategy.ask(1)
 
 
 @pytest.mark.parametrize("fault", ["ImportError('no libopenblas')", "RuntimeError('built for another processor')"])
 def test_auto_works_without_numpy(tmp_path: Path, fault: str) -> None:
-    """An interpreter whose NumPy is missing or broken searches at random, and says so; huge spaces work as well."""
+    """Without a working NumPy, the search is random and a notice says so; huge spaces work, too."""
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy/__init__.py").write_text(f"raise {fault}")
     script = """
@@ -52,37 +52,39 @@ for declared in (space(A=range(10), B=range(10)), huge):
     print(chosen.name, len(chosen.ask(3)), chosen.notice)
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment)
+    process = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment
+    )
     notice = "guided search needs NumPy, which cannot be imported here: searching at random instead"
-    assert run.stdout.splitlines() == [f"random 3 {notice}"] * 2
+    assert process.stdout.splitlines() == [f"random 3 {notice}"] * 2
 
 
 def test_unknown_strategy_is_a_usage_error() -> None:
-    """The error lists the installed ones."""
+    """The message lists the installed strategies."""
     with pytest.raises(UsageError, match=r"there is no strategy 'best' \(installed: auto, exhaustive, guided"):
         choose_strategy(AXES.bind({}), Plan("best"))
 
 
-class Broken(Random):
+class FixedAnswer(Random):
     answer: Any = ()
 
     def ask(self, n: int) -> list[Any]:
         return self.answer  # type: ignore[no-any-return]
 
 
-class Hostile(dict[str, Any]):
+class RaisesOnAccess(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return 1 / 0
 
 
-class Wordless(Exception):
+class ErrorWithoutText(Exception):
     def __str__(self) -> str:
         raise ValueError("no words")
 
 
-class RaisesWordless(Random):
+class RaisesErrorWithoutText(Random):
     def ask(self, n: int) -> list[Any]:
-        raise Wordless
+        raise ErrorWithoutText
 
 
 class Raises(Random):
@@ -110,23 +112,23 @@ class RaisesAtOnce(Random):
         ([{"A": 1, "B": 2}] * 2, "proposed a config twice"),
         ([{"A": 1, "B": 2}] * 4, "proposed more configs than the 2 that it was asked for"),
         (itertools.repeat({"A": 1, "B": 2}), "proposed more configs than the 2 that it was asked for"),
-        ([Hostile(A=1, B=2)], "proposed what is no config: ZeroDivisionError"),
+        ([RaisesOnAccess(A=1, B=2)], "proposed what is no config: ZeroDivisionError"),
     ],
 )
 def test_invalid_proposal_names_the_strategy(answers: list[Any], words: str) -> None:
-    """A config that is repeated, not in the space, or one too many ends the search."""
-    kind = type("Odd", (Broken,), {"answer": answers})
+    """A repeated, foreign or superfluous config ends the search."""
+    strategy_type = type("Odd", (FixedAnswer,), {"answer": answers})
     with pytest.raises(StrategyFault, match=words):
-        SupervisedStrategy("odd", kind, AXES.bind({}), 0).ask(2)
+        SupervisedStrategy("odd", strategy_type, AXES.bind({}), 0).ask(2)
 
 
 def test_strategy_that_raises_is_named() -> None:
-    """Whatever it raises, whenever, becomes one line."""
+    """Any exception at any time becomes one line."""
     bound = AXES.bind({})
     with pytest.raises(StrategyFault, match=r"(?m)^the strategy 'odd' failed as it chooses: ValueError: no idea$"):
         SupervisedStrategy("odd", Raises, bound, 0).ask(1)
-    with pytest.raises(StrategyFault, match=r"(?m)failed as it chooses: Wordless:$"):
-        SupervisedStrategy("odd", RaisesWordless, bound, 0).ask(1)
+    with pytest.raises(StrategyFault, match=r"(?m)failed as it chooses: ErrorWithoutText:$"):
+        SupervisedStrategy("odd", RaisesErrorWithoutText, bound, 0).ask(1)
     with pytest.raises(StrategyFault, match="failed as it takes note of an outcome: KeyError: 'A'"):
         SupervisedStrategy("odd", RaisesOnTell, bound, 0).tell({"A": 1, "B": 2}, Outcome.MEASURED, 1.0)
     with pytest.raises(StrategyFault, match="failed as it starts: RuntimeError: no device"):
@@ -143,24 +145,22 @@ def test_strategy_that_raises_is_named() -> None:
     ],
 )
 def test_strategy_whose_property_raises_is_named(name: str, words: str) -> None:
-    """Whatever is asked of it."""
-
-    def raising(self: Any) -> Any:
+    def raise_error(self: Any) -> Any:
         raise RuntimeError("no idea")
 
-    kind = type("Odd", (Random,), {name: property(raising)})
+    strategy_type = type("Odd", (Random,), {name: property(raise_error)})
     with pytest.raises(StrategyFault, match=f"(?m)^the strategy 'odd' {words}$"):
-        getattr(SupervisedStrategy("odd", kind, AXES.bind({}), 0), name)
+        getattr(SupervisedStrategy("odd", strategy_type, AXES.bind({}), 0), name)
 
 
 def test_strategy_that_exits_or_miscounts_is_named() -> None:
-    """An exit would end the worker with nothing said; a count is a Count."""
+    """An exit would end the worker silently; a count must be a Count."""
 
-    def leave(self: Any, n: int) -> Any:
+    def exit_process(self: Any, n: int) -> Any:
         raise SystemExit(3)
 
     with pytest.raises(StrategyFault, match="failed as it chooses: SystemExit: 3"):
-        SupervisedStrategy("odd", type("Odd", (Random,), {"ask": leave}), AXES.bind({}), 0).ask(1)
-    kind = type("Odd", (Random,), {"valid": 7})
+        SupervisedStrategy("odd", type("Odd", (Random,), {"ask": exit_process}), AXES.bind({}), 0).ask(1)
+    strategy_type = type("Odd", (Random,), {"valid": 7})
     with pytest.raises(StrategyFault, match="counts the space as 7, which is neither a Count nor None"):
-        _ = SupervisedStrategy("odd", kind, AXES.bind({}), 0).valid
+        _ = SupervisedStrategy("odd", strategy_type, AXES.bind({}), 0).valid

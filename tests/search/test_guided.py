@@ -1,4 +1,4 @@
-"""Strategies that learn: they beat chance, keep their time, and get along with failures and outcomes that are late."""
+"""Strategies that learn: they beat chance, are fast, and cope with failures and late outcomes."""
 
 from __future__ import annotations
 
@@ -30,46 +30,52 @@ BOWL_KNOBS: Any = {
 BOWL = space(**BOWL_KNOBS)
 
 
-def bowl(config: dict[str, Any]) -> float:
-    """Return a smooth latency in µs with its optimum of 20 inside the space of 10^6 configs."""
-    places = [BOWL_KNOBS[knob].index(value) / 9 for knob, value in config.items()]
+def compute_bowl_latency(config: dict[str, Any]) -> float:
+    """Return a smooth latency in µs; its optimum of 20 is inside the space of 10^6 configs."""
+    positions = [BOWL_KNOBS[knob].index(value) / 9 for knob, value in config.items()]
     centre = (0.3, 0.7, 0.5, 0.4, 0.6, 0.2)
-    return 20 * math.exp(sum(2.5 * (place - middle) ** 2 for place, middle in zip(places, centre, strict=True)))
+    return 20 * math.exp(sum(2.5 * (place - middle) ** 2 for place, middle in zip(positions, centre, strict=True)))
 
 
 BOWL_OPTIMUM = 20 * math.exp(sum(2.5 * (round(c * 9) / 9 - c) ** 2 for c in (0.3, 0.7, 0.5, 0.4, 0.6, 0.2)))
 
 
-def named(name: str, seed: int, trials: int) -> float:
-    """Return the true latency of the winner that a final round of the default preset names, relative to the optimum.
-
-    It is held among those that may be the fastest, with such noise all of the most that compete, and has more rounds
-    as long as one contradicts the decision.
+def find_winner_ratio(name: str, seed: int, trials: int) -> float:
+    """Return the true latency of the final round's winner, relative to the optimum, after a search.
+    With such noise, all finalists may be the fastest; more rounds follow as long as one contradicts the decision.
     """
     strategy = load_strategy(name)(BOWL.bind({}), seed)
     noise = Random(seed)
     measured: list[tuple[float, dict[str, Scalar]]] = []
     while len(measured) < trials:
         for config in strategy.ask(1):
-            measured.append((bowl(config) * noise.lognormvariate(0, 0.05), config))
+            measured.append((compute_bowl_latency(config) * noise.lognormvariate(0, 0.05), config))
             strategy.tell(config, Outcome.MEASURED, measured[-1][0])
     finalists = [config for _, config in sorted(measured, key=lambda pair: pair[0])[: 5 * MOST_TIMES]]
     rounds: list[Mapping[int | None, float]] = []
     while len(rounds) < 5 or (
         len(rounds) < PRESETS["default"].most_rounds and are_rounds_contradictory(rounds, range(len(finalists)))
     ):
-        rounds.append({rival: bowl(config) * noise.lognormvariate(0, 0.05) for rival, config in enumerate(finalists)})
+        rounds.append(
+            {
+                rival: compute_bowl_latency(config) * noise.lognormvariate(0, 0.05)
+                for rival, config in enumerate(finalists)
+            }
+        )
     decided = compute_figures(rounds, range(len(finalists)))
-    return bowl(finalists[min(range(len(finalists)), key=lambda rival: decided[rival].latency_us)]) / BOWL_OPTIMUM
+    return (
+        compute_bowl_latency(finalists[min(range(len(finalists)), key=lambda rival: decided[rival].latency_us)])
+        / BOWL_OPTIMUM
+    )
 
 
 def test_guided_finds_the_bottom_of_a_bowl() -> None:
-    """Of 10^6 configs with 5 % noise, the winner that the final round names after 100 trials is within 5 %."""
-    assert sum(named("guided", seed, 100) > 1.05 for seed in range(3)) == 0
+    """In 10^6 configs with 5 % noise, 100 trials and the final round find a winner within 5 %."""
+    assert sum(find_winner_ratio("guided", seed, 100) > 1.05 for seed in range(3)) == 0
 
 
-def test_the_first_configs_show_every_value() -> None:
-    """The first eight show most of the ten values of each knob, each hardly ever twice."""
+def test_the_first_configs_spread_over_the_values() -> None:
+    """The first eight configs show most of each knob's ten values, hardly any value twice."""
     strategy = load_strategy("guided")(BOWL.bind({}), 4)
     first = strategy.ask(8)
     for knob in BOWL_KNOBS:
@@ -77,12 +83,12 @@ def test_the_first_configs_show_every_value() -> None:
     assert mean(len({config[knob] for config in first}) for knob in BOWL_KNOBS) > 6.3
 
 
-def test_what_is_given_does_not_replace_the_spread() -> None:
-    """A search that begins with eight near configs of another one still looks at the whole space first."""
+def test_given_configs_do_not_replace_the_spread() -> None:
+    """A search that starts with eight similar configs still samples the whole space first."""
     strategy = load_strategy("guided")(BOWL.bind({}), 4)
     for place in range(8):
-        given: dict[str, Scalar] = {knob: values[0] for knob, values in BOWL_KNOBS.items()} | {"x": place}
-        strategy.tell(given, Outcome.MEASURED, 1.0 + place)
+        config: dict[str, Scalar] = {knob: values[0] for knob, values in BOWL_KNOBS.items()} | {"x": place}
+        strategy.tell(config, Outcome.MEASURED, 1.0 + place)
     spread = []
     for _ in range(8):
         (config,) = strategy.ask(1)
@@ -91,8 +97,8 @@ def test_what_is_given_does_not_replace_the_spread() -> None:
     assert min(len({config[knob] for config in spread}) for knob in "yzuvw") >= 4
 
 
-def test_small_differences_are_searched_for_small_ones() -> None:
-    """The same bowl with a tenth of the depth, on a logarithmic scale, is searched by the very same configs."""
+def test_proposals_do_not_depend_on_the_size_of_differences() -> None:
+    """The same bowl with a tenth of the depth, on a logarithmic scale, gives the same proposals."""
     bound = space(**{knob: BOWL_KNOBS[knob] for knob in "xyz"}).bind({})
     asked: list[list[str]] = []
     for depth in (0.2, 0.02):
@@ -101,28 +107,28 @@ def test_small_differences_are_searched_for_small_ones() -> None:
         for _ in range(12):
             (config,) = strategy.ask(1)
             asked[-1].append(canonical(config))
-            strategy.tell(config, Outcome.MEASURED, bowl({**config, "u": 8, "v": 5, "w": 2}) ** depth)
+            strategy.tell(config, Outcome.MEASURED, compute_bowl_latency({**config, "u": 8, "v": 5, "w": 2}) ** depth)
     assert asked[0] == asked[1]
 
 
 def test_proposals_are_quick() -> None:
-    """With thousands of known trials a proposal still costs milliseconds of processor time."""
+    """With thousands of known trials, a proposal costs milliseconds of CPU time."""
     bound = BOWL.bind({})
     strategy = load_strategy("guided")(bound, 0)
     draw = Random(1)
     for _ in range(10_000):
         config = {knob: values[int(draw.random() * 10)] for knob, values in BOWL_KNOBS.items()}
-        strategy.tell(config, Outcome.MEASURED, bowl(config))
+        strategy.tell(config, Outcome.MEASURED, compute_bowl_latency(config))
     strategy.ask(1)
-    began = process_time()
+    start = process_time()
     for _ in range(10):
         for config in strategy.ask(1):
-            strategy.tell(config, Outcome.MEASURED, bowl(config))
-    assert (process_time() - began) / 10 < 0.08
+            strategy.tell(config, Outcome.MEASURED, compute_bowl_latency(config))
+    assert (process_time() - start) / 10 < 0.08
 
 
 def test_guided_avoids_what_fails() -> None:
-    """Where half of the space fails, most proposals after the first ones work."""
+    """Half of the space fails, but most proposals after the first ones work."""
 
     def fails(config: dict[str, Any]) -> bool:
         return bool(config["x"] > 4)
@@ -135,15 +141,15 @@ def test_guided_avoids_what_fails() -> None:
         if fails(config):
             strategy.tell(config, Outcome.LAUNCH_ERROR, None)
         else:
-            strategy.tell(config, Outcome.MEASURED, bowl(config))
+            strategy.tell(config, Outcome.MEASURED, compute_bowl_latency(config))
     assert sum(outcomes[20:]) < 14
 
 
 def test_configs_of_one_batch_differ_in_several_knobs() -> None:
-    """Configs asked for before any outcome is known differ from each other in more than one knob, mostly."""
+    """Configs that are proposed before any outcome is known mostly differ in more than one knob."""
     strategy: Strategy = load_strategy("guided")(BOWL.bind({}), 0)
     for config in strategy.ask(20):
-        strategy.tell(config, Outcome.MEASURED, bowl(config))
+        strategy.tell(config, Outcome.MEASURED, compute_bowl_latency(config))
     asked = strategy.ask(8)
     assert len({canonical(config) for config in asked}) == 8
     pairs = [(one, other) for number, one in enumerate(asked) for other in asked[:number]]
@@ -152,12 +158,12 @@ def test_configs_of_one_batch_differ_in_several_knobs() -> None:
 
 
 def test_guided_converges_where_little_is_left() -> None:
-    """It says so only near the optimum, and well before the space is exhausted."""
+    """It converges near the optimum, well before the space is exhausted."""
     strategy = load_strategy("guided")(space(**{knob: BOWL_KNOBS[knob] for knob in "xyzu"}).bind({}), 1)
     best = math.inf
     for _trial in range(200):
         (config,) = strategy.ask(1)
-        latency_us = bowl({**config, "v": 5, "w": 2})
+        latency_us = compute_bowl_latency({**config, "v": 5, "w": 2})
         strategy.tell(config, Outcome.MEASURED, latency_us)
         best = min(best, latency_us)
         if strategy.converged:
@@ -171,26 +177,26 @@ RUGGED_KNOBS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def rugged(seed: int) -> dict[tuple[Scalar, ...], float]:
-    """Return a landscape of 576 configs, in which each value and each pair of values has an effect drawn at random."""
+def make_rugged_landscape(seed: int) -> dict[tuple[Scalar, ...], float]:
+    """Return the latencies of 576 configs: each value and each pair of values has a random effect."""
     effects: dict[tuple[Any, ...], float] = {}
     pairs = list(combinations_with_replacement(RUGGED_KNOBS, 2))
     for one, other in pairs:
-        dice = Random(f"{seed} {one} {other}")
-        size = 0.2 * dice.expovariate(1.0)
+        rng = Random(f"{seed} {one} {other}")
+        size = 0.2 * rng.expovariate(1.0)
         for first, second in product(RUGGED_KNOBS[one], RUGGED_KNOBS[other]):
-            effects[one, first, other, second] = size * dice.gauss(0, 1)
-    found = {}
+            effects[one, first, other, second] = size * rng.gauss(0, 1)
+    latencies = {}
     for values in product(*RUGGED_KNOBS.values()):
         config = dict(zip(RUGGED_KNOBS, values, strict=True))
-        found[values] = 100 * math.exp(sum(effects[one, config[one], other, config[other]] for one, other in pairs))
-    return found
+        latencies[values] = 100 * math.exp(sum(effects[one, config[one], other, config[other]] for one, other in pairs))
+    return latencies
 
 
 def test_guided_converges_late_where_the_landscape_is_rugged() -> None:
-    """Where luck hides the best config, a search goes on until it is found: no neighbour promises anything before."""
+    """Only luck finds the best config, so the search continues until no neighbour promises anything."""
     for seed in (2, 3, 5, 7):
-        landscape = rugged(seed)
+        landscape = make_rugged_landscape(seed)
         strategy = load_strategy("guided")(space(**RUGGED_KNOBS).bind({}), seed)
         best = math.inf
         for _trial in range(150):
@@ -205,7 +211,7 @@ def test_guided_converges_late_where_the_landscape_is_rugged() -> None:
 
 
 def test_a_doubtful_latency_counts_less() -> None:
-    """A point that is hardly known pulls the model less than one that is known to a per cent."""
+    """A doubtful point pulls the model less than a point that is known to 1 %."""
     points = np.linspace(0, 1, 9)[:, None]
     values = np.zeros(9)
     values[4] = -1.0
@@ -220,16 +226,16 @@ def test_a_doubtful_latency_counts_less() -> None:
     assert abs(expected[1]) < abs(expected[0]) / 10
 
 
-def test_guided_models_what_it_is_told_of_doubts() -> None:
-    """Two searches that differ only in how well one latency is known believe different things of its config."""
-    believed = []
+def test_guided_takes_doubts_into_account() -> None:
+    """Two searches that differ only in the doubt of one latency predict different values for its config."""
+    predictions = []
     for doubt in (0.01, 2.0):
         strategy = load_strategy("guided")(BOWL.bind({}), 2)
         assert isinstance(strategy, Guided)
         for number, config in enumerate(strategy.ask(12)):
             strategy.doubt(config, doubt if number == 0 else 0.01)
-            strategy.tell(config, Outcome.MEASURED, bowl(config) / (4 if number == 0 else 1))
+            strategy.tell(config, Outcome.MEASURED, compute_bowl_latency(config) / (4 if number == 0 else 1))
         strategy.ask(1)
         point = next(iter(strategy.logs))
-        believed.append(float(strategy._model.predict(strategy._features(np.array([point]))).mean[0]))
-    assert believed[0] < believed[1] - 0.2
+        predictions.append(float(strategy._model.predict(strategy._features(np.array([point]))).mean[0]))
+    assert predictions[0] < predictions[1] - 0.2

@@ -1,4 +1,4 @@
-"""Strategies: each config once, in an order that depends on nothing but the seed, however large the space."""
+"""Strategies: each config once, in an order that only the seed decides, however large the space is."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SPACES = {
 }
 
 
-def drain(strategy: Strategy, n: int = 3) -> list[dict[str, Scalar]]:
-    """Ask until the strategy is finished, reporting each outcome."""
+def ask_until_finished(strategy: Strategy, n: int = 3) -> list[dict[str, Scalar]]:
+    """Ask until the strategy is finished, and report each config as measured."""
     configs: list[dict[str, Scalar]] = []
     while not strategy.finished:
         asked = strategy.ask(n)
@@ -49,66 +49,69 @@ def drain(strategy: Strategy, n: int = 3) -> list[dict[str, Scalar]]:
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("strategy", [Exhaustive, Random])
 @pytest.mark.parametrize("n", [1, 3, 100])
-def test_each_valid_config_once(strategy: type[Strategy], kind: str, n: int) -> None:
-    """Whatever the space and the batch, exactly the valid configs are asked, each once."""
+def test_each_valid_config_is_asked_once(strategy: type[Strategy], kind: str, n: int) -> None:
+    """The result depends neither on the kind of space nor on the batch size."""
     bound = SPACES[kind].bind({"M": 3})
-    asked = drain(strategy(bound, 5), n)
+    asked = ask_until_finished(strategy(bound, 5), n)
     assert sorted(map(canonical, asked)) == sorted(map(canonical, bound))
 
 
 def test_exhaustive_keeps_the_order_of_a_few() -> None:
-    """Their author may have sorted them, and so few cost nothing, whatever the seed."""
+    """Few configs are cheap, and their author may have sorted them."""
     bound = space(A=list(range(FEW))).bind({"M": 3})
-    assert drain(Exhaustive(bound, 1)) == drain(Exhaustive(bound, 2)) == list(bound)
+    assert ask_until_finished(Exhaustive(bound, 1)) == ask_until_finished(Exhaustive(bound, 2)) == list(bound)
 
 
 def test_exhaustive_mixes_many() -> None:
-    """The best configs of a space are neighbours: some of them come early wherever they are, and always the same."""
+    """The best configs are neighbours: wherever they are, some of them come early, in a fixed order."""
     bound = space(A=list(range(2 * MIXED + 10))).bind({"M": 3})
-    order = [int(config["A"]) for config in drain(Exhaustive(bound, 1))]
-    assert order == [int(config["A"]) for config in drain(Exhaustive(bound, 2), 7)]
+    order = [int(config["A"]) for config in ask_until_finished(Exhaustive(bound, 1))]
+    assert order == [int(config["A"]) for config in ask_until_finished(Exhaustive(bound, 2), 7)]
     assert sorted(order) == list(range(2 * MIXED + 10))
     for start in (0, MIXED):
         first = order[start : start + 40]
         assert all(
-            any(start + tenth <= one < start + tenth + MIXED // 5 for one in first) for tenth in range(0, 200, 50)
+            any(start + tenth <= index < start + tenth + MIXED // 5 for index in first) for tenth in range(0, 200, 50)
         )
 
 
 def test_a_slow_constraint_is_not_waited_for() -> None:
-    """What was found within the time of a window is proposed."""
+    """Configs that were found within a window's time are proposed."""
     seconds = itertools.count()
-    found = mix_configs(iter([{"A": 1}, None, {"A": 2}]), clock=lambda: float(next(seconds)))
-    assert [config["A"] for config in found if config is not None] == [1, 2]
+    configs = mix_configs(iter([{"A": 1}, None, {"A": 2}]), clock=lambda: float(next(seconds)))
+    assert [config["A"] for config in configs if config is not None] == [1, 2]
     seconds = itertools.count()
-    found = mix_configs(iter([{"A": 1}, *[None] * 9]), clock=lambda: float(next(seconds)))
-    assert next(config for config in itertools.islice(found, 3) if config is not None) == {"A": 1}
+    configs = mix_configs(iter([{"A": 1}, *[None] * 9]), clock=lambda: float(next(seconds)))
+    assert next(config for config in itertools.islice(configs, 3) if config is not None) == {"A": 1}
 
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_random_depends_on_the_seed_alone(kind: str) -> None:
-    """Equal seeds give equal orders whatever the batches; other seeds give others."""
+    """Batches do not matter, and other seeds give other orders."""
     bound = SPACES[kind].bind({"M": 3})
-    assert drain(Random(bound, 1), 1) == drain(Random(bound, 1), 4)
-    assert len({canonical({"order": list(map(canonical, drain(Random(bound, seed))))}) for seed in range(8)}) > 4
+    assert ask_until_finished(Random(bound, 1), 1) == ask_until_finished(Random(bound, 1), 4)
+    assert (
+        len({canonical({"order": list(map(canonical, ask_until_finished(Random(bound, seed))))}) for seed in range(8)})
+        > 4
+    )
 
 
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70))
-def test_permutation_is_one(size: int, seed: int) -> None:
+def test_permutation_has_every_index_once(size: int, seed: int) -> None:
     """Every index comes exactly once, for any size and seed."""
     assert sorted(permute_indices(size, seed)) == list(range(size))
 
 
 @given(st.integers(2, 10**18), st.integers(0, 100))
 def test_permutation_starts_anywhere(size: int, seed: int) -> None:
-    """The first indices of a space of any size are distinct and inside it."""
+    """The first indices are distinct and inside the space, for any size."""
     first = list(itertools.islice(permute_indices(size, seed), 20))
     assert len(set(first)) == min(20, size)
     assert all(0 <= index < size for index in first)
 
 
 def test_permutation_is_fair() -> None:
-    """Over many seeds each index of a small space comes first about equally often (chi-square, p < 1e-6)."""
+    """Over many seeds, each index comes first about equally often (chi-square, p < 1e-6)."""
     counts = [0] * 10
     for seed in range(5000):
         counts[next(permute_indices(10, seed))] += 1
@@ -121,7 +124,7 @@ def test_permutation_spreads_over_a_huge_space() -> None:
 
 
 def test_order_is_fixed_for_good() -> None:
-    """The order is part of what a seed promises: it is the same in this version as in every other."""
+    """A seed promises the order, so it must never change between versions."""
     assert list(permute_indices(10, 0)) == PERMUTATION_OF_10
 
 
@@ -129,7 +132,7 @@ PERMUTATION_OF_10 = [9, 5, 2, 0, 7, 8, 6, 1, 3, 4]
 
 
 def test_order_is_the_same_in_another_process() -> None:
-    """Another process with another hash seed asks in the same order, of axes and of callables."""
+    """The order depends neither on the hash seed nor on the kind of space."""
     script = """
 from ktuned import space
 from ktuned.search import Random
@@ -164,23 +167,23 @@ def test_huge_space_costs_nothing(strategy: type[Strategy]) -> None:
 @pytest.mark.parametrize("strategy", [Exhaustive, Random, Guided])
 @pytest.mark.parametrize("where", [(), lambda p, c: c.K0 != c.K1])
 def test_more_configs_than_any_integer_type_holds(strategy: type[Strategy], where: Any) -> None:
-    """A compiler's flags as knobs make 3^258 configs: the strategy starts, proposes, and takes outcomes."""
+    """A compiler's flags as knobs make 3^258 configs: the strategy starts, proposes and takes outcomes."""
     bound = space(**{f"K{number}": ["on", "off", "default"] for number in range(258)}, where=where).bind({})
-    made = strategy(bound, 0)
+    instance = strategy(bound, 0)
     for _ in range(6):
-        for config in made.ask(4):
+        for config in instance.ask(4):
             assert len(config) == 258
-            made.tell(config, Outcome.MEASURED, 1.0 + sum(value != "on" for value in config.values()))
+            instance.tell(config, Outcome.MEASURED, 1.0 + sum(value != "on" for value in config.values()))
     assert make_plain_size(bound.size) is None
-    assert made.valid is None or made.valid.number > 2**64
-    # More than a BLAKE2b digest holds, and more than a float.
+    assert instance.valid is None or instance.valid.number > 2**64
+    # The size exceeds a BLAKE2b digest and a float.
     assert len(set(itertools.islice(permute_indices(3**700, 0), 20))) == 20
 
 
 @pytest.mark.parametrize("strategy", [Exhaustive, Random])
 @pytest.mark.parametrize("kind", ["axes", "callable"])
 def test_endless_where_gives_way(strategy: type[Strategy], kind: str) -> None:
-    """A constraint that rejects all of 10^9 configs never holds one ask for longer than its limit of time."""
+    """A constraint that rejects all of 10^9 configs never holds one ask beyond its time limit."""
 
     def reject(p: Any, c: Any) -> bool:
         return False
@@ -190,12 +193,12 @@ def test_endless_where_gives_way(strategy: type[Strategy], kind: str) -> None:
         if kind == "axes"
         else space(lambda p: ({"A": a} for a in range(10**9)), where=reject)
     )
-    chosen = strategy(declared.bind({}), 0)
-    began = process_time()
-    assert chosen.ask(1) == []
+    instance = strategy(declared.bind({}), 0)
+    start = process_time()
+    assert instance.ask(1) == []
     # The estimate of the valid share and the last draw may come on top.
-    assert process_time() - began < ASK_S + ESTIMATE_S + SAMPLE_S + 0.3
-    assert not chosen.finished
+    assert process_time() - start < ASK_S + ESTIMATE_S + SAMPLE_S + 0.3
+    assert not instance.finished
 
 
 @pytest.mark.parametrize("strategy", [Exhaustive, Random])
@@ -203,12 +206,12 @@ def test_endless_where_gives_way(strategy: type[Strategy], kind: str) -> None:
     "declared", [space(A=[1, 2], where=lambda p, c: False), space(lambda p: [])], ids=["axes", "callable"]
 )
 def test_space_without_a_valid_config_is_an_error(strategy: type[Strategy], declared: Any) -> None:
-    """A space that turns out to be empty is reported, once, and then the strategy is finished."""
-    chosen = strategy(declared.bind({"M": 3}), 0)
+    """The error is reported once; then the strategy is finished."""
+    instance = strategy(declared.bind({"M": 3}), 0)
     with pytest.raises(KernelFileError, match="no valid config for the problem M=3"):
-        chosen.ask(1)
-    assert chosen.finished
-    assert chosen.ask(1) == []
+        instance.ask(1)
+    assert instance.finished
+    assert instance.ask(1) == []
 
 
 def test_callable_is_shuffled_within_its_window() -> None:
@@ -227,7 +230,7 @@ def test_callable_is_shuffled_within_its_window() -> None:
 
 
 def test_strategies_are_found_by_name() -> None:
-    """The strategies that ship with ktuned are entry points like any other."""
+    """The strategies of ktuned itself are entry points like any other."""
     points = [EntryPoint("random", "ktuned.search:Random", "ktuned.strategies")]
     assert load_strategy("random", points) is Random
     assert (load_strategy("exhaustive"), load_strategy("random")) == (Exhaustive, Random)
@@ -243,10 +246,9 @@ def test_strategies_are_found_by_name() -> None:
         ("wrong", "'wrong' is not a subclass of ktuned.search.Strategy"),
     ],
 )
-def test_strategy_that_cannot_be_had_is_told(
+def test_strategy_that_cannot_be_loaded_is_an_error_of_one_line(
     name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown, broken or wrong strategy is one clear line."""
     (tmp_path / "a_module_that_exits.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(tmp_path)
     points = [

@@ -19,7 +19,7 @@ from ktuned.model.trace import Observation
 from ktuned.protocol import ExportParams, ImportedWinner, ImportParams
 from ktuned.serve.exchange import WinnerExchange
 from ktuned_client.winners import check_document, render_document
-from tests.assembled import ALL_ROUNDS, Parts, assembled, kernel_text
+from tests.daemon_parts import ALL_ROUNDS, Parts, assemble_daemon, make_kernel_text
 
 BY_ENERGY = minimize("energy")
 
@@ -56,14 +56,13 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        portfolios=parts.daemon.portfolios,
         publish=parts.daemon.router.publish_event,
     )
 
 
 async def test_constraint_is_asked_before_a_winner_is_taken(parts: Parts) -> None:
     """What `where` forbids is refused, by a worker's verdict and not by a guess."""
-    await parts.inspect(kernel_text(configs="us=[10.0, 20.0], where=lambda p, c: c.us > 10.0"))
+    await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0], where=lambda p, c: c.us > 10.0"))
     wanted = ImportParams(document=document((10.0, 1.0), (20.0, 2.0), (30.0, 3.0)), dry_run=True)
     answer = await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
     assert [winner.taken for winner in answer.winners] == [False, True, False]
@@ -73,8 +72,8 @@ async def test_constraint_is_asked_before_a_winner_is_taken(parts: Parts) -> Non
 
 async def test_what_an_import_decides_is_listed_in_the_declared_order(parts: Parts) -> None:
     """Documents sort their keys; the answer has those of a problem and of a config as the kernel file has them."""
-    text = kernel_text(configs="us=[10.0], grade=[1]", problems="[dict(n=64, m=2, k=3)]")
-    await parts.inspect(text.replace("Build(**c)", "Build(us=c.us)"))
+    text = make_kernel_text(configs="us=[10.0], grade=[1]", problems="[dict(n=64, m=2, k=3)]")
+    await parts.inspect_file(text.replace("Build(**c)", "Build(us=c.us)"))
     offered = document((10.0, 1.0))
     (winner,) = offered["winners"]
     winner.update(problem={"k": 3, "m": 2, "n": 64}, config={"grade": 1, "us": 10.0})
@@ -85,18 +84,18 @@ async def test_what_an_import_decides_is_listed_in_the_declared_order(parts: Par
 
 async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
     """However good its figure: it is served no more."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
-    await parts.measured(kernel, {10.0: 0.5}, rounds=ALL_ROUNDS)
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.record_measurements(kernel, {10.0: 0.5}, rounds=ALL_ROUNDS)
     wanted = ImportParams(document=document((20.0, 2.0)), dry_run=True)
     (before,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
-    await parts.inspect(kernel_text(configs="us=[20.0]"))
+    await parts.inspect_file(make_kernel_text(configs="us=[20.0]"))
     (after,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
     assert (before.taken, after.taken) == (False, True)
 
 
 async def learned(parts: Parts, *names: str) -> KernelInfo:
     """Have the kernel learn names, as compiling it would, and return it."""
-    kernel = await parts.inspect(kernel_text())
+    kernel = await parts.inspect_file(make_kernel_text())
     found = await parts.inspector.observe_names(kernel, [Observation(name, "", is_source=True) for name in names])
     below = [
         replace(one, places=tuple(make_relative(place, str(parts.project)) for place in one.places)) for one in found
@@ -107,10 +106,10 @@ async def learned(parts: Parts, *names: str) -> KernelInfo:
 
 async def exported(directory: Path, header: str) -> dict[str, Any]:
     """Return what a machine exports whose winner was compiled with a header, and looked for another in vain."""
-    async with assembled(directory) as parts:
-        parts.write(header, "cfg.h")
+    async with assemble_daemon(directory) as parts:
+        parts.write_file(header, "cfg.h")
         kernel = await learned(parts, "cfg.h", "first/cfg.h")
-        await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
+        await parts.record_measurements(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
         wanted = ExportParams(kernel="it", device="Fake CPU")
         answer = await sharing(parts).handle_export(wanted, None)  # type: ignore[arg-type]
     document: dict[str, Any] = msgspec.to_builtins(answer.document)
@@ -138,14 +137,14 @@ async def other(tmp_path: Path) -> dict[str, Any]:
 
 async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other: dict[str, Any]) -> None:
     """All that was read there is the same here: nothing is to be tuned, and its edit makes the winner stale."""
-    header = parts.write("#define VALUE 1\n", "cfg.h")
-    await parts.inspect(kernel_text())
+    header = parts.write_file("#define VALUE 1\n", "cfg.h")
+    await parts.inspect_file(make_kernel_text())
     assert (await imported(parts, other, dry_run=True)).status == "fresh"
     assert parts.catalog.resolve_kernel("it").learned == {}
     assert (await imported(parts, other)).status == "fresh"
     assert status(parts) == "fresh"
     header.write_text("#define VALUE 2\n")
-    await parts.inspect()
+    await parts.inspect_file()
     assert status(parts) == "stale"
 
 
@@ -156,12 +155,12 @@ async def test_a_learned_name_that_differs_makes_an_import_stale(
     parts: Parts, other: dict[str, Any], name: str, text: str | None
 ) -> None:
     """Another header, one in a directory that is searched earlier, or none; before and after it is learned here."""
-    path = parts.write("#define VALUE 1\n", "cfg.h")
+    path = parts.write_file("#define VALUE 1\n", "cfg.h")
     if text is None:
         path.unlink()
     else:
-        parts.write(text, name)
-    await parts.inspect(kernel_text())
+        parts.write_file(text, name)
+    await parts.inspect_file(make_kernel_text())
     assert (await imported(parts, other)).status == "stale"
     assert status(parts) == "stale"
     await learned(parts, "cfg.h", "first/cfg.h")
@@ -172,8 +171,8 @@ async def test_names_that_only_this_machine_has_learned_keep_an_import_fresh(
     parts: Parts, other: dict[str, Any]
 ) -> None:
     """No winner there depends on them, or they would have been learned there, too."""
-    parts.write("#define VALUE 1\n", "cfg.h")
-    parts.write("#define MORE 1\n", "more.h")
+    parts.write_file("#define VALUE 1\n", "cfg.h")
+    parts.write_file("#define MORE 1\n", "more.h")
     await learned(parts, "more.h")
     assert (await imported(parts, other)).status == "fresh"
     assert status(parts) == "fresh"
@@ -181,8 +180,8 @@ async def test_names_that_only_this_machine_has_learned_keep_an_import_fresh(
 
 async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     """An older reader takes every winner of the first list for the fastest; each is taken by its own figure."""
-    kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 5.0}, metrics={"energy": 2.0})
+    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(kernel, {50.0: 5.0}, metrics={"energy": 2.0})
     (known,) = parts.store.list_trials(kernel=kernel.name)
     await parts.store.decide_winner(known.id, objective=BY_ENERGY)
     given = await sharing(parts).handle_export(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
@@ -207,7 +206,7 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
 
 async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) -> None:
     """Also where the files' own reader does not look at the field."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     wanted = ImportParams(document={**document((50.0, 1.0)), "objective": 5})
     with pytest.raises(UsageError, match=r"the document is invalid: Expected `str`, got `int` - at `\$.objective`"):
         await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
@@ -215,7 +214,7 @@ async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) 
 
 async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
     """It is used where none was fitted, and refused if it is no tree."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     tree = {"config": {"us": 10.0}, "expected_loss": 0.0, "problems": 8}
     given = {**document((10.0, 2.0)), "portfolios": {"latency": tree}}
     await sharing(parts).handle_import(ImportParams(document=given), None)  # type: ignore[arg-type]
@@ -223,7 +222,7 @@ async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
         ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
         None,  # type: ignore[arg-type]
     )
-    found = parts.daemon.portfolios.find_portfolio(kernel, "Fake CPU", LATENCY)
+    found = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
     assert found is not None
     assert found.tree == tree
     with pytest.raises(UsageError, match="not a tree of configs"):

@@ -18,8 +18,8 @@ import pytest
 
 from benchmarks.hostile import P99_BUDGET, Crowd, measure
 from ktuned_client import DaemonError, wire
-from tests.assembled import PATIENCE_S
-from tests.e2e.harness import Daemon, kernel_text
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import Daemon, make_kernel_text
 
 ROUNDS = 8
 """A busy machine may spoil a p99; it does not spoil the best of so many."""
@@ -43,7 +43,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     """Peers that ask for much and read nothing, and names and texts that no one knows, are not kept for ever."""
     with Daemon(tmp_path) as daemon:
         assert daemon.process is not None
-        daemon.kernel_file(kernel_text("space(us=[50.0], tag=['a'])", problems="[dict(n=64, s='x')]"))
+        daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])", problems="[dict(n=64, s='x')]"))
         daemon.tune(path=str(tmp_path / "project"), trials=1)
         process = psutil.Process(daemon.process.pid)
         before = process.memory_info().rss
@@ -91,7 +91,8 @@ attempt("list the socket's directory", lambda: os.listdir(run))
 attempt("remove the socket", lambda: os.unlink(path))
 attempt("put another there", impersonate)
 attempt("move the directory away", lambda: os.rename(run, run + ".away"))
-attempt("take the lock", lambda: os.open(os.path.join(run, "ktuned.lock"), os.O_RDWR))
+attempt("take the lock of the socket", lambda: os.open(run, os.O_RDONLY))
+attempt("take the lock of the home", lambda: os.open(os.path.join(home, "lock"), os.O_RDWR))
 attempt("write below the home", lambda: os.mkdir(os.path.join(home, "mine")))
 attempt("move the home away", lambda: os.rename(home, home + ".away"))
 for base, _, files in os.walk(home):
@@ -115,7 +116,7 @@ def reachable() -> Generator[Path]:
 def test_another_user_can_do_nothing(reachable: Path) -> None:
     """A real second user cannot connect, nor read or replace anything, although all paths are known and reachable."""
     with Daemon(reachable) as daemon:
-        path = daemon.kernel_file(kernel_text("space(us=[50.0], tag=['a'])"))
+        path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
         daemon.tune(path=str(path), trials=1)
         assert stat.S_IMODE(daemon.home.stat().st_mode) & 0o055 == 0o055, "the directory itself keeps nobody out"
         done = subprocess.run(

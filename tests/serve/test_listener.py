@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -7,31 +8,32 @@ from pathlib import Path
 import anyio
 import pytest
 
+from ktuned.lookup.winner_table import WinnerTable
 from ktuned.serve import listener
 from ktuned.serve.listener import CannotListen, bind_socket
-from ktuned_client.paths import LOCK_NAME
+from ktuned_client import paths
+from ktuned_client.table import TABLE_NAME
 from tests.client import daemon
 
 
 @pytest.fixture
-def path(tmp_path: Path, forking: None) -> str:
+def path(tmp_path: Path, client_server_forker: None) -> str:
     """Return a socket's path in a directory that does not exist yet."""
     return str(tmp_path / "run" / "k.sock")
 
 
 def test_socket_and_directory_are_private(path: str) -> None:
-    """The directory that is made has mode 0700, the socket 0600; the lock beside it reports our pid."""
+    """The directory that is made has mode 0700, the socket 0600."""
     with bind_socket(path) as listening:
         assert listening.getsockname() == path
         assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        assert Path(path).with_name(LOCK_NAME).read_text() == f"{os.getpid()}\n"
     assert not os.path.exists(path)
 
 
 def test_a_second_daemon_is_told_who_serves(path: str) -> None:
     """The lock decides; its holder is named, and is not disturbed."""
-    with daemon.running(path) as process:
+    with daemon.run_server(path) as process:
         with (
             pytest.raises(CannotListen, match=rf"a daemon \(pid {process.pid}\) already serves {path}") as caught,
             bind_socket(path),
@@ -42,52 +44,84 @@ def test_a_second_daemon_is_told_who_serves(path: str) -> None:
             client.connect(path)
 
 
-def test_a_served_socket_is_not_taken_over_when_its_lock_is_gone(path: str) -> None:
-    """A cleaner may remove the lock; the process that listens is asked for, and named."""
-    with daemon.running(path) as process:
-        os.unlink(Path(path).with_name(LOCK_NAME))
-        with (
-            pytest.raises(CannotListen, match=rf"a daemon \(pid {process.pid}\) already serves {path}"),
-            bind_socket(path),
-        ):
+def test_a_socket_of_a_service_manager_is_not_taken_over(path: str) -> None:
+    """A process that listens there without the directory's lock is asked for, and named."""
+    os.makedirs(os.path.dirname(path), mode=0o700)
+    holder = os.fork()
+    if holder == 0:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(path)
+            listening.listen()
+            signal.pause()
+    try:
+        while paths.find_server(path, 1) is None:
+            os.sched_yield()
+        with pytest.raises(CannotListen, match=rf"\(pid {holder}\) already serves"), bind_socket(path):
             pass
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(path)
+        assert paths.find_server(path, 1) == holder
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("removed", ["directory", "lock", "socket"])
+@pytest.mark.parametrize("removed", ["directory", "socket", "table"])
 async def test_what_a_cleaner_removes_comes_back(path: str, removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory, the lock and the socket are made again, so that no other daemon takes the place."""
+    """The directory with its lock, the socket and the table are made again, so no other daemon takes the place."""
     monkeypatch.setattr(listener, "LOOK_S", 0.01)
-    lock = Path(path).with_name(LOCK_NAME)
-    again: list[socket.socket] = []
+    sockets: list[socket.socket] = []
+    kernel, key, stopping = "p:k", b"key", anyio.Event()
 
     async def listen(found: socket.socket) -> None:
         found.listen()
-        again.append(found)
+        sockets.append(found)
 
     with bind_socket(path) as listening:
         listening.listen()
+        table = WinnerTable(os.path.dirname(path), epoch=7)
+        assert table.publish_entry(kernel, key, b"payload")
+        place = Path(path).with_name(TABLE_NAME)
+        before = place.stat().st_ino
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.keep_reachable, path, listen)
+            tasks.start_soon(listener.keep_reachable, path, listen, table.restore_file, stopping)
+            await anyio.wait_all_tasks_blocked()
             if removed == "directory":
-                shutil.rmtree(os.path.dirname(path))
+                shutil.rmtree(place.parent)
             else:
-                os.unlink(lock if removed == "lock" else path)
+                os.unlink(path if removed == "socket" else place)
             with anyio.fail_after(30):
-                while not (lock.exists() and os.path.exists(path)):  # noqa: ASYNC110 - files have no event
+                while not (place.exists() and paths.find_server(path, 1)):  # noqa: ASYNC110 - files have no event
                     await anyio.sleep(0.01)
             with pytest.raises(CannotListen, match=rf"pid {os.getpid()}\) already serves"), bind_socket(path):
                 pass
-            tasks.cancel_scope.cancel()
-    for found in again:
+            stopping.set()
+        assert (place.stat().st_ino == before) == (removed == "socket")
+        assert table.holds_entry(kernel, key, b"payload")
+        table.close()
+    for found in sockets:
         found.close()
+
+
+@pytest.mark.anyio
+async def test_a_daemon_whose_path_another_daemon_serves_stops(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the directory was removed, another daemon was first: clients cannot reach this one, which ends."""
+    monkeypatch.setattr(listener, "LOOK_S", 0.01)
+    stopping = anyio.Event()
+    with bind_socket(path):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.keep_reachable, path, NotImplemented, NotImplemented, stopping)
+            await anyio.wait_all_tasks_blocked()
+            shutil.rmtree(os.path.dirname(path))
+            with daemon.run_server(path) as process:
+                with anyio.fail_after(30):
+                    await stopping.wait()
+                listener.remove_socket(path)
+                assert paths.find_server(path, 1) == process.pid
 
 
 def test_a_stale_socket_is_replaced(path: str) -> None:
     """The file that a killed daemon left behind is in no one's way."""
-    with daemon.running(path) as process:
+    with daemon.run_server(path) as process:
         process.kill()
         process.join()
         assert os.path.exists(path)
@@ -128,17 +162,6 @@ def test_a_directory_open_to_others_is_refused(path: str) -> None:
         pass
     assert "chmod 700" in caught.value.hint
     assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o755
-
-
-def test_a_link_in_the_locks_place_is_refused(path: str, tmp_path: Path) -> None:
-    """The lock is never opened through a link, so nothing else can be overwritten."""
-    os.makedirs(os.path.dirname(path), mode=0o700)
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    Path(path).with_name(LOCK_NAME).symlink_to(victim)
-    with pytest.raises(CannotListen), bind_socket(path):
-        pass
-    assert victim.read_text() == "precious"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

@@ -10,13 +10,13 @@ import pytest
 
 import ktuned
 from ktuned.model.errors import AmbiguousName, KtunedError, NotFound, UsageError
-from ktuned.model.job import Job, JobState
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
+from ktuned.protocol.jobs import Job, JobState
 from ktuned.serve.method import MAX_ROWS, Peer
 from ktuned.store.database import Store
 from ktuned_client.wire import PROTOCOL_VERSION
-from tests.assembled import Parts, assembled, kernel_text
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 from tests.serve.noise import Last, Noise
 
 pytestmark = pytest.mark.anyio
@@ -82,9 +82,9 @@ class Desk:
     """The daemon's methods, called as the server calls them."""
 
     def __init__(self, parts: Parts) -> None:
-        self.events = parts.told
+        self.events = parts.recorder
         self.peer = Reader()
-        self._table = parts.answering.handlers
+        self._table = parts.api.handlers
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""
@@ -110,7 +110,7 @@ async def test_hello_says_who_serves(desk: Desk) -> None:
 
 async def test_wrong_parameters_are_one_clear_error(desk: Desk, parts: Parts) -> None:
     """Each is refused as the caller's, in one line that names the field or the thing."""
-    await parts.inspect(kernel_text(specialize="('n',)"))
+    await parts.inspect_file(make_kernel_text(specialize="('n',)"))
     for method, params, words in WRONG:
         with pytest.raises((UsageError, NotFound)) as refused:
             await desk.call(method, **params)
@@ -121,7 +121,7 @@ async def test_wrong_parameters_are_one_clear_error(desk: Desk, parts: Parts) ->
 
 async def test_a_misspelt_field_is_named_with_the_nearest_one(desk: Desk, parts: Parts) -> None:
     """`trails=3` must not tune with the default number of trials."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     with pytest.raises(UsageError, match=r"^tune has no field 'trails' \(did you mean 'trials'\? there are: kernel,"):
         await desk.call("tune", kernel="it", trails=3)
     with pytest.raises(UsageError, match="unknown field `problems`"):
@@ -131,7 +131,7 @@ async def test_a_misspelt_field_is_named_with_the_nearest_one(desk: Desk, parts:
 
 async def test_lookup_many_keeps_the_order(desk: Desk, parts: Parts) -> None:
     """The n-th answer is the n-th question's."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     asked = [{"kernel": name, "problem": {"n": n}, "tune": False} for name, n in (("it", 3), ("no", 1), ("it", 2))]
     answers = (await desk.call("lookup_many", lookups=asked))["answers"]
     assert [(answer["status"], answer["problem"]["n"]) for answer in answers] == [
@@ -143,8 +143,8 @@ async def test_lookup_many_keeps_the_order(desk: Desk, parts: Parts) -> None:
 
 async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> None:
     """The place is one before anything that the request sets off."""
-    parts.write(kernel_text())
-    parts.write("def (", "tune_bad.py")
+    parts.write_file(make_kernel_text())
+    parts.write_file("def (", "tune_bad.py")
     desk.events.publish_event(Noise())
     told = await desk.call("tune", path=str(parts.project), trials=3, priority=300)
     assert (told["epoch"], told["seq"]) == (7, 1)
@@ -155,7 +155,7 @@ async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> No
 
 async def test_a_budget_says_that_it_joined_an_older_job(desk: Desk, parts: Parts) -> None:
     """The larger of two budgets counts, which the answer says; without a budget, and for a new job, it is silent."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     assert (await desk.call("tune", kernel="it", trials=7))["notices"] == []
     assert (await desk.call("tune", kernel="it", trials=3))["notices"] == [
         "joined job 1, which does this already and tries up to 7 configs"
@@ -165,7 +165,7 @@ async def test_a_budget_says_that_it_joined_an_older_job(desk: Desk, parts: Part
 
 async def test_jobs_by_kernel_state_and_number(desk: Desk, parts: Parts) -> None:
     """What waits comes in its order, then what has ended; a state is looked for beyond the newest rows."""
-    await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2), dict(n=3)]"))
+    await parts.inspect_file(make_kernel_text(problems="[dict(n=1), dict(n=2), dict(n=3)]"))
     await desk.call("tune", kernel="it")
     first, *_ = (await desk.call("jobs"))["jobs"]
     await desk.call("cancel", job=first["id"])
@@ -182,8 +182,8 @@ async def test_jobs_by_kernel_state_and_number(desk: Desk, parts: Parts) -> None
 
 async def test_kernels_by_name_and_place(desk: Desk, parts: Parts) -> None:
     """A path may be a link, a directory or a file; errors come with the place that they are in."""
-    await parts.inspect(kernel_text())
-    parts.write("def (", "sub/tune_bad.py")
+    await parts.inspect_file(make_kernel_text())
+    parts.write_file("def (", "sub/tune_bad.py")
     await parts.inspector.inspect_root(parts.root)
     link = parts.project.parent / "link"
     link.symlink_to(parts.project)
@@ -198,12 +198,12 @@ async def test_kernels_by_name_and_place(desk: Desk, parts: Parts) -> None:
 
 async def test_a_short_name_means_the_kernel_of_the_project_that_the_client_works_in(desk: Desk, parts: Parts) -> None:
     """Every method that takes a kernel's name takes the directory that decides between two projects."""
-    parts.write(kernel_text())
+    parts.write_file(make_kernel_text())
     other = parts.project.parent / "q"
-    parts.write(kernel_text(), str(other / "tune_it.py"))
+    parts.write_file(make_kernel_text(), str(other / "tune_it.py"))
     for place in (parts.project, other):
         await desk.call("tune", path=str(place))
-    for name, handler in parts.answering.handlers.items():
+    for name, handler in parts.api.handlers.items():
         params = handler.method.params
         if "kernel" in params.__struct_fields__:
             assert "directory" in params.__struct_fields__, name
@@ -227,7 +227,7 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
     """``add`` makes kernels known and tunes nothing; ``unwatch`` cancels their jobs and keeps their results."""
     place = tmp_path / "elsewhere"
     place.mkdir()
-    (place / "tune_it.py").write_text(kernel_text("other"))
+    (place / "tune_it.py").write_text(make_kernel_text("other"))
     added = await desk.call("add", path=str(place))
     assert ([kernel["name"] for kernel in added["kernels"]], added["errors"]) == (["elsewhere:other"], [])
     assert parts.jobs.list_live_jobs() == []
@@ -251,7 +251,7 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
 async def test_knobs_and_keys_stand_in_the_declared_order(desk: Desk, parts: Parts) -> None:
     """The store sorts them; results, lookups and jobs have them as the kernel file does."""
     space = "us=[50.0], tag=['b', 'a']"
-    kernel = await parts.inspect(kernel_text(configs=space, problems="[dict(n=1, m=2, k=3)]"))
+    kernel = await parts.inspect_file(make_kernel_text(configs=space, problems="[dict(n=1, m=2, k=3)]"))
     problem = {"k": 3, "m": 2, "n": 1}
     device = parts.machine.find_device(parts.environment, "fake", None)
     context = parts.machine.build_context(kernel, parts.environment, problem, device)
@@ -268,8 +268,8 @@ async def test_knobs_and_keys_stand_in_the_declared_order(desk: Desk, parts: Par
 
 async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     """Then come those without a figure; only a single trial comes with its detail."""
-    kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0}, count=10)
+    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(kernel, {50.0: 7.0, 90.0: 3.0}, count=10)
     device = parts.machine.find_device(parts.environment, "fake", None)
     context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     failed = await parts.store.begin_trial(context, {"n": 64}, 1, {"us": 1.0})
@@ -290,8 +290,8 @@ async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
 
 async def test_results_go_on_where_a_page_ended(desk: Desk, parts: Parts) -> None:
     """Pages before a trial leave none out, the total counts all, and the winner is marked in each."""
-    kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0, 70.0: 5.0}, count=10)
+    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(kernel, {50.0: 7.0, 90.0: 3.0, 70.0: 5.0}, count=10)
     first = await desk.call("results", kernel="it", order="newest", limit=2, count=True, details=True)
     assert [trial["id"] for trial in first["trials"]] == [3, 2]
     assert first["total"] == 3
@@ -304,8 +304,8 @@ async def test_results_go_on_where_a_page_ended(desk: Desk, parts: Parts) -> Non
 
 async def test_results_take_a_device_by_its_name_here(desk: Desk, parts: Parts) -> None:
     """As every other command does; a word that is no name here is a model, which may be elsewhere."""
-    kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 7.0})
+    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(kernel, {50.0: 7.0})
     device = parts.machine.find_device(parts.environment, "fake", None)
     for named in (device.name, device.model):
         (trial,) = (await desk.call("results", kernel="it", device=named))["trials"]
@@ -315,11 +315,11 @@ async def test_results_take_a_device_by_its_name_here(desk: Desk, parts: Parts) 
 
 async def test_results_of_what_a_kernel_is_now(desk: Desk, parts: Parts) -> None:
     """`current` leaves out what was measured before the file was edited, however fast it was."""
-    before = await parts.inspect(kernel_text())
-    await parts.measured(before, {50.0: 3.0})
-    now = await parts.inspect(kernel_text(rtol="0.5"))
+    before = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(before, {50.0: 3.0})
+    now = await parts.inspect_file(make_kernel_text(rtol="0.5"))
     assert now.digest != before.digest
-    await parts.measured(now, {50.0: 7.0})
+    await parts.record_measurements(now, {50.0: 7.0})
     latencies = [trial["latency_us"] for trial in (await desk.call("results", kernel="it"))["trials"]]
     assert latencies == [3.0, 7.0]
     (current,) = (await desk.call("results", kernel="it", current=True))["trials"]
@@ -335,7 +335,7 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
             asked.append(options["limit"])
             return super().list_jobs(**options)
 
-    async with assembled(tmp_path, store_type=Watched) as parts:
+    async with assemble_daemon(tmp_path, store_type=Watched) as parts:
         asked.clear()
         await Desk(parts).call("jobs", limit=10**9)
     assert asked == [MAX_ROWS]
@@ -355,7 +355,7 @@ async def test_events_come_and_go_by_connection(desk: Desk) -> None:
 async def test_shutdown_ends_the_daemon(desk: Desk, parts: Parts) -> None:
     """It is answered first; then the parts are taken down."""
     assert await desk.call("shutdown") == {}
-    assert parts.answering.stopping.is_set()
+    assert parts.api.stopping.is_set()
 
 
 class SlowEnd(Store):
@@ -374,9 +374,9 @@ class SlowEnd(Store):
 
 async def test_job_that_ends_by_itself_spoils_no_cancel(tmp_path: Path) -> None:
     """Of a kernel's jobs, those that still can be cancelled are."""
-    async with assembled(tmp_path, store_type=SlowEnd) as parts:
+    async with assemble_daemon(tmp_path, store_type=SlowEnd) as parts:
         desk = Desk(parts)
-        await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
+        await parts.inspect_file(make_kernel_text(problems="[dict(n=1), dict(n=2)]"))
         await desk.call("tune", kernel="it")
         first, second = (job.id for job in parts.jobs.list_live_jobs())
         assert isinstance(parts.store, SlowEnd)
@@ -398,8 +398,8 @@ async def test_job_that_ends_by_itself_spoils_no_cancel(tmp_path: Path) -> None:
 
 async def test_forget_takes_trials_and_jobs_of_one_kernel(desk: Desk, parts: Parts) -> None:
     """What is forgotten is no answer any more; what worked on it is stopped."""
-    kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0})
+    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.record_measurements(kernel, {50.0: 7.0, 90.0: 3.0})
     await desk.call("tune", kernel="it")
     assert (await desk.call("forget", kernel="it", outcome="crashed"))["trials"] == 0
     assert len(parts.jobs.list_live_jobs()) == 1
@@ -410,7 +410,7 @@ async def test_forget_takes_trials_and_jobs_of_one_kernel(desk: Desk, parts: Par
 
 async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) -> None:
     """Naming a job in a subscription lifts it; another one, ``unsubscribe`` or the connection's end drop it."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     accepted = await desk.call("tune", kernel="it")
     (job,) = accepted["jobs"]
     assert (job["priority"], job["waiters"], job["waits_for"]) == (350, 0, "")
@@ -436,7 +436,7 @@ async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) ->
 
 async def test_given_priority_is_meant(desk: Desk, parts: Parts) -> None:
     """A ``tune`` with a priority stays there while someone waits for it."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     (job,) = (await desk.call("tune", kernel="it", priority=100))["jobs"]
     await desk.call("subscribe", jobs=[job["id"]])
     (now,) = (await desk.call("jobs", job=job["id"]))["jobs"]
@@ -445,7 +445,7 @@ async def test_given_priority_is_meant(desk: Desk, parts: Parts) -> None:
 
 async def test_pauses_by_job_kernel_device_and_altogether(desk: Desk, parts: Parts) -> None:
     """Each pause says what it paused, keeps it from running with its reason, and is taken back by itself alone."""
-    await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
+    await parts.inspect_file(make_kernel_text(problems="[dict(n=1), dict(n=2)]"))
     await desk.call("tune", kernel="it")
 
     async def waits() -> list[str]:
@@ -468,13 +468,13 @@ async def test_pauses_by_job_kernel_device_and_altogether(desk: Desk, parts: Par
     assert await waits() == ["all tuning is paused"] * 2
     assert parts.store.load_pauses() == {""}
     assert (await desk.call("resume"))["paused"] == []
-    told = [event["device"] for event in parts.told.of("paused", "resumed")]
+    told = [event["device"] for event in parts.recorder.list_events("paused", "resumed")]
     assert told[-4:] == ["Fake CPU", "", "Fake CPU", ""]
 
 
 async def test_stale_only_leaves_out_what_is_fresh(desk: Desk, parts: Parts) -> None:
     """Problems whose winner stands on the present context make no job, unless one is open already."""
-    kernel = await parts.inspect(kernel_text(problems="[dict(n=64), dict(n=32)]"))
-    await parts.measured(kernel, {50.0: 7.0})
+    kernel = await parts.inspect_file(make_kernel_text(problems="[dict(n=64), dict(n=32)]"))
+    await parts.record_measurements(kernel, {50.0: 7.0})
     accepted = await desk.call("tune", kernel="it", stale_only=True)
     assert [job["problem"] for job in accepted["jobs"]] == [{"n": 32}]

@@ -34,7 +34,7 @@ LIMITS = Limits(connections=8, pending=4, request_bytes=10_000, response_bytes=4
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Serve on the daemon's loop, and on that which it falls back to."""
     request.param().close()  # libuv's first loop opens a pipe that stays
-    return "asyncio", {"loop_factory": functools.partial(leaks.tracking_loop, request.param)}
+    return "asyncio", {"loop_factory": functools.partial(leaks.make_tracking_loop, request.param)}
 
 
 class RawClient:

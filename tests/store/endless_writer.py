@@ -6,8 +6,8 @@ from pathlib import Path
 
 import anyio
 
-from ktuned.model.job import Job
 from ktuned.model.values import Outcome
+from ktuned.protocol.jobs import Job
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job
 

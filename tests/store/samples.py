@@ -1,11 +1,12 @@
 """Values that the store's tests put in."""
 
-from ktuned.model.job import Job, Priority
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context, TrialDetail, TrialResult
+from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem, canonical
+from ktuned.protocol.jobs import Job, Priority
+from ktuned.store.contexts import Context
 from ktuned.store.database import Store
 
 PROBLEM: Problem = {"M": 64, "dtype": "float32"}

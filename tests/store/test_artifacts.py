@@ -11,7 +11,7 @@ import pytest
 from ktuned.ipc import manifest
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
 from ktuned.model.errors import StoreError
-from ktuned.store.artifacts import TOUCH_EVERY_S, Artifacts
+from ktuned.store.artifacts import Artifacts
 from ktuned.worker.seal import seal_artifact
 from tests.store.test_database_file import on_a_mount
 
@@ -150,8 +150,8 @@ async def test_least_recently_served_goes_first(artifacts: Artifacts, clock: Clo
     for key in ("aa1", "bb2", "cc3"):
         await sealed(artifacts, key, b"x" * 4000)
     for key in served:
-        clock.now += 2 * TOUCH_EVERY_S
-        artifacts.mark_served(key)
+        clock.now += 60.0
+        artifacts.mark_served([key])
     before = artifacts.size
     later = Artifacts(artifacts.directory, CAP_BYTES)
     removed = await later.collect_garbage(keep=[])
@@ -165,8 +165,8 @@ async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
     """An old winner outlives newer artifacts, and only a cap that winners alone exceed removes it."""
     for key in ("aa1", "bb2", "cc3"):
         await sealed(artifacts, key, b"x" * 4000)
-        clock.now += 2 * TOUCH_EVERY_S
-        artifacts.mark_served(key)
+        clock.now += 60.0
+        artifacts.mark_served([key])
     await artifacts.collect_garbage(keep={"aa1"})
     assert artifacts.find_artifact("aa1")
     assert not artifacts.find_artifact("bb2")
@@ -176,22 +176,12 @@ async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
     assert tiny.size == 0
 
 
-async def test_serving_often_costs_the_disk_nothing(artifacts: Artifacts, clock: Clock) -> None:
-    """Within a minute only the first serving is noted, unless the clock stepped back; one that is gone is no error."""
+async def test_an_artifact_that_is_gone_is_not_marked(artifacts: Artifacts, clock: Clock) -> None:
+    """The others are."""
     await sealed(artifacts, "abcd")
-    file = artifacts.directory / "ab" / "abcd" / MANIFEST_NAME
-    artifacts.mark_served("abcd")
-    noted = clock.now
-    clock.now += TOUCH_EVERY_S / 2
-    artifacts.mark_served("abcd")
-    assert file.stat().st_mtime == noted
-    clock.now += TOUCH_EVERY_S
-    artifacts.mark_served("abcd")
-    assert file.stat().st_mtime == clock.now
-    clock.now -= 1000 * TOUCH_EVERY_S
-    artifacts.mark_served("abcd")
-    assert file.stat().st_mtime == clock.now
-    artifacts.mark_served("gone")
+    clock.now += 60.0
+    artifacts.mark_served(["gone", "abcd"])
+    assert (artifacts.directory / "ab" / "abcd" / MANIFEST_NAME).stat().st_mtime == clock.now
 
 
 async def test_a_directory_that_cannot_be(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ktuned.model.errors import StoreError
-from ktuned.model.job import JobState
-from ktuned.model.kernel import Root
 from ktuned.model.values import Outcome
+from ktuned.protocol.jobs import JobState
+from ktuned.protocol.kernels import Root
 from ktuned.store import exchange
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, kernel_info, measured, new_job, tried

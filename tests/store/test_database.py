@@ -11,12 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.errors import NotFound, StoreError, UsageError
-from ktuned.model.job import JobState
-from ktuned.model.kernel import Root
 from ktuned.model.keys import DeviceModel, KeyProblem
-from ktuned.model.trial import Context, TrialDetail, TrialResult, Winner
+from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, canonical
+from ktuned.protocol.jobs import JobState
+from ktuned.protocol.kernels import Root
+from ktuned.store.contexts import Context
 from ktuned.store.database import Store
+from ktuned.store.winners import Winner
 from tests.store.samples import (
     CONTEXT,
     NEW_GROUND,

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model.job import JobState
-from ktuned.model.trial import Winner
+from ktuned.protocol.jobs import JobState
 from ktuned.store import exchange
 from ktuned.store.database import Store
 from ktuned.store.exchange import judge_offer
+from ktuned.store.winners import Winner
 from tests.store.samples import CONTEXT, PROBLEM
 
 YESTERDAY = replace(CONTEXT, digest="d0")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
+from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.store import schema, writes
 from ktuned.tuning.finalists import elect_winner
 from tests.store.samples import CONTEXT, failed, measured

@@ -6,14 +6,14 @@ import pytest
 
 from ktuned.model.keys import WinnerKey
 from ktuned.store.database import Store
-from tests.assembled import wanted
+from tests.daemon_parts import make_winner_key
 
 pytestmark = pytest.mark.anyio
 
 
 def key(number: int) -> WinnerKey:
     """Return one of several keys."""
-    return wanted({"n": number})
+    return make_winner_key({"n": number})
 
 
 async def test_launches_add_up_and_the_oldest_keys_are_forgotten(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, extend_digest
-from ktuned.model.trial import Context
+from ktuned.store.contexts import Context
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, kernel_info, measured, new_job, tried
 

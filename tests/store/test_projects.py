@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.model.kernel import Root
+from ktuned.protocol.kernels import Root
 from ktuned.store.database import Store
 
 pytestmark = pytest.mark.anyio

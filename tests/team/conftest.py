@@ -15,7 +15,7 @@ from time import monotonic
 
 import pytest
 
-from tests.assembled import PATIENCE_S
+from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import Daemon
 
 Home = Callable[..., Daemon]

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from tests.assembled import kernel_text
+from tests.daemon_parts import make_kernel_text
 from tests.e2e.harness import Daemon
 from tests.team.conftest import Home
 
 OPTIONS = {"configs": "[dict(us=100.0 * 3**n) for n in range(5)]", "default": "dict(us=8100.0)"}
-KERNEL = kernel_text(**OPTIONS)
+KERNEL = make_kernel_text(**OPTIONS)
 BEST = {"us": 100.0}
 SECOND = {"us": 300.0}
 
 
 def tune(member: Daemon, text: str = KERNEL) -> dict[str, Any]:
     """Tune a kernel file of one problem, and return the job as it ended."""
-    _, (job,) = member.tune(path=str(member.kernel_file(text)))
+    _, (job,) = member.tune(path=str(member.write_kernel(text)))
     return dict(job)
 
 
@@ -56,12 +56,12 @@ def test_a_winner_of_one_is_fresh_at_the_other(home: Home, store: Path) -> None:
     """Within ``pull_s``, after a restart, and for a job, which then searches nothing; measuring again searches."""
     table = f'url = "{store}"\npull_s = 5'
     first, second = home("first", table), home("second", table)
-    second.client.call("add", path=str(second.kernel_file(KERNEL).parent))
+    second.client.call("add", path=str(second.write_kernel(KERNEL).parent))
     assert tune(first)["done"] == 5
-    second.until(lambda: answer(second) == ("fresh", BEST), "the winner of the other")
+    second.wait_until(lambda: answer(second) == ("fresh", BEST), "the winner of the other")
     second.kill()
     second.start()
-    second.until(lambda: answer(second) == ("fresh", BEST), "the winner after a restart")
+    second.wait_until(lambda: answer(second) == ("fresh", BEST), "the winner after a restart")
     job = tune(second)
     assert (job["state"], job["done"]) == ("done", 1)
     assert "nothing was searched" in job["message"]
@@ -75,13 +75,13 @@ def test_a_job_waits_for_the_winners_of_others(home: Home, store: Path) -> None:
     table = f'url = "{store}"\npull_s = 3600'
     first = home("first", table)
     tune(first)
-    first.until(lambda: len(objects(store)) == 1, "the winner in the store")
+    first.wait_until(lambda: len(objects(store)) == 1, "the winner in the store")
     second = home("second", table)
     assert tune(second)["done"] == 1
     # What was saved meanwhile is looked for as well.
     edited = KERNEL.replace("8100.0", "2700.0").replace("range(5)", "range(1, 5)")
     assert tune(first, f"{edited}\nVALUE = 1\n")["done"] == 4
-    first.until(lambda: len(objects(store)) == 2, "the new winner in the store")
+    first.wait_until(lambda: len(objects(store)) == 2, "the new winner in the store")
     assert tune(second, f"{edited}\nVALUE = 1\n")["done"] == 1
     assert answer(second) == ("fresh", SECOND)
 
@@ -89,10 +89,10 @@ def test_a_job_waits_for_the_winners_of_others(home: Home, store: Path) -> None:
 def test_two_that_write_at_once_lose_nothing(home: Home, store: Path) -> None:
     """Each winner is an object of its own, also where both have found the same."""
     members = [home(name, f'url = "{store}"') for name in ("first", "second")]
-    texts = [f"{KERNEL}\n\n{kernel_text(name, **OPTIONS)}" for name in ("one", "two")]
+    texts = [f"{KERNEL}\n\n{make_kernel_text(name, **OPTIONS)}" for name in ("one", "two")]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda member, text: member.tune(path=str(member.kernel_file(text))), members, texts))
-        pushed = list(pool.map(lambda member: member.ktuned("share", "push"), members))
+        list(pool.map(lambda member, text: member.tune(path=str(member.write_kernel(text))), members, texts))
+        pushed = list(pool.map(lambda member: member.run_ktuned("share", "push"), members))
     assert [done.returncode for done in pushed] == [0, 0], pushed
     found = [json.loads(path.read_text())["kernel"] for path in objects(store)]
     assert {*found} == {"shop:it", "shop:one", "shop:two"}
@@ -104,26 +104,26 @@ def test_kill_9_loses_nothing(home: Home, store: Path) -> None:
     tune(member)
     member.kill()
     member.start()
-    member.until(lambda: len(objects(store)) == 1, "the winner in the store")
+    member.wait_until(lambda: len(objects(store)) == 1, "the winner in the store")
     (place,) = objects(store)
     written = place.stat().st_mtime_ns
     member.kill()
     member.start()
-    pushed = member.ktuned("share", "push")
+    pushed = member.run_ktuned("share", "push")
     assert (pushed.returncode, pushed.stderr) == (0, "")
     assert [path.stat().st_mtime_ns for path in objects(store)] == [written]
     # A power failure may have cut off a file.
     place.write_text(place.read_text()[:100])
     member.kill()
     member.start()
-    member.until(lambda: place.stat().st_size > 100, "the whole object")
+    member.wait_until(lambda: place.stat().st_size > 100, "the whole object")
 
 
 def test_what_is_no_winner_is_left_out(home: Home, store: Path) -> None:
     """It is one notice, whatever it is, and changes nothing; a removed object is not mentioned any more."""
     first = home("first", f'url = "{store}"')
     tune(first)
-    first.until(lambda: len(objects(store)) == 1, "the winner in the store")
+    first.wait_until(lambda: len(objects(store)) == 1, "the winner in the store")
     (good,) = objects(store)
     document = json.loads(good.read_text())
     (winner,) = document["winners"]
@@ -140,8 +140,8 @@ def test_what_is_no_winner_is_left_out(home: Home, store: Path) -> None:
     put(place, {**document, "winners": [{**winner, "spread_us": float("nan")}]})
     (place / ("0" * 64 + ".json")).symlink_to("/etc/passwd")
     second = home("second", f'url = "{store}"')
-    second.client.call("add", path=str(second.kernel_file(KERNEL).parent))
-    pulled = second.ktuned("share", "pull")
+    second.client.call("add", path=str(second.write_kernel(KERNEL).parent))
+    pulled = second.run_ktuned("share", "pull")
     assert (pulled.returncode, pulled.stderr) == (0, "")
     assert answer(second) == ("fresh", BEST)
     (notice,) = notices(second)
@@ -149,7 +149,7 @@ def test_what_is_no_winner_is_left_out(home: Home, store: Path) -> None:
     assert second.client.call("status")["share"]["taken"] == 1
     for path in {*objects(store)} - {good}:
         path.unlink()
-    assert second.ktuned("share", "pull").returncode == 0
+    assert second.run_ktuned("share", "pull").returncode == 0
     assert notices(second) == []
 
 
@@ -157,12 +157,12 @@ def test_winners_are_judged_as_by_an_import(home: Home, store: Path) -> None:
     """A config that the space does not hold is refused, and so is one that was tried here in the same context."""
     first = home("first", f'url = "{store}"')
     tune(first)
-    first.until(lambda: len(objects(store)) == 1, "the winner in the store")
+    first.wait_until(lambda: len(objects(store)) == 1, "the winner in the store")
     document = json.loads(objects(store)[0].read_text())
     (winner,) = document["winners"]
     for us in (50.0, 300.0):
         put(objects(store)[0].parent, {**document, "winners": [{**winner, "config": {"us": us}, "latency_us": 1.0}]})
-    assert first.ktuned("share", "pull").returncode == 0
+    assert first.run_ktuned("share", "pull").returncode == 0
     assert (answer(first), notices(first)) == (("fresh", BEST), [])
 
 
@@ -170,15 +170,15 @@ def test_ci_pushes_and_developers_pull_through_s3(home: Home, s3: dict[str, str]
     """By commands that wait; a developer may only read."""
     ci = home("ci", 'url = "s3://team/kernels"', **s3)
     tune(ci)
-    pushed = ci.ktuned("share", "push")
+    pushed = ci.run_ktuned("share", "push")
     assert (pushed.returncode, pushed.stderr) == (0, "")
     developer = home("developer", 'url = "s3://team/kernels"\nread_only = true', **s3)
-    assert developer.ktuned("add", str(developer.kernel_file(KERNEL).parent)).returncode == 0
-    assert developer.ktuned("share", "pull").returncode == 0
+    assert developer.run_ktuned("add", str(developer.write_kernel(KERNEL).parent)).returncode == 0
+    assert developer.run_ktuned("share", "pull").returncode == 0
     assert answer(developer) == ("fresh", BEST)
-    refused = developer.ktuned("share", "push")
+    refused = developer.run_ktuned("share", "push")
     assert (refused.returncode, "only read here" in refused.stderr) == (2, True)
-    assert "s3://team/kernels: 1 winner taken, only read" in developer.ktuned("status").stdout
+    assert "s3://team/kernels: 1 winner taken, only read" in developer.run_ktuned("status").stdout
 
 
 @pytest.mark.parametrize("kind", ["server", "directory"])
@@ -190,7 +190,7 @@ def test_a_store_that_is_gone_is_a_notice(home: Home, tmp_path: Path, kind: str)
     url = {"server": "s3://user:hush@team/x", "directory": f"{tmp_path}/gone"}[kind]
     ci = home("ci", f'url = "{url}"', **env)
     assert tune(ci)["done"] == 5
-    pushed = ci.ktuned("share", "push")
+    pushed = ci.run_ktuned("share", "push")
     assert pushed.returncode == 1
     (notice,) = notices(ci)
     assert "tuning continues without it" in notice

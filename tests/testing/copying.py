@@ -1,4 +1,4 @@
-"""A backend of a dozen lines that keeps every promise: it "compiles" a text by copying it."""
+"""A minimal backend that keeps every promise (its compiler copies a text), and variants that each break one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,28 +32,25 @@ class CopyingKernel(backends.Kernel):
         self.args = args
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
-        """Bind to a list."""
         target = tensors[self.args[0]]
         return lambda: target.append(self.text)
 
 
-class Copying(backends.Backend):
-    """Keeps every promise."""
+class CopyingBackend(backends.Backend):
+    """A backend that keeps every promise."""
 
     name = "copying"
     build = Build
     required_files: ClassVar[tuple[str, ...]] = ("text",)
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return a version."""
         return {"version": "1"}
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return one."""
         return (Device(DeviceName("cpu:0"), DeviceModel("any"), Target("any")),)
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Refuse the empty text, copy all others."""
+        """Report an error for the empty text, and copy all others."""
         for unit in units:
             assert isinstance(unit.build, Build)
             if not unit.build.text:
@@ -63,18 +60,16 @@ class Copying(backends.Backend):
             yield Compiled(unit.key, seconds=0.1, facts={"length": len(unit.build.text)})
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
-        """Read the text."""
         assert isinstance(unit.build, Build)
         return CopyingKernel((artifact / "text").read_text(), unit.build.args)
 
 
-def inputs(device: str) -> Mapping[str, Any]:
-    """Return an empty list."""
+def make_tensors(device: str) -> Mapping[str, Any]:
     return {"out": []}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check that the text has arrived, once."""
+def check_tensors(tensors: Mapping[str, Any]) -> None:
+    """Check that the text was written once."""
     assert tensors["out"] == ["hello"], f"out is {tensors['out']}"
 
 
@@ -85,143 +80,131 @@ EXAMPLE = BackendExample(
     sources=(),
     kernel_file=Path(__file__),
     kernel="hello",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_tensors,
+    verify=check_tensors,
 )
 
 
-class WrongName(Copying):
-    """States another name than its Build."""
+class WrongName(CopyingBackend):
+    """Has another name than its Build."""
 
     name = "other"
 
 
-class NewerApi(Copying):
-    """Was written for a contract that does not exist yet."""
+class NewerApi(CopyingBackend):
+    """Is written for a version of the contract that does not exist yet."""
 
     api_version = backends.API_VERSION + 1
 
 
-class NothingRequired(Copying):
+class NothingRequired(CopyingBackend):
     """Requires no file."""
 
     required_files = ()
 
 
-class ForgetfulFingerprint(Copying):
+class ForgetfulFingerprint(CopyingBackend):
     """Gives each instance another fingerprint."""
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return something that no one else has."""
         return {"id": str(id(self))}
 
 
-class NoDevices(Copying):
-    """Says neither what it runs on nor why not."""
+class NoDevices(CopyingBackend):
+    """Reports neither a device nor a reason for having none."""
 
     def devices(self) -> Sequence[Device]:
-        """Return nothing."""
         return ()
 
 
-class DropsUnits(Copying):
-    """Yields nothing for what it refuses."""
+class DropsUnits(CopyingBackend):
+    """Yields no result for a unit that does not compile."""
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Leave the bad ones out."""
         return (result for result in super().compile(units, into) if result.outcome is None)
 
 
-class StopsAtBad(Copying):
-    """Gives a whole group up for one bad unit."""
+class StopsAtBad(CopyingBackend):
+    """Fails all units of a group if one does not compile."""
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Refuse all."""
         for unit in units:
             yield Compiled(unit.key, Outcome.COMPILE_ERROR, "the text is empty")
 
 
-class OwnWords(Copying):
+class ReplacesMessage(CopyingBackend):
     """Replaces the compiler's message by its own."""
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Say only that it failed."""
         for result in super().compile(units, into):
             yield Compiled(result.key, result.outcome, "failed" if result.outcome else "", 0.1, result.facts)
 
 
-class LeavesNothing(Copying):
-    """Says that it compiled, and leaves no file."""
+class LeavesNothing(CopyingBackend):
+    """Reports success without leaving a file."""
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Remove what was made."""
         for result in super().compile(units, into):
             (into / result.key / "text").unlink(missing_ok=True)
             yield result
 
 
-class Numbered(Copying):
-    """Leaves other bytes each time."""
+class WritesKeyIntoArtifact(CopyingBackend):
+    """Writes different bytes for equal Builds."""
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Write the unit's key besides."""
         for result in super().compile(units, into):
             (into / result.key / "log").write_text(result.key)
             yield result
 
 
-class RemembersPlace(Copying):
-    """Loads only where it was compiled."""
+class LoadsFromScratchDirectory(CopyingBackend):
+    """Loads an artifact only in the directory where it was compiled."""
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Keep the text beside the artifact."""
+        """Write the text beside the artifact."""
         for result in super().compile(units, into):
             (into / "kept").write_text("hello")
             yield result
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
-        """Read what is beside the artifact."""
+        """Read the text beside the artifact."""
         return CopyingKernel((artifact.parent / "kept").read_text(), ("out",))
 
 
-class WrongResult(Copying):
-    """Computes something else."""
+class WrongResult(CopyingBackend):
+    """Loads a kernel that computes a wrong result."""
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
-        """Load another text."""
         return CopyingKernel("goodbye", ("out",))
 
 
-class Elsewhere(WrongResult):
-    """Has no device here, and loads without one nevertheless."""
+class LoadsWithoutDevice(WrongResult):
+    """Has no device here, but loads without an error."""
 
     def devices(self) -> Absent:
-        """Return that there is none."""
         return Absent(Absence.NO_HARDWARE, "there is no such device here")
 
 
-class NeedsDevice(Elsewhere):
-    """Has no device here, and says so when it loads."""
+class NeedsDevice(LoadsWithoutDevice):
+    """Has no device here, and raises BackendError when it loads."""
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
-        """Refuse."""
         raise BackendError(f"there is no {device.name}")
 
 
-class StumblesElsewhere(Elsewhere):
+class FailsBeforeDevice(LoadsWithoutDevice):
     """Has no device here, and fails for another reason before it needs one."""
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
-        """Look for a file that no artifact has."""
+        """Read a file that no artifact has."""
         return CopyingKernel((artifact / "description").read_text(), ("out",))
 
 
-class PassesMissingTensors(Copying):
-    """Binds to tensors that are not there."""
+class PassesMissingTensors(CopyingBackend):
+    """Binds to missing tensors instead of raising KeyError."""
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
-        """Load a kernel that makes up what it lacks."""
-
         class Lenient(CopyingKernel):
             def bind(self, tensors: Mapping[str, Any]) -> Launch:
                 return super().bind(tensors or {"out": []})

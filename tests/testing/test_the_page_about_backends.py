@@ -1,4 +1,4 @@
-"""The backend of ``docs/write-a-backend.md``, word for word: it passes the conformance suite."""
+"""The backend that ``docs/write-a-backend.md`` prints passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ void scale(const float *x, float *y) { for (int i = 0; i < 8; ++i) y[i] = FACTOR
 """
 
 
-def inputs(device: str) -> dict[str, Any]:
-    """Return the tensors of one launch."""
+def make_tensors(device: str) -> dict[str, Any]:
     import numpy as np
 
     return {"x": np.arange(8, dtype=np.float32), "y": np.zeros(8, dtype=np.float32)}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check what one launch has written."""
+def check_tensors(tensors: Mapping[str, Any]) -> None:
     assert tensors["y"].tolist() == [2.0 * value for value in range(8)]
 
 
-def _written(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the page's code as the module that its distribution would be."""
+def load_page_backend(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Write the page's code to a module and import it."""
     page = (ROOT / "docs/write-a-backend.md").read_text()
     (directory / "ktuned_plain_c.py").write_text(
         re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
@@ -55,8 +53,7 @@ def _written(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: apt install gcc")
 def test_the_page_s_backend_conforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling, refusing, sealing, loading in a new process, and launching."""
-    module = _written(tmp_path, monkeypatch)
+    module = load_page_backend(tmp_path, monkeypatch)
     source = tmp_path / "scale.c"
     source.write_text(SOURCE)
     example = BackendExample(
@@ -66,15 +63,15 @@ def test_the_page_s_backend_conforms(tmp_path: Path, monkeypatch: pytest.MonkeyP
         sources=(source,),
         kernel_file=Path(__file__),
         kernel="scale",
-        inputs=inputs,
-        verify=verify,
+        inputs=make_tensors,
+        verify=check_tensors,
     )
     (tmp_path / "scratch").mkdir()
     check_backend(module.PlainC(), example, tmp_path / "scratch")
 
 
 def test_the_page_s_backend_is_short() -> None:
-    """Some sixty lines of code, so that it can be read in one go."""
+    """The page says that the backend has some sixty lines."""
     page = (ROOT / "docs/write-a-backend.md").read_text()
     code = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 72

@@ -1,4 +1,4 @@
-"""Autotuned functions as applications have them."""
+"""Autotuned functions as applications write them."""
 
 from typing import Any
 
@@ -53,13 +53,13 @@ def gather(size, block=128):
 CONFIGS = [{"block": 128}, {"block": 512}]
 
 
-def tuned(function: Any = scale, **options: Any) -> Any:
-    """Return a function as if it had just been decorated."""
+def make_autotuned_function(function: Any = scale, **options: Any) -> Any:
+    """Return a function that has just been decorated."""
     return autotune(**{"configs": CONFIGS, **options})(function)
 
 
-def closure(factor: float) -> Any:
-    """Return a function of a config's knobs, as TileLang's example has one."""
+def make_closure(factor: float) -> Any:
+    """Return a function of a config's knobs, as in TileLang's examples."""
 
     def kernel(block=None):
         @T.prim_func
@@ -73,7 +73,7 @@ def closure(factor: float) -> Any:
     return kernel
 
 
-def tuner(factor: float, **choices: Any) -> Any:
-    """Return a tuner of a closure, as TileLang's example makes one."""
-    made = AutoTuner.from_kernel(kernel=closure(factor), configs=CONFIGS)
-    return made.set_compile_args(out_idx=[-1], target=TARGET).set_profile_args(**choices)
+def make_tuner(factor: float, **choices: Any) -> Any:
+    """Return a tuner of a closure, as in TileLang's examples."""
+    tuner = AutoTuner.from_kernel(kernel=make_closure(factor), configs=CONFIGS)
+    return tuner.set_compile_args(out_idx=[-1], target=TARGET).set_profile_args(**choices)

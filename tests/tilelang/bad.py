@@ -1,17 +1,17 @@
-"""A kernel whose configs are bad in ways of their own."""
+"""A kernel whose configs fail, each in a way of its own."""
 
 import tilelang
 import tilelang.language as T
 
 FAR = 1 << 44
-"""An address that no tensor has."""
+"""An index outside every tensor."""
 
 TURNS = 1 << 30
 
 
 @tilelang.jit(pass_configs={tilelang.PassConfigKey.TL_DISABLE_SAFE_MEMORY_ACCESS: True})
 def bad(size, mode, block=256):
-    """Return a program that doubles x, or does what ``mode`` says."""
+    """Return a program that doubles x, or fails as ``mode`` says."""
     if mode == "syntax":
         no_such_function()  # type: ignore[name-defined]  # noqa: F821
     factor = 3.0 if mode == "wrong" else 2.0
@@ -28,7 +28,7 @@ def bad(size, mode, block=256):
             elif mode == "illegal":
                 y[T.cast(bx * block + thread, "int64") + T.int64(FAR)] = x[bx * block + thread]
             elif mode == "endless":
-                # Each turn reads what the one before wrote, so that no compiler leaves one out.
+                # Each iteration reads what the previous one wrote, so that no compiler can drop it.
                 for _ in T.serial(TURNS):
                     for _ in T.serial(TURNS):
                         y[bx * block + thread] = y[bx * block + thread] * 0.5 + x[bx * block + thread]

@@ -1,4 +1,4 @@
-"""TileLang's tests run in `.venv-tilelang`, which `make test` makes; in the other environment they are left out."""
+"""TileLang's tests run in `.venv-tilelang`, which `make test` makes; the other environment skips them."""
 
 from importlib.util import find_spec
 

@@ -30,7 +30,7 @@ def scale(size, factor, block=1024, threads=128, dtype="float32", fault=""):
     return main
 
 
-def factory(size, factor, block=1024):
+def make_program(size, factor, block=1024):
     """Return a program, undecorated."""
 
     @T.prim_func
@@ -92,41 +92,41 @@ def product(size, block=64, depth=32, stages=2, threads=128, policy=T.GemmWarpPo
     return main
 
 
-def plain(size):
+def return_no_program(size):
     """Return no program."""
     return size
 
 
-def inputs(device: str) -> Mapping[str, Any]:
+def make_inputs(device: str) -> Mapping[str, Any]:
     """Return x = 0, 1, 2, … and y = 1."""
     import torch
 
     return {"x": torch.arange(float(SIZE), device=device), "y": torch.ones(SIZE, device=device)}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
+def verify_output(tensors: Mapping[str, Any]) -> None:
     """Check y."""
     import torch
 
     assert torch.equal(tensors["y"].cpu(), 3 * torch.arange(float(SIZE))), f"y is {tensors['y']}"
 
 
-def build(function: Any = "scale", execution_backend: str = "nvrtc", **arguments: Any) -> Build:
+def make_build(function: Any = "scale", execution_backend: str = "nvrtc", **arguments: Any) -> Build:
     """Return a Build of one of the functions here."""
-    if function in ("scale", "factory"):
+    if function in ("scale", "make_program"):
         arguments = {"size": SIZE, "factor": 3.0, **arguments}
     layouts = dict.fromkeys(("x", "y"), ("float32", *LAYOUT))
     return Build(function, arguments, execution_backend=execution_backend, layouts=layouts)
 
 
 EXAMPLE = backends.BackendExample(
-    good=build(),
-    bad=build(fault="name"),
+    good=make_build(),
+    bad=make_build(fault="name"),
     complaint="missing_name",
     sources=(),
     kernel_file=FILE,
     kernel="scale",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_inputs,
+    verify=verify_output,
     target="sm_90a",
 )

@@ -1,4 +1,4 @@
-"""The drop-ins for TileLang's autotuner: what the daemon is given to tune, and the kernel that a call gets."""
+"""The drop-ins for TileLang's autotuner: what the daemon gets to tune, and which kernel a call gets."""
 
 import inspect
 import json
@@ -30,13 +30,13 @@ from tests.e2e.harness import Daemon
 from tests.tilelang import app
 
 STAND_IN = Path(__file__).parent / "stand_in"
-TEXT = {block: f'{{"block":{block}}}' for block in (128, 512)}
-OUTDATED = Answer(TEXT[512], latency_us=12.0)
-WINNER = Answer(TEXT[512], is_final=True, latency_us=12.0)
+CONFIG_TEXTS = {block: f'{{"block":{block}}}' for block in (128, 512)}
+OUTDATED = Answer(CONFIG_TEXTS[512], latency_us=12.0)
+WINNER = Answer(CONFIG_TEXTS[512], is_final=True, latency_us=12.0)
 
 
 class FakeKernel(JITKernel):  # type: ignore[misc]
-    """A compiled kernel, which knows its config."""
+    """A compiled kernel that knows its config."""
 
     def __init__(self, config: Any) -> None:
         self.compiled = config
@@ -44,12 +44,11 @@ class FakeKernel(JITKernel):  # type: ignore[misc]
         self.torch_function = lambda *inputs: config
 
     def get_kernel_source(self, kernel_only: bool = True) -> str:
-        """Return a source."""
         return "source"
 
 
 class FakeLink:
-    """A daemon that knows what a test says, and keeps what it is asked."""
+    """A daemon with given answers, which records the requests."""
 
     def __init__(self, spool: Path) -> None:
         self.known: Answer | None = Answer()
@@ -59,7 +58,7 @@ class FakeLink:
         self._spool = spool
 
     def ask_about(self, key: CallKey) -> Answer | None:
-        """Return what the test says."""
+        """Return the answer that the test has set."""
         return self.known
 
     def await_tuning(self, key: CallKey) -> Answer | None:
@@ -68,19 +67,19 @@ class FakeLink:
         return self.ends_with
 
     def follow_key(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:
-        """Keep who is to be told."""
+        """Record who wants the answer."""
         self.followed.append((key, on_answer))
 
     @property
     def records(self) -> list[CallRecord]:
-        """What lies in the spool, oldest first."""
+        """Return the records in the spool, oldest first."""
         files = sorted(self._spool.glob(f"*{RECORD_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
         return [CallRecord.from_bytes(read_file(path)) for path in files]
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the application a home of its own, and an empty account."""
+    """The application's own state directory; the account is empty."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
     account.left_alone.clear()
     account.keys.clear()
@@ -91,7 +90,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def link(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLink:
-    """Return the daemon's stand-in; nothing is compiled in this process."""
+    """The fake daemon; nothing is compiled in this process."""
     fake = FakeLink(spool_directory(home))
     monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda: fake)
 
@@ -106,53 +105,57 @@ def link(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLink:
 
 @pytest.fixture
 def tilelang_tunes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Have TileLang's own tuner find a kernel at once, and return the tuners that were left to it."""
-    left: list[Any] = []
+    """The tuners that were left to TileLang's own tuner, which finds a kernel at once."""
+    tuners: list[Any] = []
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        left.append(self)
+        tuners.append(self)
         return AutotuneResult(kernel="tilelang's", config={})
 
-    # What the drop-in calls is TileLang's method as it was when the class was adopted.
-    decide = theirs.AutoTuner.run
-    run.__signature__ = inspect.signature(decide)  # type: ignore[attr-defined]
+    # The drop-in calls TileLang's method as it was when the class was adopted.
+    original_run = theirs.AutoTuner.run
+    run.__signature__ = inspect.signature(original_run)  # type: ignore[attr-defined]
     param = sys.modules["tilelang.autotuner.param"]
     monkeypatch.setattr(theirs.AutoTuner, "run", autotuner._wrap_run(run, param))
-    return left
+    return tuners
 
 
-def settings(function: Any, *own: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function, but for some, with their defaults."""
-    return {name: value.default for name, value in inspect.signature(function).parameters.items() if name not in own}
+def get_parameter_defaults(function: Any, *excluded: str) -> dict[str, inspect.Parameter]:
+    """Return the defaults of a function's parameters, except some."""
+    return {
+        name: value.default for name, value in inspect.signature(function).parameters.items() if name not in excluded
+    }
 
 
 class TestSignatures:
-    """They are TileLang's, and what ktuned adds comes by name."""
+    """The signatures are TileLang's; ktuned's own options are keywords."""
 
     def test_the_decorator_has_tilelangs_parameters(self) -> None:
-        """The type of supply is TileLang's own default if it is not given."""
-        own = settings(autotune, "mode", "upgrade", "without_daemon", "numerics", "winners", "supply_type")
-        assert own == settings(theirs.autotune, "supply_type")
+        """``supply_type`` falls back to TileLang's own default."""
+        defaults = get_parameter_defaults(
+            autotune, "mode", "upgrade", "without_daemon", "numerics", "winners", "supply_type"
+        )
+        assert defaults == get_parameter_defaults(theirs.autotune, "supply_type")
 
     def test_the_tuner_keeps_tilelangs_methods_and_parameters(self) -> None:
-        """The class is changed in place, and keeps its methods' names and parameters."""
-        assert settings(AutoTuner.run) == settings(inspect.unwrap(theirs.AutoTuner.run))
+        """The class is changed in place."""
+        assert get_parameter_defaults(AutoTuner.run) == get_parameter_defaults(inspect.unwrap(theirs.AutoTuner.run))
         assert issubclass(AutoTuner, theirs.AutoTuner)
 
     def test_an_option_with_an_unknown_value_is_refused(self) -> None:
-        """A choice is one of those that there are."""
+        """The message lists the choices."""
         with pytest.raises(ValueError, match="mode='later': give one of 'background', 'wait'"):
-            app.tuned(mode="later")
+            app.make_autotuned_function(mode="later")
         with pytest.raises(ValueError, match="without_daemon='last': give one of 'tilelang', 'first'"):
-            app.tuner(3.0).set_tuning_args(without_daemon="last")
+            app.make_tuner(3.0).set_tuning_args(without_daemon="last")
 
 
-class TestACall:
-    """It gets the winner, or the best that is known."""
+class TestCalls:
+    """A call gets the winner, or the best known config."""
 
-    def test_it_waits_for_the_winner(self, link: FakeLink) -> None:
-        """Once for each key; the kernel has config and latency in milliseconds."""
-        function = app.tuned()
+    def test_a_call_waits_for_the_winner(self, link: FakeLink) -> None:
+        """It waits once for each key; the kernel has its config, and its latency in ms."""
+        function = app.make_autotuned_function()
         kernel = function(app.SIZE)
         assert (kernel.compiled, kernel.latency, kernel.config) == ({"block": 512}, 0.012, {"block": 512})
         assert function(app.SIZE) is kernel
@@ -163,33 +166,32 @@ class TestACall:
         assert set(account.keys.values()) == {"tuned"}
 
     def test_a_final_winner_is_not_recorded(self, link: FakeLink) -> None:
-        """As in a second start of the program."""
-        link.known = Answer(TEXT[128], is_final=True, latency_us=12.0)
-        assert app.tuned()(app.SIZE).compiled == {"block": 128}
+        """This is the second start of a program."""
+        link.known = Answer(CONFIG_TEXTS[128], is_final=True, latency_us=12.0)
+        assert app.make_autotuned_function()(app.SIZE).compiled == {"block": 128}
         assert (link.waited, link.records) == ([], [])
 
     def test_a_kernel_is_exchanged_in_place(self, link: FakeLink) -> None:
-        """In the background: the first config's is launched until the winner is there."""
-        kernel = app.tuned(mode="background")(app.SIZE)
+        """In the background mode, the first config's kernel is launched until the winner is known."""
+        kernel = app.make_autotuned_function(mode="background")(app.SIZE)
         assert kernel.compiled == {"block": 128}
         ((_, on_answer),) = link.followed
         assert not on_answer(WINNER)
         assert (kernel.config, kernel.latency) == ({"block": 512}, 0.012)
         assert kernel() == {"block": 512}
-        assert app.tuned(mode="background", upgrade="always")(app.SIZE) is not kernel
+        assert app.make_autotuned_function(mode="background", upgrade="always")(app.SIZE) is not kernel
         ((_, follows_on),) = link.followed[1:]
         assert follows_on(WINNER)
 
-    def test_what_is_known_of_another_state_is_launched_meanwhile(self, link: FakeLink) -> None:
-        """In the background."""
+    def test_in_the_background_an_outdated_winner_is_launched_meanwhile(self, link: FakeLink) -> None:
         link.known = OUTDATED
-        kernel = app.tuned(mode="background", upgrade="never")(app.SIZE)
+        kernel = app.make_autotuned_function(mode="background", upgrade="never")(app.SIZE)
         assert (kernel.compiled, kernel.latency) == ({"block": 512}, 0.012)
         assert (len(link.records), link.followed) == (1, [])
 
     def test_launches_are_counted(self, link: FakeLink) -> None:
-        """Each call of the kernel, and whatever it is exchanged for."""
-        kernel = app.tuned(mode="background")(app.SIZE)
+        """All launches of the kernel count, before and after it is exchanged."""
+        kernel = app.make_autotuned_function(mode="background")(app.SIZE)
         kernel()
         ((_, on_answer),) = link.followed
         on_answer(WINNER)
@@ -197,71 +199,71 @@ class TestACall:
         assert (kernel.launch_counter.launches, kernel.launch_counter.key.identity) == (2, link.records[0].identity)
 
     def test_a_knob_in_the_call_skips_tuning(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
-        """By name or by position; TileLang compiles it."""
-        app.tuned()(app.SIZE, block=256)
-        app.tuned()(app.SIZE, 3.0, 256)
+        """TileLang compiles the call, whether the knob is given by name or by position."""
+        app.make_autotuned_function()(app.SIZE, block=256)
+        app.make_autotuned_function()(app.SIZE, 3.0, 256)
         assert (len(tilelang_tunes), link.waited, account.left_alone) == (2, [], {})
 
     @pytest.mark.parametrize(
         "configs", [app.CONFIGS, {"block": [128, 512]}, lambda size: ({"block": block} for block in (128, 512))]
     )
     def test_configs_are_a_list_axes_or_a_function(self, configs: Any, link: FakeLink) -> None:
-        """All make the same record."""
-        app.tuned(configs=configs)(app.SIZE)
+        """All three forms make the same record."""
+        app.make_autotuned_function(configs=configs)(app.SIZE)
         (record,) = link.records
         assert list(record.configs) == app.CONFIGS
-        assert list(json.loads(record.call)["programs"]) == list(TEXT.values())
+        assert list(json.loads(record.call)["programs"]) == list(CONFIG_TEXTS.values())
 
     def test_the_error_of_a_wrong_call_is_tilelangs(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In its own words."""
         monkeypatch.setattr(theirs, "_init_logger_handlers", lambda: None)
         with pytest.raises(ValueError, match=r"Unused keys in config: \{'blocks'\}"):
-            app.tuned(configs=[{"blocks": 1}])(app.SIZE)
+            app.make_autotuned_function(configs=[{"blocks": 1}])(app.SIZE)
         with pytest.raises(ValueError, match="No configurations to tune"):
-            app.tuned(configs=[])(app.SIZE)
+            app.make_autotuned_function(configs=[])(app.SIZE)
         with pytest.raises(ValueError, match=r"early_stop_factor must be >= 1\.0"):
-            app.tuned(early_stop=True, early_stop_factor=0.5)(app.SIZE)
+            app.make_autotuned_function(early_stop=True, early_stop_factor=0.5)(app.SIZE)
 
-    def test_without_a_winner_it_fails_as_tilelang_does(self, link: FakeLink) -> None:
-        """Nothing that failed is launched."""
+    def test_a_call_without_a_winner_fails_as_in_tilelang(self, link: FakeLink) -> None:
+        """No failed config is launched."""
         link.ends_with = Answer(message="all configs failed")
         failed = "Auto-tuning failed: No configuration successfully compiled .* all configs failed"
         with pytest.raises(RuntimeError, match=failed):
-            app.tuned()(app.SIZE)
+            app.make_autotuned_function()(app.SIZE)
 
     def test_a_call_that_the_daemon_does_not_accept_is_left_to_tilelang(
         self, link: FakeLink, tilelang_tunes: list[Any]
     ) -> None:
-        """A config without a latency is nothing for programs that read it at once."""
+        """Programs read the kernel's latency at once, so a config without latency is no answer."""
         link.ends_with = Answer()
-        assert app.tuned()(app.SIZE) == "tilelang's"
+        assert app.make_autotuned_function()(app.SIZE) == "tilelang's"
         assert list(account.left_alone.values()) == ["the daemon did not accept its call; `ktuned status` may say why"]
 
     @pytest.mark.parametrize("dies", [False, True])
     def test_without_a_daemon_a_call_is_recorded_and_left_to_tilelang(
         self, dies: bool, link: FakeLink, tilelang_tunes: list[Any]
     ) -> None:
-        """Or the first config's, by choice; also where the daemon ends while it is waited for."""
+        """With without_daemon='first' the first config is used. The same holds if the daemon ends while the call
+        waits.
+        """
         link.known, link.ends_with = (Answer(), None) if dies else (None, None)
-        assert app.tuned(without_daemon="first")(app.SIZE).compiled == {"block": 128}
-        assert app.tuned()(app.SIZE) == "tilelang's"
+        assert app.make_autotuned_function(without_daemon="first")(app.SIZE).compiled == {"block": 128}
+        assert app.make_autotuned_function()(app.SIZE) == "tilelang's"
         assert (len(tilelang_tunes), len(link.records)) == (1, 1)
         assert list(account.left_alone.values()) == ["no daemon runs"]
 
     def test_other_targets_are_left_to_tilelang(
         self, link: FakeLink, tilelang_tunes: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With the reason."""
         monkeypatch.setattr(app.scale, "target", "c")
-        assert app.tuned()(app.SIZE) == "tilelang's"
+        assert app.make_autotuned_function()(app.SIZE) == "tilelang's"
         assert list(account.left_alone.values()) == [
             "its target is c, and ktuned runs TileLang's kernels on NVIDIA GPUs"
         ]
 
     def test_a_capture_gets_the_first_config_once(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is asked or recorded meanwhile; the next call outside decides."""
+        """During the capture nothing is asked or recorded; the next call outside decides."""
         monkeypatch.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: True)
-        function = app.tuned()
+        function = app.make_autotuned_function()
         assert function(app.SIZE).compiled == {"block": 128}
         assert (link.waited, link.records) == ([], [])
         monkeypatch.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: False)
@@ -272,18 +274,18 @@ class TestACall:
     def test_a_winner_that_ref_prog_contradicts_is_not_used(
         self, link: FakeLink, tilelang_tunes: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The function is left to TileLang; in the background the first config's kernel stays."""
+        """The function is left to TileLang; in the background, the first config's kernel stays."""
         monkeypatch.setattr(keyed_call, "_confirm_results", lambda task, found: False)
-        assert app.tuned(ref_prog=torch.clone)(app.SIZE) == "tilelang's"
+        assert app.make_autotuned_function(ref_prog=torch.clone)(app.SIZE) == "tilelang's"
         assert "are not those of ref_prog" in next(iter(account.left_alone.values()))
-        kernel = app.tuned(ref_prog=torch.clone, mode="background")(app.SIZE)
+        kernel = app.make_autotuned_function(ref_prog=torch.clone, mode="background")(app.SIZE)
         ((_, on_answer),) = link.followed
         assert not on_answer(WINNER)
         assert kernel() == {"block": 128}
 
 
 class TestClasses:
-    """What is adopted is a class: instances are seen wherever they were made."""
+    """A class is adopted, so instances are adopted wherever they were made."""
 
     @pytest.fixture
     def in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,35 +294,39 @@ class TestClasses:
         autotuner.adopt_process(theirs, "wait")
 
     def test_tuners_that_are_not_adopted_behave_as_before(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
-        """Those that neither the drop-in nor ``ktuned run`` has adopted."""
+        """Neither the drop-in nor ``ktuned run`` has adopted them."""
         function = theirs.autotune(configs=app.CONFIGS)(app.scale)
         assert function(app.SIZE) == "tilelang's"
         assert (link.records, account.left_alone) == ([], {})
 
-    def test_a_function_that_was_made_before_is_adopted(self, link: FakeLink, in_process: None) -> None:
-        """And a tuner."""
+    def test_a_function_that_was_made_before_the_adoption_is_adopted(
+        self, link: FakeLink, adopt_all_tuners: None
+    ) -> None:
+        """So is a tuner."""
         assert theirs.autotune(configs=app.CONFIGS)(app.scale)(app.SIZE).compiled == {"block": 512}
-        made = theirs.AutoTuner(app.closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
-        assert made.run().config == {"block": 512}
+        tuner = theirs.AutoTuner(app.make_closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
+        assert tuner.run().config == {"block": 512}
         assert len(link.records) == 2
 
-    def test_a_subclasss_own_run_comes_first(self, link: FakeLink, in_process: None) -> None:
-        """Its cache, for one; the configs that it leaves are the list."""
+    def test_a_subclasss_own_run_comes_first(self, link: FakeLink, adopt_all_tuners: None) -> None:
+        """For example, the subclass has a cache and tunes only the remaining configs."""
 
-        class Cached(theirs.AutoTuner):  # type: ignore[misc]
+        class CachedTuner(theirs.AutoTuner):  # type: ignore[misc]
             def run(self, *args: Any, **kwargs: Any) -> Any:
                 self.configs: Any = self.configs[1:]
                 return super().run(*args, **kwargs)
 
-        made = Cached(app.closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
-        assert made.run(timeout=3).config == {"block": 512}
+        tuner = CachedTuner(app.make_closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
+        assert tuner.run(timeout=3).config == {"block": 512}
         assert [list(record.configs) for record in link.records] == [[{"block": 512}]]
-        assert autotuner.explain_non_adoption(Cached) == ""
+        assert autotuner.explain_non_adoption(CachedTuner) == ""
 
-    def test_a_subclass_out_of_reach_is_named(self, link: FakeLink, in_process: None) -> None:
-        """With the reason, when it is called, and left as it was."""
+    def test_a_subclass_that_never_calls_tilelangs_method_is_named(
+        self, link: FakeLink, adopt_all_tuners: None
+    ) -> None:
+        """A call names the class and the reason; the class works as before."""
 
-        class Own(theirs.AutoTuner):  # type: ignore[misc]
+        class OwnTuner(theirs.AutoTuner):  # type: ignore[misc]
             def run(self) -> str:
                 return "own"
 
@@ -329,34 +335,34 @@ class TestClasses:
                 return "own"
 
         assert account.left_alone == {}
-        assert (Own(app.closure(3.0), app.CONFIGS).run(), OwnFunction(app.scale)()) == ("own", "own")
+        assert (OwnTuner(app.make_closure(3.0), app.CONFIGS).run(), OwnFunction(app.scale)()) == ("own", "own")
         assert [reason.partition(" has ")[2] for reason in account.left_alone.values()] == [
             "a run of its own, which never calls TileLang's",
             "a __call__ of its own, which never calls TileLang's",
         ]
 
 
-class TestTuner:
-    """``AutoTuner`` takes closures, and returns TileLang's result."""
+class TestTuners:
+    """``AutoTuner`` takes closures and returns TileLang's result."""
 
-    def test_a_closure_is_its_program(self, link: FakeLink) -> None:
-        """What it has closed over counts, and its name does not."""
-        result = app.tuner(3.0).run(warmup=3, rep=20)
+    def test_a_closure_is_identified_by_its_program(self, link: FakeLink) -> None:
+        """The values in its closure count; its name does not."""
+        result = app.make_tuner(3.0).run(warmup=3, rep=20)
         assert (result.config, result.latency, result.libcode) == ({"block": 512}, 0.012, "source")
-        app.tuner(3.0).run()
-        app.tuner(4.0).run()
+        app.make_tuner(3.0).run()
+        app.make_tuner(4.0).run()
         first, second, third = (key.problem for key in link.waited)
         assert first == second != third
 
 
 class TestTensors:
-    """What is measured on is what the application gives."""
+    """Configs are measured on the application's tensors."""
 
     def test_indices_are_captured_and_symbolic_sizes_known(self, link: FakeLink) -> None:
-        """Integers may be indices; of numbers the distribution counts."""
-        at = torch.arange(64, dtype=torch.int32)
-        with set_autotune_inputs(torch.ones(app.SIZE), at):
-            app.tuned(app.gather)(app.SIZE)
+        """Integers may be indices, so they are captured; of floats only the distribution is kept."""
+        indices = torch.arange(64, dtype=torch.int32)
+        with set_autotune_inputs(torch.ones(app.SIZE), indices):
+            app.make_autotuned_function(app.gather)(app.SIZE)
         (record,) = link.records
         call = json.loads(record.call)
         assert [call["tensors"][name]["fill"] for name in ("x", "at", "y")] == ["normal", "captured", "empty"]
@@ -367,15 +373,15 @@ class TestTensors:
         }
         from safetensors.torch import load
 
-        assert torch.equal(load(record.files[call["content"]])["at"], at)
+        assert torch.equal(load(record.files[call["content"]])["at"], indices)
 
     def test_a_call_with_large_captured_tensors_is_left_to_tilelang(
         self, link: FakeLink, tilelang_tunes: list[Any]
     ) -> None:
-        """A copy of them would stall the application."""
-        at = torch.zeros((1 << 24) + 1, dtype=torch.int32)
-        with set_autotune_inputs(torch.ones(app.SIZE), at):
-            assert app.tuned(app.gather)(app.SIZE) == "tilelang's"
+        """Copying them would stall the application."""
+        indices = torch.zeros((1 << 24) + 1, dtype=torch.int32)
+        with set_autotune_inputs(torch.ones(app.SIZE), indices):
+            assert app.make_autotuned_function(app.gather)(app.SIZE) == "tilelang's"
         assert next(iter(account.left_alone.values())) == (
             "its tensors of integers (at) have 64 MiB, more than is captured of a call (64 MiB)"
         )
@@ -383,36 +389,36 @@ class TestTensors:
     def test_a_symbolic_size_without_inputs_is_left_to_tilelang(
         self, link: FakeLink, tilelang_tunes: list[Any]
     ) -> None:
-        """With what helps."""
-        app.tuned(app.gather)(app.SIZE)
+        """The reason says what to do."""
+        app.make_autotuned_function(app.gather)(app.SIZE)
         assert "give inputs by set_autotune_inputs" in next(iter(account.left_alone.values()))
 
 
 class TestKernelFiles:
-    """What the daemon writes of a record is a kernel file, which imports nothing of the application's."""
+    """The daemon writes a record as a kernel file, which imports nothing from the application."""
 
     def test_a_kernel_file_declares_the_recorded_call(
         self, link: FakeLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its programs are what the function makes."""
+        """Its programs are those that the function makes."""
         monkeypatch.setenv("TILELANG_ENABLE_IR_SPAN", "0")
         monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
-        app.tuner(3.0).run(timeout=7)
+        app.make_tuner(3.0).run(timeout=7)
         (record,) = link.records
-        assert (record.package, record.function) == ("tests", "tilelang.app.closure.kernel")
+        assert (record.package, record.function) == ("tests", "tilelang.app.make_closure.kernel")
         assert record.variables == {"TILELANG_ENABLE_IR_SPAN": "0"}
-        file, call = AdoptedDirectory(tmp_path).write_record(record)
+        path, call = AdoptedDirectory(tmp_path).write_record(record)
         problem = {**record.problem, CALL_KEY: call}
-        (kernel,) = load_file(file, file.parent).kernels
+        (kernel,) = load_file(path, path.parent).kernels
         assert (kernel.name, kernel.is_data) == (record.function, True)
         assert [dict(config) for config in kernel.bind_space(problem)] == app.CONFIGS
         assert kernel.plan.deadlines == dict.fromkeys(("first_launch", "check", "timing"), 7.0)
         build: Any = kernel.build(problem, {"block": 512})
-        program = elaborate_build(build, file, "sm_90a").prim_func
-        assert program.script() == app.closure(3.0)(512).script()
+        program = elaborate_build(build, path, "sm_90a").prim_func
+        assert program.script() == app.make_closure(3.0)(512).script()
 
     def test_two_processes_leave_the_same_record(self, link: FakeLink, tmp_path: Path) -> None:
-        """Byte for byte, so that it is one file."""
+        """The records are equal byte for byte, so they are one file."""
         code = """if True:
             import sys
             from ktuned.dropin import Answer, keyed_call
@@ -424,7 +430,7 @@ class TestKernelFiles:
             from ktuned_tilelang import autotuner
             from tilelang.autotuner import tuner
             try:
-                app.tuned(mode="wait")(app.SIZE)
+                app.make_autotuned_function(mode="wait")(app.SIZE)
             except Exception:
                 pass  # there is no GPU that TileLang could tune on
         """
@@ -437,13 +443,13 @@ class TestKernelFiles:
 
 
 class TestWinners:
-    """A winners file fixes the config of each key; no daemon is asked, and nothing is recorded."""
+    """A winners file fixes the config of each key; the daemon is not asked, and nothing is recorded."""
 
     @pytest.fixture
     def file(self, tmp_path: Path, link: FakeLink) -> Callable[..., Path]:
-        """Return a function that writes a file with a winner of ``scale``, whose key a recorded call shows."""
+        """A function that writes a file with a winner of ``scale``, whose key a recorded call shows."""
         link.known = Answer(is_open=True)
-        app.tuned(mode="background")(app.SIZE)
+        app.make_autotuned_function(mode="background")(app.SIZE)
         (record,) = link.records
         for path in spool_directory(tmp_path / "home").iterdir():
             path.unlink()
@@ -461,7 +467,7 @@ class TestWinners:
         return write
 
     @pytest.mark.parametrize(
-        ("config", "more", "block", "state"),
+        ("config", "problem_changes", "block", "state"),
         [
             ({"block": 512}, {}, 512, "fixed"),
             ({"block": 256}, {}, 256, "fixed"),
@@ -474,16 +480,16 @@ class TestWinners:
     def test_a_call_gets_the_files_config(
         self,
         config: dict[str, Any],
-        more: dict[str, Any],
+        problem_changes: dict[str, Any],
         block: int,
         state: str,
-        file: Callable[..., Path],
+        write_winners_file: Callable[..., Path],
         link: FakeLink,
     ) -> None:
-        """At once, with the file's latency."""
+        """The call gets it at once, with the file's latency."""
         link.followed.clear()
         account.keys.clear()
-        kernel = app.tuned(winners=file(config, **more))(app.SIZE)
+        kernel = app.make_autotuned_function(winners=write_winners_file(config, **problem_changes))(app.SIZE)
         assert kernel.config == {"block": block}
         assert (link.waited, link.followed, link.records) == ([], [], [])
         assert next(iter(account.keys.values())).endswith(state)
@@ -491,29 +497,29 @@ class TestWinners:
 
 
 class TestApplication:
-    """Beside a real daemon, to the winner: the CPU stands in for a GPU."""
+    """An application and a real daemon, up to the winner; the CPU stands in for a GPU."""
 
     @pytest.fixture
     def daemon(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-        """Run a daemon whose tilelang backend is the stand-in."""
+        """A daemon whose tilelang backend is the stand-in."""
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
         with Daemon(tmp_path, tensors="torch") as daemon:
             yield daemon
 
-    def test_it_gets_the_winners_artifact(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-        """TileLang loads it and compiles nothing; a second start tunes nothing."""
+    def test_an_application_gets_the_winners_artifact(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+        """TileLang loads the artifact and compiles nothing; a second start tunes nothing."""
         monkeypatch.setenv("KTUNED_HOME", str(daemon.home))
         monkeypatch.setattr(type(app.scale), "__call__", lambda *args, **kwargs: pytest.fail("compiled here"))
         with Client(daemon.client.socket) as client:
-            made = DaemonLink(client)
-            monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda: made)
-            kernel = app.tuned()(app.SIZE)
+            link = DaemonLink(client)
+            monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda: link)
+            kernel = app.make_autotuned_function()(app.SIZE)
             assert kernel.config == {"block": 512}
             assert kernel.execution_backend == "tvm_ffi"
             assert kernel.latency < 2.0
             assert "* 512)" in kernel.get_kernel_source()
-            again = app.tuned()(app.SIZE)
-            assert again.config == {"block": 512}
+            second_kernel = app.make_autotuned_function()(app.SIZE)
+            assert second_kernel.config == {"block": 512}
             (job,) = daemon.client.call("jobs")["jobs"]
             assert (job["state"], job["outcomes"]) == ("done", {"measured": 2})
             assert job["kernel"] == "tests:tilelang.app.scale"
@@ -533,7 +539,7 @@ finally:
 
 
 def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No daemon runs, the program is unchanged and skips its exit handlers; a daemon that starts later tunes it."""
+    """No daemon runs, and the unchanged program skips its exit handlers; a daemon that starts later tunes it."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
     (tmp_path / "summary").mkdir()
     environment = {
@@ -542,16 +548,18 @@ def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch:
         "KTUNED_HOME": str(tmp_path / "home"),
         "KTUNED_SOCKET": str(tmp_path / "none"),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 7, done.stderr
-    found = Account.from_directory(tmp_path / "summary")
-    assert (found.adopted, list(found.keys.values())) == ({"tests.tilelang.app.scale"}, ["recorded"]), done.stderr
-    assert list(found.left_alone.values()) == ["no daemon runs"]
+    assert process.returncode == 7, process.stderr
+    summary = Account.from_directory(tmp_path / "summary")
+    assert (summary.adopted, list(summary.keys.values())) == ({"tests.tilelang.app.scale"}, ["recorded"]), (
+        process.stderr
+    )
+    assert list(summary.left_alone.values()) == ["no daemon runs"]
     with Daemon(tmp_path, tensors="torch") as daemon:
-        until = monotonic() + 60
-        while monotonic() < until:
+        deadline = monotonic() + 60
+        while monotonic() < deadline:
             jobs = daemon.client.call("jobs")["jobs"]
             if jobs and jobs[0]["state"] == "done":
                 break
@@ -561,7 +569,7 @@ def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch:
 
 
 def test_ktuned_run_adopts_all_tuners(tmp_path: Path) -> None:
-    """Also what was imported and made before anything of ktuned's is called; nothing is replaced."""
+    """This includes tuners that were imported before ktuned; the class is not replaced."""
     code = """if True:
         import tilelang, tilelang.autotuner
         from tilelang.autotuner import AutoTuner, autotune
@@ -571,7 +579,7 @@ def test_ktuned_run_adopts_all_tuners(tmp_path: Path) -> None:
     """
     paths = os.pathsep.join([str(HOOK), *filter(None, sys.path)])
     environment = {"PYTHONPATH": paths, "KTUNED_RUN_MODE": "background", "KTUNED_RUN_SUMMARY": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
-    assert done.stdout.strip() == "tilelang.autotuner.tuner wait run", done.stderr
+    assert process.stdout.strip() == "tilelang.autotuner.tuner wait run", process.stderr

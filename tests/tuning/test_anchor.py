@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Outcome, Trial, TrialDetail
+from ktuned.model import Outcome, TrialDetail
+from ktuned.protocol import Trial
 from ktuned.tuning.anchor import Anchor
 from tests.trials import make_result, make_trial
 

@@ -11,12 +11,13 @@ from ktuned.fleet.failures import Output
 from ktuned.ipc.requests import UnitRef
 from ktuned.model.device import Device
 from ktuned.model.errors import IllegalMove
-from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, ProjectName, Target
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.trial import Context, TrialDetail, TrialResult
+from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome
+from ktuned.protocol.jobs import Job, JobState
+from ktuned.store.contexts import Context
 from ktuned.store.rows import decode_detail, encode_detail
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +12,10 @@ import pytest
 
 from ktuned.ipc.manifest import MANIFEST_NAME
 from ktuned.model.errors import BackendError
-from ktuned.model.job import Job, JobState
+from ktuned.protocol.jobs import Job, JobState
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.tuning.batches import MAX_BATCH
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +26,7 @@ COMPILE = TuningRequest(compile_only=True)
 
 def without_device(parts: Parts, **env: str) -> None:
     """Let the project's workers see no device."""
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "0", **env})
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "0", **env})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
 
@@ -40,21 +39,25 @@ async def ask(parts: Parts, request: TuningRequest) -> Job:
 
 async def ended(parts: Parts, *requests: TuningRequest) -> dict[str, Any]:
     """Make requests one after the other, and return the last job as it ended."""
-    async with parts.working():
-        for number, request in enumerate(requests, len(parts.told.of("job_done")) + 1):
+    async with parts.run_jobs():
+        for number, request in enumerate(requests, len(parts.recorder.list_events("job_done")) + 1):
             await ask(parts, request)
-            jobs = await parts.told.ended(number)
+            jobs = await parts.recorder.wait_for_ended_jobs(number)
     return jobs[-1]
 
 
 def told(parts: Parts, job: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
     """Return what was reported a job's configs, by their ``us``."""
-    return {event["config"]["us"]: event for event in parts.told.of("config_compiled") if event["job"] == job["id"]}
+    return {
+        event["config"]["us"]: event
+        for event in parts.recorder.list_events("config_compiled")
+        if event["job"] == job["id"]
+    }
 
 
 async def test_every_config_is_published(parts: Parts) -> None:
     """Each config's artifact, cost and facts, or its outcome and the compiler's word; no trial comes of it."""
-    await parts.inspect(kernel_text(configs=MIXED))
+    await parts.inspect_file(make_kernel_text(configs=MIXED))
     job = await ended(parts, COMPILE)
     assert (job["state"], job["message"], job["device"]) == ("done", "2 artifacts are ready for fake", "fake")
     assert (job["done"], job["outcomes"]) == (4, {"compiled": 2, "compile_error": 1, "unsupported": 1})
@@ -75,8 +78,8 @@ async def test_every_config_is_published(parts: Parts) -> None:
 async def test_a_sealed_artifact_is_not_compiled_again(parts: Parts, tmp_path: Path) -> None:
     """The artifacts of one job are the next one's, with their facts."""
     log = tmp_path / "compiles"
-    await parts.inspect(kernel_text())
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_LOG": str(log)})
+    await parts.inspect_file(make_kernel_text())
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_LOG": str(log)})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     again = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
@@ -87,7 +90,7 @@ async def test_a_sealed_artifact_is_not_compiled_again(parts: Parts, tmp_path: P
 
 async def test_a_damaged_artifact_is_compiled_again(parts: Parts) -> None:
     """A file that is missing, or is not what was sealed, is a miss; so is a manifest that cannot be read."""
-    await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0), dict(us=80.0)]"))
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0), dict(us=80.0)]"))
     first = told(parts, await ended(parts, COMPILE))
     paths = {us: Path(event["artifact"]) for us, event in first.items()}
     (paths[50.0] / "kernel.json").unlink()
@@ -102,22 +105,22 @@ async def test_a_damaged_artifact_is_compiled_again(parts: Parts) -> None:
 
 async def test_another_target_has_another_artifact(parts: Parts) -> None:
     """What is compiled for one target does not serve another."""
-    await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
     job = await ended(parts, COMPILE, msgspec.structs.replace(COMPILE, arch="sm_100a"))
     assert (job["device"], job["message"]) == ("sm_100a", "1 artifact is ready for sm_100a")
-    assert len({event["artifact"] for event in parts.told.of("config_compiled")}) == 2
+    assert len({event["artifact"] for event in parts.recorder.list_events("config_compiled")}) == 2
     assert told(parts, job)[50.0]["facts"]["target"] == "sm_100a"
 
 
 async def test_another_toolchain_compiles_again(parts: Parts) -> None:
     """What an older compiler made is not taken for the new one's, and stays for anyone who still has that."""
-    await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
     await ended(parts, COMPILE)
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_VERSION": "2"})
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_VERSION": "2"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     await ended(parts, COMPILE)
-    older, newer = parts.told.of("config_compiled")
+    older, newer = parts.recorder.list_events("config_compiled")
     assert (older["reused"], newer["reused"]) == (False, False)
     assert Path(older["artifact"]).is_dir()
     assert older["artifact"] != newer["artifact"]
@@ -125,7 +128,7 @@ async def test_another_toolchain_compiles_again(parts: Parts) -> None:
 
 async def test_a_job_without_a_device_shows_the_first_error(parts: Parts) -> None:
     """A job that was to measure says why nothing could be compiled for the machine that has one."""
-    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
     without_device(parts, FAKE_TARGET="fake")
     job = await ended(parts, TuningRequest())
     assert job["state"] == "failed"
@@ -134,14 +137,14 @@ async def test_a_job_without_a_device_shows_the_first_error(parts: Parts) -> Non
 
 async def test_a_job_in_which_nothing_compiles_fails(parts: Parts) -> None:
     """The job says for what nothing could be compiled."""
-    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
     job = await ended(parts, COMPILE)
     assert (job["state"], job["message"]) == ("failed", "no config could be compiled for fake")
 
 
 async def test_a_job_without_a_device_keeps_its_artifacts(parts: Parts) -> None:
     """It ends failed with the reason, and says for what its artifacts are ready: what the backend aims at."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     without_device(parts, FAKE_TARGET="fake")
     job = await ended(parts, TuningRequest())
     assert job["state"] == "failed"
@@ -153,7 +156,7 @@ async def test_a_job_without_a_device_keeps_its_artifacts(parts: Parts) -> None:
 
 async def test_the_settings_arch_wins_over_the_backends(parts: Parts) -> None:
     """What config.toml says is compiled for where there is no device; a device's own target goes before both."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     assert parts.machine.choose_target(parts.environment, "fake") == "fake"
     parts.machine.arch = "sm_120a"
     assert parts.machine.choose_target(parts.environment, "fake") == "fake"
@@ -167,7 +170,7 @@ async def test_the_settings_arch_wins_over_the_backends(parts: Parts) -> None:
 
 async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: Parts) -> None:
     """A backend that runs only on what is here fails at once, with its reason; a target that is named is followed."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     without_device(parts)
     tuned, compiled = await ask(parts, TuningRequest()), await ask(parts, COMPILE)
     reason = (
@@ -184,32 +187,32 @@ async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: 
 
 async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
     """A job that only compiles is cancelled as any other, and nothing goes on."""
-    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
-    async with parts.working():
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
+    async with parts.run_jobs():
         job = await ask(parts, COMPILE)
-        await parts.reached("door")
+        await parts.wait_until_reached("door")
         assert parts.jobs.describe_channels()
         await parts.jobs.cancel_job(job.id)
-        (over,) = await parts.told.ended()
+        (over,) = await parts.recorder.wait_for_ended_jobs()
     assert over["state"] == "cancelled"
 
 
 async def test_an_endless_space_takes_bounded_memory(parts: Parts) -> None:
     """Only so many configs are under way as the channel holds, however large the space."""
     endless = "lambda p: (dict(us=float(n), does='gate_compile', gate='door') for n in range(1, 10**9))"
-    await parts.inspect(kernel_text(configs=endless, trials="1000000"))
-    async with parts.working():
+    await parts.inspect_file(make_kernel_text(configs=endless, trials="1000000"))
+    async with parts.run_jobs():
         job = await ask(parts, COMPILE)
-        await parts.reached("door")
+        await parts.wait_until_reached("door")
         (channel,) = parts.jobs.describe_channels().values()
         assert channel.size == parts.fleet.compile_slots.total_tokens * MAX_BATCH
         await parts.jobs.cancel_job(job.id)
-        await parts.told.ended()
+        await parts.recorder.wait_for_ended_jobs()
 
 
 async def test_a_trial_of_a_sealed_artifact_has_its_facts(parts: Parts) -> None:
     """What the compiler reported registers is the trial's, whichever job compiled it."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     assert (await ended(parts, COMPILE, TuningRequest()))["state"] == "done"
     details = [parts.store.get_trial(trial.id) for trial in parts.store.list_trials()]
     assert [(trial.detail.facts or {})["registers"] for trial in details if trial is not None] == [32, 32]

@@ -20,7 +20,7 @@ from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -28,9 +28,11 @@ pytestmark = pytest.mark.anyio
 
 async def begun(parts: Parts, **options: str) -> JobBrief:
     """Return what there is to do in a job on a kernel."""
-    await parts.inspect(kernel_text(**options))
+    await parts.inspect_file(make_kernel_text(**options))
     plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    job = await parts.store.create_job(
+        make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0
+    )
     return parts.preparation.prepare_brief(job)
 
 
@@ -74,7 +76,7 @@ async def test_a_config_that_crashes_the_compiler_fails_alone(parts: Parts, grou
 async def test_a_changed_file_is_not_reported_as_a_fault_of_the_backend(parts: Parts) -> None:
     """A worker that finds another state than the inspected one ends the job, which waits for its inspection."""
     brief = await begun(parts)
-    parts.write(kernel_text(rtol="0.5"))
+    parts.write_file(make_kernel_text(rtol="0.5"))
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     with pytest.raises(WorkerError) as caught:
         await compiling.compile_attempts([Attempt(0, {}, brief.make_unit({}))])

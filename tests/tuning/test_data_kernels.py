@@ -9,10 +9,10 @@ import pytest
 
 from ktuned.catalog.catalog import make_root_environment
 from ktuned.catalog.roots import make_root
-from ktuned.model.kernel import Root
 from ktuned.protocol import WorkerInfo
+from ktuned.protocol.kernels import Root
 from ktuned.scheduling.job_requests import TuningRequest
-from tests.assembled import Parts, assembled, kernel_text
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -39,16 +39,16 @@ def of_role(workers: Sequence[WorkerInfo], role: str) -> Sequence[WorkerInfo]:
 
 def data_text(name: str, **options: str) -> str:
     """Return a kernel file as a program writes it."""
-    return kernel_text(name, is_data="True", reference="'default'", **options)
+    return make_kernel_text(name, is_data="True", reference="'default'", **options)
 
 
 async def tuned(parts: Parts, *names: str) -> Sequence[WorkerInfo]:
     """Tune kernels one after the other; return the workers that there are then."""
-    async with parts.working():
+    async with parts.run_jobs():
         jobs = 0
         for name in names:
             jobs += len(await parts.requests.request_jobs(parts.catalog.resolve_kernel(name), TuningRequest()))
-            ended = await parts.told.ended(jobs)
+            ended = await parts.recorder.wait_for_ended_jobs(jobs)
         assert {one["state"] for one in ended} == {"done"}
         found = parts.fleet.describe_workers()
     parts.kill_workers()
@@ -75,8 +75,8 @@ async def test_data_kernels_of_another_environment_have_other_workers(parts: Par
 
 async def test_ordinary_kernel_files_share_no_worker(parts: Parts) -> None:
     """What one has done to its process would reach the other's figures."""
-    await library(parts, "first", kernel_text("one"))
-    await library(parts, "second", kernel_text("two"))
+    await library(parts, "first", make_kernel_text("one"))
+    await library(parts, "second", make_kernel_text("two"))
     assert len(of_role(await tuned(parts, "one", "two"), "bench")) == 2
 
 
@@ -97,10 +97,10 @@ async def test_only_the_front_end_imports_a_library(tmp_path: Path) -> None:
     )
     named = f"{{'module': 'slow_library', 'path': {str(tmp_path)!r}}}"
     (tmp_path / "daemon").mkdir()
-    async with assembled(tmp_path / "daemon", env={"FAKE_LOWERS": "1"}) as parts:
+    async with assemble_daemon(tmp_path / "daemon", env={"FAKE_LOWERS": "1"}) as parts:
         for project, kernel in (("first", "one"), ("second", "two")):
             text = data_text(kernel, problems="[dict(n=64), dict(n=128)]")
             await library(parts, project, text.replace("Build(**c)", f"Build(**c, tag={kernel!r}, library={named})"))
         await tuned(parts, "one", "two")
     assert len(log.read_text().split()) == 1
-    assert len(parts.told.of("job_done")) == 4
+    assert len(parts.recorder.list_events("job_done")) == 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ktuned.fleet.lanes import Lane
-from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
 from ktuned.protocol import WorkerInfo
-from tests.assembled import Parts, kernel_text, wanted
+from ktuned.protocol.jobs import Priority
+from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -19,9 +19,9 @@ REFERENCE = "lambda x: (ktuned_fake.wait_at('reference'), 2 * x)[1]"
 
 async def submitted(parts: Parts, configs: str, reference: str = REFERENCE) -> int:
     """Ask for a job on configs whose reference waits; return its id."""
-    await parts.inspect("import ktuned_fake\n" + kernel_text(configs=configs, reference=reference))
+    await parts.inspect_file("import ktuned_fake\n" + make_kernel_text(configs=configs, reference=reference))
     arrival = await parts.jobs.submit_job(
-        wanted({"n": 64}),
+        make_winner_key({"n": 64}),
         {"n": 64},
         priority=Priority.REQUESTED,
         reason="test",
@@ -44,15 +44,15 @@ def bench_workers(parts: Parts) -> list[WorkerInfo]:
 async def test_a_lane_is_opened_during_the_first_compile(parts: Parts) -> None:
     """Both are under way at once; then the first config is measured on the lane that is open already."""
     job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
-    async with parts.working():
-        await parts.reached("door")
-        await parts.reached("reference")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
+        await parts.wait_until_reached("reference")
         assert (lane_of(parts).state, lane_of(parts).job) == ("busy", job)
         parts.open_gate("reference")
         await until(lambda: lane_of(parts).state == "ready")
         assert lane_of(parts).worker_pid is not None
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
     assert ended["cost"]["open_s"] > 0
     (trial,) = parts.store.list_trials()
@@ -63,25 +63,25 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
     """They import what they need while the strategy's worker still opens the space."""
     where = "where=lambda p, c: p.n == 64 or not __import__('ktuned_fake').wait_at('door')"
     parts.fleet.machine.keeps_spares = True
-    await parts.inspect(kernel_text(configs=f"us=[10.0], {where}"))
+    await parts.inspect_file(make_kernel_text(configs=f"us=[10.0], {where}"))
     plan = Plan(preset="fast", strategy="exhaustive")
-    key = wanted({"n": 128})
+    key = make_winner_key({"n": 128})
     await parts.jobs.submit_job(key, {"n": 128}, priority=Priority.REQUESTED, reason="test", plan=plan)
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         await until(lambda: "compile" in {worker.role for worker in parts.fleet.describe_workers()})
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert ended["state"] == "done"
 
 
 async def test_a_job_ends_without_waiting_for_an_opening_it_does_not_need(parts: Parts) -> None:
     """Where no config compiles the job ends while its reference still runs, and the lane is free."""
     await submitted(parts, "[dict(does='gate_compile_error', gate='door')]")
-    async with parts.working():
-        await parts.reached("reference")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("reference")
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert (ended["state"], ended["outcomes"]) == ("failed", {"compile_error": 1})
         assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)
 
@@ -89,11 +89,11 @@ async def test_a_job_ends_without_waiting_for_an_opening_it_does_not_need(parts:
 async def test_a_stopped_job_ends_its_opening(parts: Parts) -> None:
     """Cancelled or superseded, the lane is free at once, whatever the reference does."""
     job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
-    async with parts.working():
-        await parts.reached("reference")
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("reference")
+        await parts.wait_until_reached("door")
         await parts.jobs.cancel_job(job)
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert ended["state"] == "cancelled"
         assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)
 
@@ -101,8 +101,8 @@ async def test_a_stopped_job_ends_its_opening(parts: Parts) -> None:
 async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts) -> None:
     """A reference that raises is reported while the first config still compiles: nothing can be measured against it."""
     await submitted(parts, "[dict(does='gate_compile', gate='door')]", reference="lambda x: 1 / 0")
-    async with parts.working():
-        (ended,) = await parts.told.ended()
+    async with parts.run_jobs():
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert ended["state"] == "failed"
     assert "tune_it.py:" in ended["message"]
     assert "ZeroDivisionError" in ended["message"]
@@ -111,9 +111,9 @@ async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts
 async def test_no_lane_is_opened_in_a_quiet_window(parts: Parts) -> None:
     """While another job's finalists are measured nothing is opened, and no spare is started."""
     await submitted(parts, "[dict(us=50.0)]", reference="lambda x: 2 * x")
-    async with parts.working():
+    async with parts.run_jobs():
         async with parts.fleet.gate.hold_quiet():
             await until(parts.store.list_trials)
             assert (bench_workers(parts), lane_of(parts).state) == ([], "ready")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert ended["state"] == "done"

@@ -4,20 +4,20 @@ it is where configs differ from the default's outputs.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model import TrialDetail
 from ktuned.model.keys import DeviceModel, KernelName
-from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
+from ktuned.protocol.trials import Trial
 from ktuned.scheduling import TuningRequest
 from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.findings import COMPARED, Findings, find_knobs_without_effect
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 from tests.tuning.test_pipeline import tune
 
 
@@ -165,7 +165,7 @@ def default_text(does: str, **options: str) -> str:
     """Return a kernel whose configs, a slow default and faster ones, do these things."""
     words = does.split()
     configs = ", ".join(f"dict(us={2000.0 if not n else 50.0 + n}, does={word!r})" for n, word in enumerate(words))
-    return kernel_text(
+    return make_kernel_text(
         configs=f"[{configs}]", default=f"dict(us=2000.0, does={words[0]!r})", reference="'default'", **options
     )
 
@@ -176,7 +176,7 @@ class TestAJob:
 
     async def test_a_single_config_that_differs_from_the_default_is_wrong(self, parts: Parts) -> None:
         """The others compete; the default needs no reference."""
-        await parts.inspect(default_text("work wrong work"))
+        await parts.inspect_file(default_text("work wrong work"))
         ended = await tune(parts)
         outcomes = {one.config["us"]: (one.outcome, one.message) for one in parts.store.list_trials()}
         assert outcomes[51.0][0] == "mismatch"
@@ -187,20 +187,20 @@ class TestAJob:
 
     async def test_if_most_differ_all_compete_and_the_message_says_so(self, parts: Parts) -> None:
         """The next job finds them measured, and repeats nothing."""
-        await parts.inspect(default_text("work wrong wrong"))
+        await parts.inspect_file(default_text("work wrong wrong"))
         ended = await tune(parts)
         assert ended["outcomes"] == {"measured": 3, "mismatch": 0}, ended
         assert "2 of 3 configs differ from the default's outputs" in str(ended["message"])
         (winner,) = parts.store.list_winners()
         assert winner.config["us"] in (51.0, 52.0)
-        before = len(parts.told.of("refining"))
+        before = len(parts.recorder.list_events("refining"))
         ended = await tune(parts)
         assert ended["best_us"] is not None
-        assert len(parts.told.of("refining")) == before
+        assert len(parts.recorder.list_events("refining")) == before
 
     async def test_a_default_that_does_not_run_is_one_error(self, parts: Parts) -> None:
         """It names the place and the remedy."""
-        await parts.inspect(default_text("compile_error work"))
+        await parts.inspect_file(default_text("compile_error work"))
         ended = await tune(parts)
         assert ended["state"] == "failed"
         assert "reference='default', but the default config is compile_error: " in str(ended["message"])
@@ -209,7 +209,7 @@ class TestAJob:
         """The first ones of a list may need more than this device has."""
         does = ("compile_error", "unsupported", "work", "wrong", "work")
         configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(does))
-        await parts.inspect(kernel_text(configs=f"[{configs}]", reference="'default'"))
+        await parts.inspect_file(make_kernel_text(configs=f"[{configs}]", reference="'default'"))
         ended = await tune(parts)
         wanted = {"compile_error": 1, "unsupported": 1, "measured": 2, "mismatch": 1}
         assert (ended["state"], ended["outcomes"]) == ("done", wanted), ended
@@ -217,7 +217,7 @@ class TestAJob:
     async def test_if_no_config_runs_there_is_one_error(self, parts: Parts) -> None:
         """It says why the first one does not, and how many were tried."""
         configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(["unsupported"] * 3))
-        await parts.inspect(kernel_text(configs=f"[{configs}]", reference="'default'"))
+        await parts.inspect_file(make_kernel_text(configs=f"[{configs}]", reference="'default'"))
         ended = await tune(parts)
         wanted = "the default config is unsupported: wants more shared memory than there is (and 2 more cannot run)"
         assert (ended["state"], wanted in str(ended["message"])) == ("failed", True), ended
@@ -225,12 +225,12 @@ class TestAJob:
     async def test_the_default_is_compiled_once_and_not_in_the_lane(self, parts: Parts, tmp_path: Path) -> None:
         """Also where its compile is under way when the other one is asked for; its trial has the time of it."""
         log = tmp_path / "compiles"
-        await parts.inspect(default_text("work work work"))
+        await parts.inspect_file(default_text("work work work"))
         parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
         parts.catalog.add_root(parts.root)
-        async with parts.working():
+        async with parts.run_jobs():
             await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
-            (ended,) = await parts.told.ended()
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert ended["outcomes"] == {"measured": 3}, ended
         keys = log.read_text().splitlines()
         assert len(keys) == len(set(keys)) == 3
@@ -238,7 +238,7 @@ class TestAJob:
 
     async def test_a_damaged_artifact_of_the_default_is_compiled_again(self, parts: Parts) -> None:
         """The job goes on."""
-        await parts.inspect(default_text("work work"))
+        await parts.inspect_file(default_text("work work"))
         await tune(parts)
         trial = next(one for one in parts.store.list_trials() if one.config["us"] == 2000.0)
         file = parts.artifacts.locate_artifact(trial.artifact or "") / "kernel.json"

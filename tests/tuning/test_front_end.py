@@ -14,7 +14,7 @@ from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
 
 pytestmark = pytest.mark.anyio
 
@@ -23,9 +23,11 @@ HANG_S = 1.0
 
 async def prepared(parts: Parts, deadline_s: float = PATIENCE_S) -> JobBrief:
     """Return the work of a job whose backend lowers."""
-    await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
+    await parts.inspect_file(make_kernel_text(deadlines=f"dict(compile={deadline_s})"))
     plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    job = await parts.store.create_job(
+        make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0
+    )
     brief = parts.preparation.prepare_brief(job)
     brief.lowers = True
     return brief

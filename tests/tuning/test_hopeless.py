@@ -7,10 +7,11 @@ from time import monotonic
 
 import pytest
 
+from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
 from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
-from tests.assembled import Parts, kernel_text, wanted
+from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
 
 MISSING = "it.cu:12:9: error: identifier 'UNROL' is undefined"
 
@@ -108,14 +109,16 @@ class TestJobs:
     async def tune(parts: Parts, **plan: object) -> dict[str, object]:
         """Run one job to its end."""
         full = Plan(**{"preset": "fast", "strategy": "exhaustive", **plan})  # type: ignore[arg-type]
-        await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
-        async with parts.working():
-            (ended,) = await parts.told.ended()
+        await parts.jobs.submit_job(make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
+        async with parts.run_jobs():
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
         return ended
 
     async def test_a_job_ends_after_a_few_of_a_thousand_failing_compiles(self, parts: Parts) -> None:
         """The job fails with the one message; what is queued has no outcome."""
-        await parts.inspect(kernel_text(configs="[dict(us=float(us), does='compile_error') for us in range(1, 1001)]"))
+        await parts.inspect_file(
+            make_kernel_text(configs="[dict(us=float(us), does='compile_error') for us in range(1, 1001)]")
+        )
         ended = await self.tune(parts)
         assert ended["state"] == "failed"
         assert "fake.c:1: error: no" in str(ended["message"])
@@ -126,18 +129,20 @@ class TestJobs:
         kernel = parts.catalog.resolve_kernel("it")
         device = parts.machine.find_device(parts.environment, "fake", None)
         context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
-        assert parts.daemon.job_machine.failures.find_message(context, kernel.plan_digest) == ended["message"]
+        assert parts.daemon.states.find_state(kernel).failed_jobs == {(context, LATENCY): ended["message"]}
 
     async def test_a_bad_value_of_a_slow_knob_does_not_end_the_job(self, parts: Parts) -> None:
         """Neighbours that all fail share a value; a draw from the whole space finds the configs that work."""
         configs = "[dict(us=50.0 + n, does=does, tag='x') for does in ('compile_error', 'work') for n in range(300)]"
-        await parts.inspect(kernel_text(configs=configs))
+        await parts.inspect_file(make_kernel_text(configs=configs))
         ended = await self.tune(parts, trials=400)
         assert ended["state"] == "done"
 
     async def test_a_job_ends_at_its_time_limit(self, parts: Parts) -> None:
         """What is queued when it passes is dropped, however many configs are compiled and wait."""
-        await parts.inspect(kernel_text(configs="[dict(us=200_000.0 + us, does='work') for us in range(100)]"))
+        await parts.inspect_file(
+            make_kernel_text(configs="[dict(us=200_000.0 + us, does='work') for us in range(100)]")
+        )
         began = monotonic()
         ended = await self.tune(parts, time_limit_s=2.0)
         assert ended["state"] == "done"
@@ -147,10 +152,10 @@ class TestJobs:
 
     async def test_a_launch_that_never_ends_does_not_outlast_the_time_limit(self, parts: Parts) -> None:
         """It is stopped soon after, though its own deadline is a minute."""
-        text = kernel_text(
+        text = make_kernel_text(
             configs="[dict(us=50.0, does='hang')]", deadlines="dict(first_launch=60.0, floor=60.0, compile=60.0)"
         )
-        await parts.inspect(text)
+        await parts.inspect_file(text)
         began = monotonic()
         ended = await self.tune(parts, time_limit_s=1.0)
         assert (ended["state"], ended["message"]) == ("failed", "no config was measured within 1 s")

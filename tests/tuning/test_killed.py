@@ -10,20 +10,20 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.failures import KILLS_EXCUSED
-from ktuned.model.job import Job
 from ktuned.model.plan import Plan
+from ktuned.protocol.jobs import Job
 from ktuned.scheduling.preparation import Preparation
 from ktuned.tuning.job_brief import JobBrief
-from tests.assembled import Parts, assembled, kernel_text, wanted
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text, make_winner_key
 
 pytestmark = pytest.mark.anyio
 
 
 async def tune(parts: Parts, configs: str) -> None:
     """Ask for the tuning of a space."""
-    await parts.inspect(kernel_text(configs=configs))
+    await parts.inspect_file(make_kernel_text(configs=configs))
     await parts.jobs.submit_job(
-        wanted({"n": 64}),
+        make_winner_key({"n": 64}),
         {"n": 64},
         priority=100,
         reason="test",
@@ -35,11 +35,11 @@ async def tune(parts: Parts, configs: str) -> None:
 async def test_a_config_whose_worker_is_killed_from_outside_is_tried_again(parts: Parts, does: str) -> None:
     """All workers killed while one compiles or measures: the job goes on, and its config is measured after all."""
     await tune(parts, f"[dict(us=50.0, does={does!r}, gate='door')]")
-    async with parts.working():
-        await parts.reached("door")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
         parts.kill_workers()
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
 
 
@@ -55,11 +55,11 @@ class AsOnDisk(Preparation):
 
 async def test_a_job_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     """A kernel file upon which the explorer is killed each time fails its job, with the reason."""
-    async with assembled(tmp_path, preparation_type=AsOnDisk) as parts:
+    async with assemble_daemon(tmp_path, preparation_type=AsOnDisk) as parts:
         await tune(parts, "lambda p: [dict(us=50.0)]")
         # Inspected as another text, for its inspection would be killed as well.
-        parts.write("import os\n" + kernel_text(configs="lambda p: os.kill(os.getpid(), 9)"))
-        async with parts.working():
-            (ended,) = await parts.told.ended()
-    assert (ended["state"], len(parts.told.of("job_started"))) == ("failed", KILLS_EXCUSED + 1)
+        parts.write_file("import os\n" + make_kernel_text(configs="lambda p: os.kill(os.getpid(), 9)"))
+        async with parts.run_jobs():
+            (ended,) = await parts.recorder.wait_for_ended_jobs()
+    assert (ended["state"], len(parts.recorder.list_events("job_started"))) == ("failed", KILLS_EXCUSED + 1)
     assert "killed by SIGKILL" in ended["message"]

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceName
 from ktuned.scheduling import TuningRequest
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -22,10 +22,10 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the only lane is held up, the other configs of the running job are measured on the one that has come."""
-    kernel = await parts.inspect(kernel_text(configs=CONFIGS, default=DEFAULT))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS, default=DEFAULT))
+    async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.reached("first")
+        await parts.wait_until_reached("first")
         (lane,) = parts.jobs.list_lanes()
         found = parts.machine.find_job_devices
 
@@ -39,19 +39,19 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
         monkeypatch.setattr(parts.machine, "find_job_devices", aim_elsewhere)
         parts.jobs.add_new_devices()
         parts.open_gate("rest")
-        await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
-        assert {event["trial"]["config"]["us"] for event in parts.told.of("trial_done")} == {60.0, 70.0}
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("trial_done")) == 2)
+        assert {event["trial"]["config"]["us"] for event in parts.recorder.list_events("trial_done")} == {60.0, 70.0}
         parts.open_gate("first")
-        (job,) = await parts.told.ended()
+        (job,) = await parts.recorder.wait_for_ended_jobs()
     assert (job["state"], job["done"]) == ("done", 3)
     assert {lane.device.name for lane in parts.jobs.list_lanes()} == {"cpu:0", "cpu:1"}
 
 
 async def test_a_job_that_has_measured_all_takes_no_new_lane(parts: Parts) -> None:
     """Nodes that come when nothing runs change nothing."""
-    kernel = await parts.inspect(kernel_text())
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text())
+    async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.told.ended()
+        await parts.recorder.wait_for_ended_jobs()
         parts.jobs.add_new_devices()
     assert len(parts.jobs.list_lanes()) == 1

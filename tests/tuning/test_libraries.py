@@ -19,7 +19,7 @@ from ktuned.model.plan import Plan
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -50,9 +50,11 @@ class Libraries:
         """Return the work of a job of its own."""
         parts = self._parts
         if not parts.catalog.kernels:
-            await parts.inspect(kernel_text(is_data="True"))
+            await parts.inspect_file(make_kernel_text(is_data="True"))
         plan = Plan(preset="fast", strategy="exhaustive")
-        job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=1, reason="test", plan=plan, now=0.0)
+        job = await parts.store.create_job(
+            make_winner_key({"n": 64}), {"n": 64}, priority=1, reason="test", plan=plan, now=0.0
+        )
         brief = parts.preparation.prepare_brief(job)
         brief.lowers = True
         brief.deadlines = {**brief.deadlines, **deadlines}

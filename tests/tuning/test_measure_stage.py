@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
 from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 from tests.fake_tensors import REFERENCE
 from tests.trials import make_measurement
 from tests.tuning.test_attempt import BRIEF
@@ -348,16 +347,16 @@ async def test_a_failure_after_a_config_that_did_damage_is_tried_once_more(tmp_p
 async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
     """While one measures, so does the other; each config is measured once, the reference computed once for a seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
-    await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "2"})
+    await parts.inspect_file(make_kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "2"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
-    async with parts.working():
+    async with parts.run_jobs():
         await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
-        await parts.reached("door")
-        await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
+        await parts.wait_until_reached("door")
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("trial_done")) == 2)
         parts.open_gate("door")
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
     assert sorted(lane.device.name for lane in parts.jobs.list_lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
     assert len(list(parts.daemon.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
@@ -365,17 +364,17 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
 
 async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     """Of two devices that were alike one is not there: all is measured on the other, and the lane says why."""
-    await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
-    parts.root = dataclasses.replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
+    await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
+    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
-    async with parts.working():
+    async with parts.run_jobs():
         (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
-        (ended,) = await parts.told.ended()
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
     states = {lane.device.name: lane.state for lane in parts.jobs.list_lanes()}
     assert states == {"cuda:97": "sick", "cpu:0": "ready"}
-    (told, *_) = parts.told.of("lane")
+    (told, *_) = parts.recorder.list_events("lane")
     assert (told["device"], told["state"]) == ("cuda:97", "sick")
     assert "the canary failed" in told["reason"]
 

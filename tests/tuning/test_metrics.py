@@ -8,16 +8,16 @@ import pytest
 
 from ktuned.model.values import Outcome
 from ktuned.scheduling.job_requests import TuningRequest
-from tests.assembled import Parts, kernel_text
+from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
 
 async def _tuned(parts: Parts, metrics: str) -> None:
-    kernel = await parts.inspect(kernel_text(metrics=metrics))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(metrics=metrics))
+    async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.told.ended()
+        await parts.recorder.wait_for_ended_jobs()
 
 
 async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> None:
@@ -30,7 +30,7 @@ async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> No
     assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
     (won,) = [trial for trial in trials if trial.config == answer.config]
     assert any(answer.metrics["us"] == pytest.approx(us) for us in won.detail.round_medians_us or ())
-    assert parts.told.of("winner")[-1]["metrics"] == answer.metrics
+    assert parts.recorder.list_events("winner")[-1]["metrics"] == answer.metrics
 
 
 async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> None:
@@ -54,7 +54,7 @@ async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> N
 )
 async def test_invalid_metrics_are_errors_of_the_kernel_file(parts: Parts, metrics: str, fault: str) -> None:
     """The declaration is refused at its line."""
-    path = parts.write(kernel_text(metrics=metrics))
+    path = parts.write_file(make_kernel_text(metrics=metrics))
     found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
     (error,) = found.errors
     assert fault in error.message

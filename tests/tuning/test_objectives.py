@@ -10,10 +10,11 @@ import pytest
 from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import LATENCY, Objective, maximize, minimize
-from ktuned.model.values import Outcome, Status
+from ktuned.model.values import Outcome
 from ktuned.protocol import Answer
+from ktuned.protocol.winners import Status
 from ktuned.scheduling.job_requests import TuningRequest
-from tests.assembled import Parts, assembled, kernel_text
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 from tests.fake_tensors import REFERENCE
 
 pytestmark = pytest.mark.anyio
@@ -28,9 +29,9 @@ FAST, FRUGAL = {"us": 50.0, "joules": 0.004}, {"us": 70.0, "joules": 0.001}
 
 async def _tune(parts: Parts, kernel: KernelInfo, objective: Objective | None = None) -> dict[str, Any]:
     """Tune by an objective; return the job as it was published at its end."""
-    ended = len(parts.told.of("job_done"))
+    ended = len(parts.recorder.list_events("job_done"))
     await parts.requests.request_jobs(kernel, TuningRequest(objective=objective))
-    return (await parts.told.ended(ended + 1))[-1]
+    return (await parts.recorder.wait_for_ended_jobs(ended + 1))[-1]
 
 
 def _look_up(parts: Parts, objective: str | None = None) -> Answer:
@@ -39,8 +40,8 @@ def _look_up(parts: Parts, objective: str | None = None) -> Answer:
 
 async def test_the_energy_decides_among_the_finalists(parts: Parts) -> None:
     """A job by energy compiles and searches nothing that is known, and leaves the winner by latency as it was."""
-    kernel = await parts.inspect(kernel_text(configs=CONFIGS))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS))
+    async with parts.run_jobs():
         await _tune(parts, kernel)
         assert _look_up(parts).config == FAST
         assert _look_up(parts, BY_ENERGY).status is Status.NEAR
@@ -58,15 +59,15 @@ async def test_the_energy_decides_among_the_finalists(parts: Parts) -> None:
     assert answer.objective == BY_ENERGY
     assert answer.metrics["energy"] == pytest.approx(0.001, rel=0.01)
     assert _look_up(parts).config == FAST
-    won = parts.told.of("winner")[-1]
+    won = parts.recorder.list_events("winner")[-1]
     assert (won["objective"], won["config"]) == (BY_ENERGY, FRUGAL)
 
 
 async def test_an_objective_of_the_kernel_file_holds_for_requests_without_one(parts: Parts) -> None:
     """A first job by energy measures all; another by a metric of the file then finds all that it needs."""
     options = {"metrics": "dict(speed=lambda p, t: p.n / t)", "objective": "'min:energy'"}
-    kernel = await parts.inspect(kernel_text(configs=CONFIGS, **options))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS, **options))
+    async with parts.run_jobs():
         first = await _tune(parts, kernel)
         assert (_look_up(parts).objective, _look_up(parts).config) == (BY_ENERGY, FRUGAL)
         job = await _tune(parts, kernel, maximize("speed"))
@@ -79,8 +80,8 @@ async def test_an_objective_of_the_kernel_file_holds_for_requests_without_one(pa
 
 async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None:
     """The job says so in its first words and measures nothing; a lookup says so and queues nothing."""
-    async with assembled(tmp_path, env={"FAKE_ENERGY": "0"}) as parts, parts.working():
-        kernel = await parts.inspect(kernel_text(objective="'min:energy'"))
+    async with assemble_daemon(tmp_path, env={"FAKE_ENERGY": "0"}) as parts, parts.run_jobs():
+        kernel = await parts.inspect_file(make_kernel_text(objective="'min:energy'"))
         answer = parts.lookups.look_up("it", {"n": 64}, None, tune=True).answer
         assert answer.message.startswith("unsupported: the objective 'min:energy' on cpu:0 (Fake CPU)")
         assert not parts.jobs.list_live_jobs()
@@ -94,8 +95,8 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
 async def test_a_failed_config_wins_by_no_objective(parts: Parts) -> None:
     """One that is found wrong when its energy is measured is not served as the fastest any more."""
     configs = "[dict(us=50.0, does='changes', gate='now'), dict(us=90.0, does='work', gate='')]"
-    kernel = await parts.inspect(kernel_text(configs=configs, reference=REFERENCE))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs=configs, reference=REFERENCE))
+    async with parts.run_jobs():
         await _tune(parts, kernel)
         answer = _look_up(parts).config
         assert answer is not None
@@ -118,7 +119,7 @@ async def test_a_failed_config_wins_by_no_objective(parts: Parts) -> None:
 )
 async def test_an_unknown_objective_is_refused_before_any_job(parts: Parts, objective: str, message: str) -> None:
     """A request that names none changes nothing, and says what there is."""
-    kernel = await parts.inspect(kernel_text(metrics="dict(tflops=lambda p, t: 1.0)"))
+    kernel = await parts.inspect_file(make_kernel_text(metrics="dict(tflops=lambda p, t: 1.0)"))
     with pytest.raises(UsageError, match=message):
         await parts.requests.request_jobs(kernel, TuningRequest(objective=Objective(objective)))
     with pytest.raises(UsageError, match=message):
@@ -129,16 +130,16 @@ async def test_an_unknown_objective_is_refused_before_any_job(parts: Parts, obje
 async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
     """An edit makes all winners stale, and each objective that was asked for gets a job."""
     metrics = "dict(speed=lambda p, t: 1 / t)"
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]", metrics=metrics))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]", metrics=metrics))
+    async with parts.run_jobs():
         await _tune(parts, kernel)
         await _tune(parts, kernel, BY_SPEED)
-        changed = kernel_text(configs="[dict(us=50.0)]", metrics=metrics, reference="lambda x: dict(y=x + x)")
-        path = parts.write(changed)
+        changed = make_kernel_text(configs="[dict(us=50.0)]", metrics=metrics, reference="lambda x: dict(y=x + x)")
+        path = parts.write_file(changed)
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         assert _look_up(parts, BY_SPEED).status is Status.STALE
         await parts.renewal.react_to_changes(found, saved=True)
-        jobs = (await parts.told.ended(4))[2:]
+        jobs = (await parts.recorder.wait_for_ended_jobs(4))[2:]
     assert [job["objective"] for job in jobs] == ["latency", BY_SPEED]
     assert _look_up(parts, BY_SPEED).status is Status.FRESH
 
@@ -154,8 +155,8 @@ async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
 async def test_a_metric_that_is_no_figure_is_named_in_the_message(parts: Parts, metric: str, words: str) -> None:
     """Its configs were measured: the job names the metric, not the measurement."""
     options = {"metrics": f"dict(speed=lambda p, t: {metric})", "objective": "'min:speed'"}
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]", **options))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]", **options))
+    async with parts.run_jobs():
         job = await _tune(parts, kernel)
     assert job["state"] == "failed"
     assert "no config has a figure by min:speed; " in job["message"]

@@ -7,7 +7,7 @@ import pytest
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.protocol import ChannelInfo
-from tests.assembled import Parts, kernel_text, wanted
+from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -22,15 +22,15 @@ async def submit(
 ) -> int:
     """Ask for a job; return its id."""
     plan = Plan(preset="fast", strategy=strategy, early_stop=100.0, time_limit_s=time_limit_s)
-    arrival = await parts.jobs.submit_job(wanted(problem), problem, priority=100, reason="test", plan=plan)
+    arrival = await parts.jobs.submit_job(make_winner_key(problem), problem, priority=100, reason="test", plan=plan)
     return arrival.job.id
 
 
 async def inspect(parts: Parts, configs: str = CONFIGS, does: str = "work") -> None:
     """Have a kernel whose first problem stands at a gate when it is launched, or compiled."""
-    text = kernel_text(configs=configs, default=f"dict(us={SLOW['us']})")
+    text = make_kernel_text(configs=configs, default=f"dict(us={SLOW['us']})")
     gated = f"Build(us=c.us, tag='' if p.n else '', does='{does}', gate='launch' if p.n == 64 else '')"
-    await parts.inspect(text.replace("Build(**c)", gated))
+    await parts.inspect_file(text.replace("Build(**c)", gated))
 
 
 def in_channel(parts: Parts, name: str) -> int:
@@ -42,13 +42,13 @@ async def test_the_second_job_begins_with_the_firsts_winner(parts: Parts) -> Non
     """Its problem is answered with the first one's winner meanwhile, so that no slower config becomes its winner."""
     await inspect(parts)
     first, second = await submit(parts, FIRST), await submit(parts, SECOND)
-    async with parts.working():
-        await parts.reached("launch")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("launch")
         await until(lambda: in_channel(parts, f"bench (job {second})") == 1)
         parts.open_gate("launch")
-        ended = await parts.told.ended(2)
+        ended = await parts.recorder.wait_for_ended_jobs(2)
     assert [(job["id"], job["state"]) for job in ended] == [(first, "done"), (second, "done")]
-    winners = [event["config"]["us"] for event in parts.told.of("winner") if event["job"] == second]
+    winners = [event["config"]["us"] for event in parts.recorder.list_events("winner") if event["job"] == second]
     assert winners
     assert set(winners) == {FAST["us"]}
 
@@ -58,13 +58,13 @@ async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: P
     await inspect(parts, configs="us=[60.0 + n for n in range(40)] + [2000.0]")
     first = await submit(parts, FIRST)
     second = await submit(parts, SECOND, strategy="guided")
-    async with parts.working():
-        await parts.reached("launch")
-        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+    async with parts.run_jobs():
+        await parts.wait_until_reached("launch")
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
         await until(lambda: any(worker.role == "explore" for worker in parts.fleet.describe_workers()))
         assert not [trial for trial in parts.store.list_trials() if trial.job == second]
         parts.open_gate("launch")
-        ended = await parts.told.ended(2)
+        ended = await parts.recorder.wait_for_ended_jobs(2)
     assert {job["id"]: job["state"] for job in ended} == {first: "done", second: "done"}
 
 
@@ -73,28 +73,28 @@ async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) ->
     await inspect(parts)
     await submit(parts, FIRST)
     second = await submit(parts, SECOND, time_limit_s=30.0)
-    async with parts.working():
-        await parts.reached("launch")
+    async with parts.run_jobs():
+        await parts.wait_until_reached("launch")
         await until(lambda: in_channel(parts, f"bench (job {second})") == 1)
         task = parts.daemon.jobs._pipelines[second]
         assert task.pipeline._access.held_s == 0.0  # type: ignore[union-attr]
         parts.open_gate("launch")
-        *_, ended = await parts.told.ended(2)
+        *_, ended = await parts.recorder.wait_for_ended_jobs(2)
     assert ended["done"] == 2
 
 
 async def test_an_artifact_that_two_jobs_need_is_compiled_once(parts: Parts) -> None:
     """The second job waits for the first one's compiler, and takes what it made."""
-    text = kernel_text(configs="[dict(us=60.0, does='gate_compile', gate='door')]")
-    await parts.inspect(text)
+    text = make_kernel_text(configs="[dict(us=60.0, does='gate_compile', gate='door')]")
+    await parts.inspect_file(text)
     await submit(parts, FIRST)
     await submit(parts, SECOND)
-    async with parts.working():
-        await parts.reached("door")
-        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+    async with parts.run_jobs():
+        await parts.wait_until_reached("door")
+        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
         await until(lambda: len(parts.store.list_trials()) == 2)
         parts.open_gate("door")
-        ended = await parts.told.ended(2)
+        ended = await parts.recorder.wait_for_ended_jobs(2)
     assert [job["outcomes"] for job in ended] == [{"measured": 1}] * 2
     compiled = [trial.compile_s > 0 for trial in parts.store.list_trials()]
     assert sorted(compiled) == [False, True]

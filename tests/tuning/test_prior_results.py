@@ -7,21 +7,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model import (
-    Context,
-    DeviceModel,
-    KernelName,
-    KeyProblem,
-    KnownConfig,
-    Winner,
-    canonical,
-)
+from ktuned.model import DeviceModel, KernelName, KeyProblem, canonical
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
+from ktuned.store import Context, KnownConfig, Winner
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.prior_results import PriorResults, sort_by_similarity
 from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
+from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text, make_winner_key
 from tests.fake_tensors import REFERENCE
 
 
@@ -74,9 +67,11 @@ async def test_a_long_compile_starts_early_enough(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, time_limit_s: float | None, numbers: list[int]
 ) -> None:
     """Also where that config was slow; but a budget that leaves some out has the fastest tried."""
-    await parts.inspect(kernel_text())
+    await parts.inspect_file(make_kernel_text())
     plan = Plan(preset="fast", strategy="exhaustive", trials=trials, time_limit_s=time_limit_s)
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    job = await parts.store.create_job(
+        make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0
+    )
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
     monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
     found = PriorResults(parts.preparation.prepare_brief(job), parts.store).plan_order((), slots=2)
@@ -103,9 +98,9 @@ SPACE = "[dict(us=50.0), dict(us=90.0)]"
 
 async def _tune_text(parts: Parts, text: str, count: int) -> dict[str, Any]:
     """Save a kernel file and tune its kernel; this is the ``count``-th job that ends."""
-    kernel = await parts.inspect(text)
+    kernel = await parts.inspect_file(text)
     (job,) = await parts.requests.request_jobs(kernel, _wish())
-    ended = await parts.told.ended(count)
+    ended = await parts.recorder.wait_for_ended_jobs(count)
     return next(entry for entry in ended if entry["id"] == job.id)
 
 
@@ -118,18 +113,18 @@ def _wish() -> Any:
 @pytest.mark.anyio
 async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
     """Edits that yield the same machine code, arguments and bits are compiled, and not measured."""
-    text = kernel_text(configs=SPACE, reference=REFERENCE)
+    text = make_kernel_text(configs=SPACE, reference=REFERENCE)
     edits = (
         ("return Build(**c)", "d = dict(**c)\n    return Build(**d)"),
         ("2 * x", "x + x"),
         ("from ktuned import", "import colorsys\n\nUNUSED = [1, 2]\nfrom ktuned import"),
     )
-    async with parts.working():
+    async with parts.run_jobs():
         first = await _tune_text(parts, text, 1)
         assert first["cost"]["lane_s"] > 0
         measured = {trial.id for trial in parts.store.list_trials(kernel="project:it", job=first["id"])}
         for count, (before, after) in enumerate(edits, start=2):
-            kernel = await parts.inspect(text := text.replace(before, after))
+            kernel = await parts.inspect_file(text := text.replace(before, after))
             ended = await _tune_text(parts, text, count)
             assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 2})
             assert not ended["cost"].get("lane_s")
@@ -153,9 +148,9 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
 )
 async def test_equal_artifacts_with_other_data_are_measured(parts: Parts, before: str, after: str) -> None:
     """Other bits of the data, another setting of the process, or another judge: nothing is taken over."""
-    text = kernel_text(configs=SPACE, reference=REFERENCE)
+    text = make_kernel_text(configs=SPACE, reference=REFERENCE)
     assert before in text
-    async with parts.working():
+    async with parts.run_jobs():
         await _tune_text(parts, text, 1)
         ended = await _tune_text(parts, text.replace(before, after), 2)
     assert ended["cost"]["lane_s"] > 0
@@ -164,8 +159,8 @@ async def test_equal_artifacts_with_other_data_are_measured(parts: Parts, before
 @pytest.mark.anyio
 async def test_an_edit_beside_a_files_own_check_measures_again(parts: Parts) -> None:
     """Where the kernel file has a check of its own, any edit of its Python may be one of that."""
-    text = kernel_text(configs=SPACE, check="lambda i, o: judge(o)") + "\ndef judge(o):\n    return True\n"
-    async with parts.working():
+    text = make_kernel_text(configs=SPACE, check="lambda i, o: judge(o)") + "\ndef judge(o):\n    return True\n"
+    async with parts.run_jobs():
         await _tune_text(parts, text, 1)
         ended = await _tune_text(parts, text.replace("return True", "return len(o) > 0"), 2)
     assert ended["cost"]["lane_s"] > 0
@@ -174,8 +169,8 @@ async def test_an_edit_beside_a_files_own_check_measures_again(parts: Parts) -> 
 @pytest.mark.anyio
 async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
     """With equal machine code and data it is as wrong as it was."""
-    text = kernel_text(configs="[dict(us=50.0, does='work'), dict(us=90.0, does='nothing')]", reference=REFERENCE)
-    async with parts.working():
+    text = make_kernel_text(configs="[dict(us=50.0, does='work'), dict(us=90.0, does='nothing')]", reference=REFERENCE)
+    async with parts.run_jobs():
         assert (await _tune_text(parts, text, 1))["outcomes"] == {"measured": 1, "mismatch": 1}
         ended = await _tune_text(parts, text.replace("2 * x", "x + x"), 2)
     assert (ended["outcomes"], ended["cost"].get("lane_s", 0.0)) == ({"measured": 1, "mismatch": 1}, 0.0)
@@ -192,16 +187,16 @@ def test_a_missing_artifact_has_no_manifest(tmp_path: Any) -> None:
 )
 async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, configs: str) -> None:
     """After the save the best of what is left is served; the job never decides for the one that is gone."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
-    await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
-    parts.write(kernel_text(configs=configs))
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 50.0, 90.0]"))
+    await parts.record_measurements(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
+    parts.write_file(make_kernel_text(configs=configs))
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
     assert found.changed == ("project:it",)
     await parts.renewal.react_to_changes(found, saved=True)
-    async with parts.working():
-        (ended,) = await parts.told.ended()
+    async with parts.run_jobs():
+        (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert ended["state"] == "done"
-    seated = parts.store.get_winner(wanted({"n": 64}))
+    seated = parts.store.get_winner(make_winner_key({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
     assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
@@ -210,13 +205,13 @@ async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, co
 @pytest.mark.anyio
 async def test_a_job_elects_a_slower_config_if_the_faster_left_the_space(parts: Parts) -> None:
     """With nothing left that was measured, the first config that is takes the key."""
-    kernel = await parts.inspect(kernel_text(configs="us=[10.0]"))
-    await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
-    kernel = await parts.inspect(kernel_text(configs="us=[50.0, 90.0]"))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0]"))
+    await parts.record_measurements(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
+    kernel = await parts.inspect_file(make_kernel_text(configs="us=[50.0, 90.0]"))
+    async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, _wish())
-        await parts.told.ended()
-    seated = parts.store.get_winner(wanted({"n": 64}))
+        await parts.recorder.wait_for_ended_jobs()
+    seated = parts.store.get_winner(make_winner_key({"n": 64}))
     assert seated is not None
     assert seated.config in ({"us": 50.0}, {"us": 90.0})
 
@@ -225,11 +220,11 @@ async def test_a_job_elects_a_slower_config_if_the_faster_left_the_space(parts: 
 async def test_a_repeated_job_measures_nothing(parts: Parts) -> None:
     """Its budget is spent on what is known, failures too, although its strategy would choose other configs now."""
     configs = "[dict(us=float(50 + n), does='work' if n % 2 else 'compile_error') for n in range(40)]"
-    async with parts.working():
-        kernel = await parts.inspect(kernel_text(configs=configs, strategy="'guided'", trials="10"))
+    async with parts.run_jobs():
+        kernel = await parts.inspect_file(make_kernel_text(configs=configs, strategy="'guided'", trials="10"))
         for count in (1, 2):
             await parts.requests.request_jobs(kernel, _wish())
-            ended = await parts.told.ended(count)
+            ended = await parts.recorder.wait_for_ended_jobs(count)
             assert ended[-1]["done"] == 10
     assert len(parts.store.list_trials(kernel=kernel.name)) == 10
     assert ended[-1]["cost"].get("lane_s", 0.0) == 0.0

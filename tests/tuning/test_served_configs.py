@@ -10,16 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.lookup.ladder import decide_answer
+from ktuned.answers.ladder import Question, decide_answer
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
+from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context, Winner
-from ktuned.model.values import Config, Outcome, Status, canonical
+from ktuned.model.values import Config, Outcome, canonical
+from ktuned.protocol.winners import Status
 from ktuned.scheduling.job_requests import TuningRequest
+from ktuned.store.contexts import Context
 from ktuned.store.winner_rule import Effect, Standing, judge_result
+from ktuned.store.winners import Winner
 from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
+from tests.made_state import make_state
 
 KNOBS = range(6)
 PLAIN = SpaceInfo("cartesian", {"B": tuple(KNOBS)}, size=len(KNOBS))
@@ -77,7 +81,9 @@ def test_no_answer_is_slower_than_the_one_before(
 
     def look_up() -> None:
         known = [*others, *([] if winner is None else [winner])]
-        found = decide_answer(kernel, {"M": 64}, MODEL, _context(64), known, lambda _: True)
+        state = make_state(kernel, known, _context(64))
+        question = Question({"M": 64}, MODEL, LATENCY, admits=lambda _: True)
+        found = decide_answer(state, question, state.places[0], _context(64), "")
         if found.config is not None:
             answers.append(int(found.config["B"]))
         if found.status is Status.FRESH:
@@ -152,21 +158,21 @@ def test_the_opening_does_not_wait_for_a_known_outcome() -> None:
 async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
     """From the near winner to the final one: the slow default is measured meanwhile, and never served."""
     configs = "[dict(us=2000.0), dict(us=300.0), dict(us=50.0)]"
-    text = kernel_text(configs=configs, problems="[dict(n=64), dict(n=128)]", default="dict(us=2000.0)")
-    kernel = await parts.inspect(text)
+    text = make_kernel_text(configs=configs, problems="[dict(n=64), dict(n=128)]", default="dict(us=2000.0)")
+    kernel = await parts.inspect_file(text)
     answers: list[dict[str, Any]] = []
 
     def look_up() -> bool:
         answers.append(msgspec.to_builtins(parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer))
-        return len(parts.told.of("job_done")) == 2
+        return len(parts.recorder.list_events("job_done")) == 2
 
-    async with parts.working():
+    async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
-        await parts.told.ended(1)
+        await parts.recorder.wait_for_ended_jobs(1)
         near = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
         assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}))
-        await parts.told.until(look_up)
+        await parts.recorder.wait_until(look_up)
         parts.kill_workers()
     assert {canonical(answer["config"]) for answer in answers} == {canonical({"us": 50.0})}
     assert [answer["status"] for answer in answers][-1] == "fresh"
@@ -181,12 +187,12 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
     """It tries the config that is served as well: a slower one that was asked for does not take its place."""
     configs = "[dict(us=2000.0), dict(us=700.0), dict(us=50.0)]"
     problems = "[dict(n=64), dict(n=128)]"
-    kernel = await parts.inspect(kernel_text(configs=configs, problems=problems, default=default))
-    async with parts.working():
+    kernel = await parts.inspect_file(make_kernel_text(configs=configs, problems=problems, default=default))
+    async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
-        await parts.told.ended(1)
+        await parts.recorder.wait_for_ended_jobs(1)
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}, configs=({"us": 2000.0},)))
-        (_, ended) = await parts.told.ended(2)
+        (_, ended) = await parts.recorder.wait_for_ended_jobs(2)
         parts.kill_workers()
     answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, True)
@@ -196,14 +202,16 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
 @pytest.mark.anyio
 async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts) -> None:
     """A slow config that a job had measured before it was cancelled is no winner once an edit after it is undone."""
-    text = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]")
-    kernel = await parts.inspect(text)
-    await parts.measured(kernel, {50.0: 50.0}, {"n": 128}, rounds=ALL_ROUNDS)
-    await parts.measured(kernel, {2000.0: 2000.0}, keeps_winner=True)
-    edited = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]", rtol="0.5")
-    kernel = await parts.inspect(edited)
-    await parts.measured(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
-    path = parts.write(text)
+    text = make_kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]")
+    kernel = await parts.inspect_file(text)
+    await parts.record_measurements(kernel, {50.0: 50.0}, {"n": 128}, rounds=ALL_ROUNDS)
+    await parts.record_measurements(kernel, {2000.0: 2000.0}, keeps_winner=True)
+    edited = make_kernel_text(
+        configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]", rtol="0.5"
+    )
+    kernel = await parts.inspect_file(edited)
+    await parts.record_measurements(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
+    path = parts.write_file(text)
     found = await parts.inspector.inspect_files(parts.root, [str(path)])
     await parts.renewal.react_to_changes(found, saved=True)
     answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
+from ktuned.cli.trials import TRIED_AGAIN
 from ktuned.ipc.requests import UnitRef
 from ktuned.model.errors import IllegalMove
-from ktuned.model.values import RETRIED_BY_NEXT_JOB, TRIED_AGAIN, Outcome
+from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome
 from ktuned.tuning.trial_lifecycle import EXCUSES, MOVES, Attempt, Place, TrialEvent, TrialState
 
 PLACES: list[Place] = [*TrialState, *Outcome]

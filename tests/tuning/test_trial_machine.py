@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from ktuned.fleet import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied
 from ktuned.ipc.replies import Failure, Proposal
 from ktuned.ipc.requests import UnitRef
-from ktuned.model import IllegalMove, Outcome, Phase, Trial, TrialDetail, TrialResult
+from ktuned.model import IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.protocol import Trial
 from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, EXCUSES, Attempt, Place, TrialEvent, TrialState, Verdict
 from ktuned.tuning.trial_machine import (
     ArtifactFound,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ktuned.model import KnownConfig, Outcome
+from ktuned.model import Outcome
+from ktuned.store import KnownConfig
 from ktuned.tuning.trial_order import LAST_OF_SLOT, order_by_compile_time
 
 

@@ -8,20 +8,20 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.discovery import find_kernel_files, walk_directories
 from ktuned.catalog.roots import remake_root
-from ktuned.model.kernel import Root
+from ktuned.protocol.kernels import Root
 from ktuned.watch.notifications import Notifications, WatchError
 from ktuned.watch.watcher import Intervals, OpenWatches, Watcher
-from tests.assembled import PATIENCE_S, Parts, kernel_text
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +96,7 @@ async def watching(
 def write(parts: Parts, *names: str, rtol: str = "1e-3", below: str = "") -> None:
     """Write one kernel file for each name."""
     for name in names:
-        parts.write(kernel_text(name, rtol=rtol), f"{below}tune_{name}.py")
+        parts.write_file(make_kernel_text(name, rtol=rtol), f"{below}tune_{name}.py")
 
 
 async def test_links_are_followed(parts: Parts, tmp_path: Path) -> None:
@@ -104,19 +104,19 @@ async def test_links_are_followed(parts: Parts, tmp_path: Path) -> None:
     away = tmp_path / "away"
     (away / "more").mkdir(parents=True)
     for name in ("one", "two"):
-        (away / f"tune_{name}.py").write_text(kernel_text(name))
-    (away / "more" / "tune_deep.py").write_text(kernel_text("deep"))
+        (away / f"tune_{name}.py").write_text(make_kernel_text(name))
+    (away / "more" / "tune_deep.py").write_text(make_kernel_text("deep"))
     (away / "v1.c").write_text("int v;\n")
     (away / "v2.c").write_text("long v;\n")
     (parts.project / "tune_one.py").symlink_to(away / "tune_one.py")
     (parts.project / "linked").symlink_to(away / "more")
     (parts.project / "it.c").symlink_to(away / "v1.c")
-    parts.write(kernel_text(sources="['it.c']"))
+    parts.write_file(make_kernel_text(sources="['it.c']"))
     async with watching(parts) as watched:
         assert {kernel.kernel for kernel in parts.catalog.kernels} == {"one", "deep", "it"}
-        (away / "tune_one.py").write_text(kernel_text("one", rtol="0.5"))
+        (away / "tune_one.py").write_text(make_kernel_text("one", rtol="0.5"))
         await watched.until("one")
-        (away / "more" / "tune_deep.py").write_text(kernel_text("deep", rtol="0.5"))
+        (away / "more" / "tune_deep.py").write_text(make_kernel_text("deep", rtol="0.5"))
         await watched.until("deep")
         (away / "v1.c").write_text("int v2;\n")
         await watched.until("it")
@@ -207,14 +207,14 @@ async def test_root_that_appears_later(parts: Parts, tmp_path: Path) -> None:
     async with watching(parts) as watched:
         staged = tmp_path / "staged"
         staged.mkdir()
-        (staged / "tune_it.py").write_text(kernel_text())
+        (staged / "tune_it.py").write_text(make_kernel_text())
         staged.rename(later)
         with anyio.fail_after(PATIENCE_S):
             while not watched.told:  # noqa: ASYNC110 - the watcher reports in its own time
                 await anyio.sleep(0.01)
         assert watched.told[0][1] is False
         await watched.until("it")
-        (later / "tune_it.py").write_text(kernel_text(rtol="0.5"))
+        (later / "tune_it.py").write_text(make_kernel_text(rtol="0.5"))
         await watched.until("it")
 
 
@@ -223,7 +223,7 @@ async def test_a_polled_root_is_watched_without_inotify(parts: Parts) -> None:
     write(parts, "it", "other")
     (parts.project / "x.h").write_text("int x;\n")
     (parts.project / "x.c").write_text('#include "x.h"\n')
-    parts.write(kernel_text("with_header", sources="['x.c', 'x.h']"), "tune_header.py")
+    parts.write_file(make_kernel_text("with_header", sources="['x.c', 'x.h']"), "tune_header.py")
     parts.catalog.add_root(replace(parts.root, polling=True))
     async with watching(parts) as watched:
         write(parts, "it", rtol="0.5")
@@ -280,7 +280,7 @@ async def test_lost_event_is_made_up_for(parts: Parts, tmp_path: Path) -> None:
     async with watching(parts) as watched:
         await watched.watcher.caught_up.wait()
         # The same file, but inotify names the directory by which it was opened.
-        (tmp_path / "twin").write_text(kernel_text(rtol="0.5"))
+        (tmp_path / "twin").write_text(make_kernel_text(rtol="0.5"))
         await watched.until("it")
         assert "lost file events 1 time" in watched.watcher.notice
         assert watched.inspected == 1
@@ -295,7 +295,7 @@ async def test_recently_looked_up_kernels_are_surveyed_more_often(parts: Parts, 
     async with watching(parts, intervals=intervals, looked_up=["project:asked", "project:gone"]) as watched:
         await watched.watcher.caught_up.wait()
         for name in ("other", "asked"):
-            (tmp_path / name).write_text(kernel_text(name, rtol="0.5"))
+            (tmp_path / name).write_text(make_kernel_text(name, rtol="0.5"))
         await watched.until("asked")
 
 
@@ -304,7 +304,7 @@ async def test_the_project_file_of_a_recently_looked_up_kernel_is_surveyed_with_
 ) -> None:
     """A lost event of the file that has a project's name, interpreter and variables waits for the shorter interval."""
     write(parts, "it")
-    (tmp_path / "twin").hardlink_to(parts.write("", "ktuned.toml"))
+    (tmp_path / "twin").hardlink_to(parts.write_file("", "ktuned.toml"))
     parts.catalog.add_root(remake_root(parts.root))
     async with watching(
         parts, intervals=Intervals(all_s=PATIENCE_S, recent_s=0.2), looked_up=["project:it"]
@@ -369,7 +369,7 @@ async def test_unchanged_bytes_are_not_inspected(parts: Parts) -> None:
         write(parts, "marker", rtol="0.5")
         await watched.until("marker")
         assert watched.inspected - before == 1
-        parts.write("import os\nos._exit(1)\n", "tune_it.py")
+        parts.write_file("import os\nos._exit(1)\n", "tune_it.py")
         for number in range(2, 6):
             write(parts, "marker", rtol=f"{number}e-3")
             await watched.until("marker")

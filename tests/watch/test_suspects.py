@@ -9,15 +9,16 @@ from pathlib import Path
 import anyio
 import pytest
 
+from ktuned.answers import Lookup
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.roots import remake_root
 from ktuned.ipc.stamps import stamp
-from ktuned.lookup import Lookup
 from ktuned.model.errors import StoreError
-from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.kernel import KernelInfo
+from ktuned.protocol.kernels import Root
 from ktuned.watch.reinspection import Reinspection
-from tests.assembled import PATIENCE_S, Parts, kernel_text
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -48,8 +49,8 @@ async def until_certain(parts: Parts) -> Lookup:
 @asynccontextmanager
 async def watched(parts: Parts) -> AsyncIterator[None]:
     """Measure the kernel ``it``, and watch the project."""
-    await parts.measured(await parts.inspect(kernel_text()), {50.0: 1.0})
-    parts.write(kernel_text("slow"), "tune_slow.py")
+    await parts.record_measurements(await parts.inspect_file(make_kernel_text()), {50.0: 1.0})
+    parts.write_file(make_kernel_text("slow"), "tune_slow.py")
     await parts.inspector.inspect_root(parts.root)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.watcher.watch_until_cancelled)
@@ -64,21 +65,21 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
 
 async def hold_up(parts: Parts) -> None:
     """Save a kernel file whose import waits until the gate ``import`` is opened."""
-    parts.write(SLOW + kernel_text("slow"), "tune_slow.py")
-    await parts.reached("import")
+    parts.write_file(SLOW + make_kernel_text("slow"), "tune_slow.py")
+    await parts.wait_until_reached("import")
 
 
 async def test_a_save_during_a_long_inspection_is_stale_at_once(parts: Parts) -> None:
     """Another file's import keeps the watcher waiting; taken back, or inspected, the kernel is certain again."""
     async with watched(parts):
         await hold_up(parts)
-        parts.write(kernel_text(rtol="0.5"))
+        parts.write_file(make_kernel_text(rtol="0.5"))
         found = await until_stale(parts)
         assert not found.is_certain
         assert "tune_it.py" in found.answer.message
-        parts.write(kernel_text())
+        parts.write_file(make_kernel_text())
         assert (await until_certain(parts)).answer.status == "fresh"
-        parts.write(kernel_text(rtol="0.5"))
+        parts.write_file(make_kernel_text(rtol="0.5"))
         await until_stale(parts)
         parts.open_gate("import")
         assert (await until_certain(parts)).answer.status == "stale"
@@ -88,7 +89,7 @@ async def test_a_project_file_is_suspect_until_it_was_followed(parts: Parts) -> 
     """Its variables are part of every kernel of the project."""
     async with watched(parts):
         await hold_up(parts)
-        parts.write("env = { ROWS = '2' }\n", "ktuned.toml")
+        parts.write_file("env = { ROWS = '2' }\n", "ktuned.toml")
         assert "ktuned.toml" in (await until_stale(parts)).answer.message
         parts.open_gate("import")
         assert (await until_certain(parts)).answer.status == "stale"
@@ -144,10 +145,18 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     async def take(changes: Changes, saved: bool) -> None:
         pass
 
-    kernel = await parts.inspect(kernel_text())
+    kernel = await parts.inspect_file(make_kernel_text())
     following = Following(parts, kernel)
-    path = str(parts.write("env = { ROWS = '2' }\n", "ktuned.toml"))
-    await Reinspection(parts.catalog, following, take, following.note).inspect_files({path})
+    path = str(parts.write_file("env = { ROWS = '2' }\n", "ktuned.toml"))
+    reinspection = Reinspection(parts.catalog, following, take)
+    mark_suspects = reinspection._mark_suspects
+
+    async def mark_and_note() -> None:
+        await mark_suspects()
+        following.note()
+
+    reinspection._mark_suspects = mark_and_note  # type: ignore[method-assign]
+    await reinspection.inspect_files({path})
     assert following.suspicion == path
     assert parts.catalog.find_suspicion(kernel) == ""
 
@@ -169,16 +178,16 @@ async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> 
     async def take(changes: Changes, saved: bool) -> None:
         pass
 
-    kernel = await parts.inspect(kernel_text())
-    path = str(parts.write(kernel_text(rtol="0.5")))
-    await Reinspection(parts.catalog, Refusing(), take, lambda: None).inspect_files({path})
+    kernel = await parts.inspect_file(make_kernel_text())
+    path = str(parts.write_file(make_kernel_text(rtol="0.5")))
+    await Reinspection(parts.catalog, Refusing(), take).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == path
-    refused = Reinspection(parts.catalog, Refusing(), take, lambda: None)
+    refused = Reinspection(parts.catalog, Refusing(), take)
     await refused.inspect_files({path})
-    parts.write(kernel_text())
+    parts.write_file(make_kernel_text())
     assert await refused.find_affected_kernel_files([path]) == set()
     assert parts.catalog.find_suspicion(kernel) == "", "it was taken back"
-    path = str(parts.write(kernel_text(rtol="0.5")))
+    path = str(parts.write_file(make_kernel_text(rtol="0.5")))
     await refused.inspect_files({path})
-    await Reinspection(parts.catalog, parts.inspector, take, lambda: None).inspect_files({path})
+    await Reinspection(parts.catalog, parts.inspector, take).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == ""

@@ -10,9 +10,9 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.catalog.catalog import Changes
-from ktuned.model.kernel import Root
+from ktuned.protocol.kernels import Root
 from ktuned.watch.watcher import Intervals, Watcher
-from tests.assembled import PATIENCE_S, Parts, kernel_text
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ class Watched:
     async def until_caught_up(self) -> None:
         """Make a change and wait until it has been seen: all that was done before it has been, too."""
         self._edits += 1
-        self.parts.write(kernel_text("marker", rtol=f"{self._edits}e-3"), "tune_marker.py")
+        self.parts.write_file(make_kernel_text("marker", rtol=f"{self._edits}e-3"), "tune_marker.py")
         changes = await self.next()
         assert changes.added + changes.changed == ("project:marker",), changes
 
@@ -45,7 +45,7 @@ class Watched:
 @asynccontextmanager
 async def watching(parts: Parts, *, all_s: float = 1.0) -> AsyncIterator[Watched]:
     """Inspect the project, and watch it for the length of a block."""
-    parts.write(kernel_text("marker"), "tune_marker.py")
+    parts.write_file(make_kernel_text("marker"), "tune_marker.py")
     await parts.inspector.inspect_root(parts.root)
     send, receive = anyio.create_memory_object_stream[Changes](100)
 
@@ -63,21 +63,21 @@ async def watching(parts: Parts, *, all_s: float = 1.0) -> AsyncIterator[Watched
 
 async def test_every_way_of_saving_is_seen(parts: Parts) -> None:
     """Written in place, renamed over, deleted, made again, and in a directory that was not there before."""
-    path = parts.write(kernel_text())
+    path = parts.write_file(make_kernel_text())
     async with watching(parts) as watched:
-        path.write_text(kernel_text(rtol="0.5"))
+        path.write_text(make_kernel_text(rtol="0.5"))
         assert (await watched.next()).changed == ("project:it",)
 
-        beside = parts.write(kernel_text(rtol="0.25"), ".tune_it.py.swp")
+        beside = parts.write_file(make_kernel_text(rtol="0.25"), ".tune_it.py.swp")
         beside.replace(path)
         assert (await watched.next()).changed == ("project:it",)
 
         path.unlink()
         assert (await watched.next()).removed == ("project:it",)
-        path.write_text(kernel_text())
+        path.write_text(make_kernel_text())
         assert (await watched.next()).added == ("project:it",)
 
-        parts.write(kernel_text("deep"), "new/er/tune_deep.py")
+        parts.write_file(make_kernel_text("deep"), "new/er/tune_deep.py")
         assert (await watched.next()).added == ("project:deep",)
         (parts.project / "new").rename(parts.project / "old")
         changes = await watched.next()
@@ -87,13 +87,13 @@ async def test_every_way_of_saving_is_seen(parts: Parts) -> None:
 
 async def test_what_changes_nothing_is_passed_over(parts: Parts) -> None:
     """A comment, an unrelated file and a file where no one keeps kernels are no change."""
-    path = parts.write(kernel_text())
+    path = parts.write_file(make_kernel_text())
     async with watching(parts) as watched:
         await watched.until_caught_up()
-        path.write_text(f"# a comment\n{kernel_text()}")
-        parts.write("words", "notes.md")
-        parts.write(kernel_text("hidden"), ".git/tune_hidden.py")
-        parts.write(kernel_text("built"), "build/a/b/c/d/e/f/tune_built.py")
+        path.write_text(f"# a comment\n{make_kernel_text()}")
+        parts.write_file("words", "notes.md")
+        parts.write_file(make_kernel_text("hidden"), ".git/tune_hidden.py")
+        parts.write_file(make_kernel_text("built"), "build/a/b/c/d/e/f/tune_built.py")
         await watched.until_caught_up()
     assert [kernel.kernel for kernel in parts.catalog.kernels] == ["it", "marker"]
 
@@ -102,11 +102,11 @@ async def test_several_saves_at_once_are_one_change(parts: Parts) -> None:
     """A checkout that touches many files is reported each of them."""
     names = [f"k{n}" for n in range(5)]
     for name in names:
-        parts.write(kernel_text(name), f"tune_{name}.py")
+        parts.write_file(make_kernel_text(name), f"tune_{name}.py")
     async with watching(parts) as watched:
         await watched.until_caught_up()
         for name in names:
-            parts.write(kernel_text(name, rtol="0.5"), f"tune_{name}.py")
+            parts.write_file(make_kernel_text(name, rtol="0.5"), f"tune_{name}.py")
         seen: set[str] = set()
         while len(seen) < len(names):
             seen |= set((await watched.next()).changed)
@@ -115,14 +115,14 @@ async def test_several_saves_at_once_are_one_change(parts: Parts) -> None:
 
 async def test_source_in_another_directory(parts: Parts, tmp_path: Path) -> None:
     """A source is watched wherever it lies, from when a kernel first depends on it; so is one in a build directory."""
-    path = parts.write(kernel_text())
+    path = parts.write_file(make_kernel_text())
     header = tmp_path / "inc" / "x.h"
     header.parent.mkdir()
     header.write_text("#define X 1\n")
-    generated = parts.write("#define Y 1\n", "build/y.h")
-    parts.write('#include "../inc/x.h"\n#include "build/y.h"\nint z = X + Y;\n', "it.c")
+    generated = parts.write_file("#define Y 1\n", "build/y.h")
+    parts.write_file('#include "../inc/x.h"\n#include "build/y.h"\nint z = X + Y;\n', "it.c")
     async with watching(parts) as watched:
-        path.write_text(kernel_text(sources="['it.c', '../inc/x.h', 'build/y.h']"))
+        path.write_text(make_kernel_text(sources="['it.c', '../inc/x.h', 'build/y.h']"))
         assert (await watched.next()).changed == ("project:it",)
         assert str(header.parent) in parts.catalog.list_watched_directories()
         for file in (header, generated, header):
@@ -135,9 +135,9 @@ async def test_directory_that_another_inspection_found(parts: Parts, tmp_path: P
     header = tmp_path / "inc" / "x.h"
     header.parent.mkdir()
     header.write_text("#define X 1\n")
-    parts.write('#include "../inc/x.h"\nint z = X;\n', "it.c")
+    parts.write_file('#include "../inc/x.h"\nint z = X;\n', "it.c")
     # Not found by its name: `tune` names it, and nothing happens in the root meanwhile.
-    path = parts.write(kernel_text(sources="['it.c', '../inc/x.h']"), "program.py")
+    path = parts.write_file(make_kernel_text(sources="['it.c', '../inc/x.h']"), "program.py")
     async with watching(parts, all_s=2 * PATIENCE_S) as watched:
         await watched.watcher.caught_up.wait()
         await parts.inspector.inspect_files(parts.root, [str(path)])
@@ -148,9 +148,9 @@ async def test_directory_that_another_inspection_found(parts: Parts, tmp_path: P
 
 async def test_link_that_takes_a_files_place(parts: Parts, tmp_path: Path) -> None:
     """A file that becomes a link, with the same content, is watched where the link leads."""
-    header, target = parts.write("#define X 1\n", "x.h"), tmp_path / "elsewhere" / "x.h"
-    parts.write('#include "x.h"\nint z = X;\n', "it.c")
-    parts.write(kernel_text(sources="['it.c', 'x.h']"))
+    header, target = parts.write_file("#define X 1\n", "x.h"), tmp_path / "elsewhere" / "x.h"
+    parts.write_file('#include "x.h"\nint z = X;\n', "it.c")
+    parts.write_file(make_kernel_text(sources="['it.c', 'x.h']"))
     target.parent.mkdir()
     target.write_text("#define X 1\n")
     async with watching(parts, all_s=2 * PATIENCE_S) as watched:
@@ -165,12 +165,12 @@ async def test_link_that_takes_a_files_place(parts: Parts, tmp_path: Path) -> No
 async def test_save_before_the_watching_began_is_caught_up(parts: Parts) -> None:
     """Between the inspection and the first event nothing is lost: not a change, not a mended file, not a removal."""
     for name in ("changed", "gone"):
-        parts.write(kernel_text(name), f"tune_{name}.py")
-    parts.write("import nonsense_module\n", "tune_broken.py")
+        parts.write_file(make_kernel_text(name), f"tune_{name}.py")
+    parts.write_file("import nonsense_module\n", "tune_broken.py")
     await parts.inspector.inspect_root(parts.root)
     async with watching(parts) as watched:
-        parts.write(kernel_text("changed", rtol="0.5"), "tune_changed.py")
-        parts.write(kernel_text("broken"), "tune_broken.py")
+        parts.write_file(make_kernel_text("changed", rtol="0.5"), "tune_changed.py")
+        parts.write_file(make_kernel_text("broken"), "tune_broken.py")
         (parts.project / "tune_gone.py").unlink()
         seen: set[str] = set()
         while len(seen) < 3:
@@ -200,13 +200,13 @@ async def test_hidden_place_of_a_root_hides_nothing(parts: Parts, tmp_path: Path
 
 async def _save_again_and_again(path: Path) -> None:
     while True:
-        path.write_text(kernel_text())
+        path.write_text(make_kernel_text())
         await anyio.sleep(0.2)
 
 
 async def test_files_that_cannot_be_read_stop_nothing(parts: Parts) -> None:
     """A file that vanishes or is locked away is one file's trouble."""
-    path = parts.write(kernel_text())
+    path = parts.write_file(make_kernel_text())
     async with watching(parts) as watched:
         path.unlink()
         path.mkdir()

@@ -1,4 +1,4 @@
-"""What a spare does on its GPU before it is needed."""
+"""What a spare worker does on its GPU before it is needed."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ GPU = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
 
 
 def test_the_rehearsed_problem_is_opened_and_judged_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its outputs are expected and judged: nothing that a trial needs is left out because of an error."""
-    opened: list[ProblemData] = []
+    """The rehearsal runs everything that a trial needs, so no error may cut it short."""
+    problems: list[ProblemData] = []
 
-    class Watched(ProblemData):
+    class RecordedData(ProblemData):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            opened.append(self)
+            problems.append(self)
 
-    monkeypatch.setattr(canary, "ProblemData", Watched)
+    monkeypatch.setattr(canary, "ProblemData", RecordedData)
     rehearse_problem(CPU)
-    (data,) = opened
+    (data,) = problems
     assert data.is_judged
     assert data.check_outputs().ok
     assert data.find_overwritten_inputs() == ()
 
 
 def test_a_devices_refusal_is_raised_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line that announces a cold spare names the want of memory, and no kernel file of ours."""
+    """The message of a spare that did not warm up names the lack of memory, and no kernel file."""
 
-    def refuse(*arguments: Any) -> None:
+    def raise_failure(*arguments: Any) -> None:
         raise rehearsed.site.make_failure("inputs(p)", cause) from cause
 
     cause = RuntimeError("CUDA out of memory")
-    monkeypatch.setattr(canary, "ProblemData", refuse)
+    monkeypatch.setattr(canary, "ProblemData", raise_failure)
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory$"):
         rehearse_problem(GPU)
 
 
 def test_a_problems_data_is_free_as_soon_as_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only when Python looks for circles: the lane's worker may need a GPU's memory before."""
-    # Its first import keeps frames.
+    """The data must not wait for the garbage collector: the lane's worker may need the GPU's memory before."""
+    # Its first import keeps frames alive.
     pytest.importorskip("torch")
-    opened: list[weakref.ref[ProblemData]] = []
+    problems: list[weakref.ref[ProblemData]] = []
 
-    class Watched(ProblemData):
+    class RecordedData(ProblemData):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            opened.append(weakref.ref(self))
+            problems.append(weakref.ref(self))
 
-    monkeypatch.setattr(canary, "ProblemData", Watched)
+    monkeypatch.setattr(canary, "ProblemData", RecordedData)
     gc.disable()
     try:
         rehearse_problem(CPU)
-        assert [data() for data in opened] == [None]
+        assert [data() for data in problems] == [None]
     finally:
         gc.enable()
 
 
 @pytest.mark.gpu
 def test_a_rehearsal_keeps_no_memory() -> None:
-    """What was allocated is given back: the lane's worker may need it."""
+    """The lane's worker may need the memory."""
     torch = pytest.importorskip("torch")
-    # The library of matrix products keeps a workspace.
-    some = torch.ones(16, 16, device="cuda:0")
-    some = some @ some
+    # cuBLAS keeps a workspace.
+    matrix = torch.ones(16, 16, device="cuda:0")
+    matrix = matrix @ matrix
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_reserved()
+    reserved_bytes = torch.cuda.memory_reserved()
     rehearse_problem(GPU)
-    assert torch.cuda.memory_reserved() <= before
+    assert torch.cuda.memory_reserved() <= reserved_bytes

@@ -1,4 +1,4 @@
-"""A crash in a worker is reported as what it was, whatever handlers the libraries in it have installed."""
+"""A crash in a worker is reported as itself, whatever signal handlers its libraries install."""
 
 import signal
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-CRASH = """
+CRASHING_PROGRAM = """
 import ctypes, signal
 {library}
 from ktuned.worker.fault_reporter import restore_default_signals
@@ -17,10 +17,14 @@ ctypes.string_at(0)
 
 @pytest.mark.parametrize("library", ["", "import tvm_ffi", "signal.signal(signal.SIGSEGV, lambda *_: None)"])
 def test_a_fatal_signal_ends_the_process_at_once(library: str) -> None:
-    """The stack dump is Python's; the signal is the crash's, not one of a handler that symbolises a broken process."""
-    ended = subprocess.run(
-        [sys.executable, "-c", CRASH.format(library=library)], capture_output=True, text=True, timeout=60, check=False
+    """Python dumps the stack, and no library's handler runs in the broken process."""
+    process = subprocess.run(
+        [sys.executable, "-c", CRASHING_PROGRAM.format(library=library)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
-    assert ended.returncode == -signal.SIGSEGV
-    assert "Fatal Python error: Segmentation fault" in ended.stderr
-    assert "Segfault encountered" not in ended.stderr
+    assert process.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in process.stderr
+    assert "Segfault encountered" not in process.stderr

@@ -1,4 +1,4 @@
-"""Methods of timing on a GPU, on one that is played: figures are compared with figures of the same method."""
+"""Timing methods on a fake GPU: a figure is only compared with figures of the same method."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ktuned.worker.bench import Bench
 COLD_US, WARM_US = 3.87, 1.21
 
 
-class Gpu(ModuleType):
-    """A torch whose GPU takes :data:`COLD_US` for a launch after a flush, and :data:`WARM_US` for others.
+class FakeTorch(ModuleType):
+    """A torch module with one GPU.
 
-    After each flush they take the next of the times ``slower``. The host takes ``host_us`` for a launch, and is
-    ``ahead_us`` ahead of the GPU.
+    A launch takes :data:`COLD_US` after a flush and :data:`WARM_US` otherwise, times the next factor of ``slower``
+    after each flush. The host takes ``host_us`` for a launch and is ``ahead_us`` ahead of the GPU.
     """
 
     int8 = float16 = None
@@ -46,35 +46,34 @@ class Gpu(ModuleType):
             get_device_properties=lambda device: SimpleNamespace(L2_cache_size=1),
             synchronize=self.synchronize,
             _sleep=self.spin,
-            Event=lambda enable_timing: Event(self),
+            Event=lambda enable_timing: FakeEvent(self),
             CUDAGraph=lambda: SimpleNamespace(replay=self.replay),
             graph=self.capture,
         )
         monkeypatch.setattr(cuda_timer, "perf_counter", lambda: self.now_us / 1e6)
 
     def device(self, name: str) -> str:
-        """Return the device."""
         return name
 
     def empty(self, size: int, **_: object) -> Any:
-        """Return what the timer flushes the cache with."""
+        """Return the buffer with which the timer flushes the cache."""
         return SimpleNamespace(zero_=self.flush)
 
     def ones(self, *_: int, **__: object) -> Any:
-        """Return what the timer warms the clocks with."""
-        return Matrix(self)
+        """Return the matrix with which the timer warms the clocks."""
+        return FakeMatrix(self)
 
     def synchronize(self, device: object) -> None:
         """Let the GPU catch up with the host."""
         self.ahead_us = 0.0
 
     def spin(self, cycles: int) -> None:
-        """Be busy, so that the host gets ahead."""
+        """Keep the GPU busy, so that the host gets ahead."""
         self.ahead_us += cycles / SPIN_HZ * 1e6
         self.now_us += cycles / SPIN_HZ * 1e6
 
     def flush(self) -> None:
-        """Empty the cache."""
+        """Flush the cache."""
         self.ahead_us += 20
         self.now_us += 20
         self.pace = next(self.slower)
@@ -82,13 +81,13 @@ class Gpu(ModuleType):
 
     @contextmanager
     def capture(self, graph: object) -> Iterator[None]:
-        """Capture launches."""
+        """Capture the launches of a block."""
         self.is_capturing = True
         yield
         self.is_capturing = False
 
     def launch(self) -> None:
-        """Run, or be captured."""
+        """Run a launch or, while capturing, count it."""
         if self.is_capturing:
             self.captured += 1
             return
@@ -100,67 +99,67 @@ class Gpu(ModuleType):
         self.is_warm = True
 
     def replay(self) -> None:
-        """Run what was captured."""
+        """Run the captured launches."""
         for _ in range(self.captured):
             self.launch()
 
 
-class Matrix:
+class FakeMatrix:
     """A matrix that takes a millisecond to multiply."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: FakeTorch) -> None:
         self._gpu = gpu
 
     def __matmul__(self, other: object) -> None:
-        """Multiply."""
         self._gpu.now_us += 1_000
 
 
-class Event:
-    """An event on the played GPU."""
+class FakeEvent:
+    """An event on the fake GPU."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: FakeTorch) -> None:
         self._gpu = gpu
         self.at_us = 0.0
 
     def record(self) -> None:
-        """Take the time."""
         self.at_us = self._gpu.now_us
 
     def query(self) -> bool:
-        """Return whether the GPU has passed it: only if it waited for what the host enqueued then."""
+        """Return whether the GPU has passed the event: only if the GPU waited for the host."""
         return self._gpu.is_waiting
 
-    def elapsed_time(self, end: Event) -> float:
-        """Return the ms between two events."""
+    def elapsed_time(self, end: FakeEvent) -> float:
+        """Return the time between two events in ms."""
         return (end.at_us - self.at_us) / 1000
 
 
 def test_what_a_slow_host_takes_for_a_launch_is_not_in_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.3 ms for each launch, in which the GPU would wait; then it gets more to do first, and does not."""
-    gpu = Gpu(monkeypatch, 1.0)
+    """The host takes 0.3 ms per launch. The timer queues other work first, so that the GPU does not wait."""
+    gpu = FakeTorch(monkeypatch, 1.0)
     gpu.host_us = 300.0
     monkeypatch.setitem(sys.modules, "torch", gpu)
     timing = CudaTimer("cuda:0", EVENTS).time_launches(TimedLaunches(gpu.launch), RaceRules(PRESETS["default"]))
     assert max(timing.samples.sorted_us) == pytest.approx(COLD_US)
 
 
-@pytest.mark.parametrize(("method", "slower", "stops"), [(GRAPH, 1.0, False), (GRAPH, 4.0, True), (EVENTS, 1.0, True)])
+@pytest.mark.parametrize(
+    ("method", "slower", "is_hopeless"), [(GRAPH, 1.0, False), (GRAPH, 4.0, True), (EVENTS, 1.0, True)]
+)
 def test_a_cold_first_launch_gives_up_no_config_in_a_graph(
-    monkeypatch: pytest.MonkeyPatch, method: str, slower: float, stops: bool
+    monkeypatch: pytest.MonkeyPatch, method: str, slower: float, is_hopeless: bool
 ) -> None:
-    """A config that is as fast as the best of its graph is timed to the end, however slow its first, cold launch."""
-    gpu = Gpu(monkeypatch, slower)
+    """A config that is as fast as the best graph timing is timed to the end, however slow its cold first launch is."""
+    gpu = FakeTorch(monkeypatch, slower)
     monkeypatch.setitem(sys.modules, "torch", gpu)
     timing = CudaTimer("cuda:0", method).time_launches(
         TimedLaunches(gpu.launch), RaceRules(PRESETS["default"], stop_above_us=3 * WARM_US)
     )
-    assert timing.is_hopeless is stops
+    assert timing.is_hopeless is is_hopeless
 
 
 def test_a_graphs_median_is_known_to_the_graphs_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event's resolution counts once for all launches of a graph: half a µs is nearly half of this figure."""
-    gpu = Gpu(monkeypatch, *(1 + place / 50 for place in range(10)))
+    """An event's resolution of 0.5 µs counts once for all launches of a graph."""
+    gpu = FakeTorch(monkeypatch, *(1 + index / 50 for index in range(10)))
     monkeypatch.setitem(sys.modules, "torch", gpu)
     timing = CudaTimer("cuda:0", GRAPH).time_launches(TimedLaunches(gpu.launch), RaceRules(PRESETS["default"]))
     assert timing.ending is Ending.KNOWN
@@ -181,8 +180,10 @@ def test_a_graphs_median_is_known_to_the_graphs_resolution(monkeypatch: pytest.M
 def test_a_reference_is_timed_as_its_kernel_is(
     monkeypatch: pytest.MonkeyPatch, method: str, restores: bool, fails: bool, expected_us: float | None
 ) -> None:
-    """Cold where what has to be restored is in no graph; without a figure where it cannot be captured itself."""
-    gpu = Gpu(monkeypatch, 1.0)
+    """Its launches are cold if a restore keeps them out of a graph. A reference that cannot be captured has no
+    figure.
+    """
+    gpu = FakeTorch(monkeypatch, 1.0)
     monkeypatch.setitem(sys.modules, "torch", gpu)
 
     def reference() -> None:
@@ -192,14 +193,14 @@ def test_a_reference_is_timed_as_its_kernel_is(
 
     bench = Bench(Registry(), Places({}, "", ""))
     data = SimpleNamespace(restores=restores, make_reference_launch=lambda: reference)
-    opened = SimpleNamespace(
+    problem = SimpleNamespace(
         data=data,
         timer=CudaTimer("cuda:0", method),
         device=SimpleNamespace(name="cuda:0"),
         observers=LaunchObserver(),
     )
-    monkeypatch.setattr(bench, "_open", opened)
+    monkeypatch.setattr(bench, "_open", problem)
     request = requests.TimeReference(PRESETS["default"], judge_contention=False)
     reply: Any = SimpleNamespace(begin_phase=lambda phase: None)
-    measured = bench.time_reference(request, reply)
-    assert measured.result.latency_us == (None if expected_us is None else pytest.approx(expected_us, rel=0.3))
+    measurement = bench.time_reference(request, reply)
+    assert measurement.result.latency_us == (None if expected_us is None else pytest.approx(expected_us, rel=0.3))

@@ -1,4 +1,4 @@
-"""Imports in workers: bytecode where packages have none, and no collections of garbage."""
+"""Imports in workers: bytecode where packages have none, and no garbage collection meanwhile."""
 
 import gc
 import importlib
@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.worker import imports
 
-USE = """
+IMPORTING_PROGRAM = """
 from pathlib import Path
 from ktuned.dependencies import OBSERVER
 from ktuned.worker import imports
@@ -23,8 +23,8 @@ import kernels, installed
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Return a directory with an installed module, one of a project, and one that is beside the project."""
+def directory(tmp_path: Path) -> Path:
+    """A directory with an installed module, a project's module, and a module beside the project."""
     for module in ("site-packages/installed.py", "project/kernels.py", "beside.py"):
         (tmp_path / module).parent.mkdir(exist_ok=True)
         (tmp_path / module).write_text("import beside\n" if "kernels" in module else "x = 1\n")
@@ -34,30 +34,34 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, code: str) -> list[str]:
-    """Run code that finds all modules; return the bytecode files of these, without their suffixes."""
-    env = {**os.environ, "PYTHONPATH": f"{place}/site-packages:{place}", "PYTHONDONTWRITEBYTECODE": "1"}
+def run_and_list_bytecode(directory: Path, code: str) -> list[str]:
+    """Run code that can import all modules; return the modules' bytecode files without suffixes."""
+    env = {**os.environ, "PYTHONPATH": f"{directory}/site-packages:{directory}", "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
-    found = (str(path.relative_to(place)) for path in place.rglob("*.pyc"))
-    return sorted(name.split(".")[0] for name in found if not name.startswith("cache") or str(place) in f"/{name}")
+    files = (str(path.relative_to(directory)) for path in directory.rglob("*.pyc"))
+    return sorted(name.split(".")[0] for name in files if not name.startswith("cache") or str(directory) in f"/{name}")
 
 
-def test_bytecode_of_what_is_installed_is_kept_in_the_cache(place: Path) -> None:
-    """Wherever it is imported; and nothing of the project's code, whose bytecode could be of an older save."""
-    found = run(place, USE.format(cache=str(place / "cache"), place=str(place)))
-    assert found == [f"cache/ktuned/bytecode{place}/site-packages/installed"]
+def test_bytecode_of_what_is_installed_is_kept_in_the_cache(directory: Path) -> None:
+    """The project's own code gets no bytecode, which could be of an older save."""
+    bytecode = run_and_list_bytecode(
+        directory, IMPORTING_PROGRAM.format(cache=str(directory / "cache"), place=str(directory))
+    )
+    assert bytecode == [f"cache/ktuned/bytecode{directory}/site-packages/installed"]
 
 
-def test_the_standard_library_is_kept_too(place: Path) -> None:
-    """Python looks for its bytecode in the cache as well: without it each worker would compile it."""
-    code = USE.format(cache=str(place / "cache"), place=str(place)) + "import email.message, zipfile"
-    run(place, code)
-    stdlib = place / f"cache/ktuned/bytecode{Path(os.__file__).parent}"
+def test_the_standard_library_is_kept_too(directory: Path) -> None:
+    """Python looks for its bytecode in the cache as well; otherwise each worker would compile it."""
+    code = (
+        IMPORTING_PROGRAM.format(cache=str(directory / "cache"), place=str(directory)) + "import email.message, zipfile"
+    )
+    run_and_list_bytecode(directory, code)
+    stdlib = directory / f"cache/ktuned/bytecode{Path(os.__file__).parent}"
     assert {"message", "zipfile"} <= {path.name.split(".")[0] for path in stdlib.rglob("*.pyc")}
 
 
 def test_garbage_collection_pauses_during_imports() -> None:
-    """Afterwards it is as before, also where an import fails, and where it was off."""
+    """Afterwards it is as before, also if an import fails or if collection was off."""
     for was_on in (True, False):
         (gc.enable if was_on else gc.disable)()
         try:
@@ -71,9 +75,11 @@ def test_garbage_collection_pauses_during_imports() -> None:
             gc.enable()
 
 
-def test_bytecode_beside_the_sources_is_used(place: Path) -> None:
-    """Where the installation has bytecode the cache is not used: it would hide that."""
-    module = place / "site-packages/installed.py"
+def test_bytecode_beside_the_sources_is_used(directory: Path) -> None:
+    """The cache is not used then, because it would hide the installed bytecode."""
+    module = directory / "site-packages/installed.py"
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(module)], check=True, timeout=60)
-    found = run(place, USE.format(cache=str(place / "cache"), place=str(place)))
-    assert found == ["site-packages/__pycache__/installed"]
+    bytecode = run_and_list_bytecode(
+        directory, IMPORTING_PROGRAM.format(cache=str(directory / "cache"), place=str(directory))
+    )
+    assert bytecode == ["site-packages/__pycache__/installed"]

@@ -1,4 +1,4 @@
-"""The config that follows is loaded while a GPU works on the one before."""
+"""The next config is loaded while the GPU runs the current one."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from ktuned.worker.reply import Reply
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 
 
-class PlayedTimer(CudaTimer):
-    """A timer without a GPU: its batch is in the queue at once."""
+class FakeTimer(CudaTimer):
+    """A timer without a GPU, whose batch is enqueued at once."""
 
-    def __init__(self, diary: list[str]) -> None:
-        self._diary = diary
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
 
     def synchronize(self) -> None:
-        """Wait for nothing."""
+        """Do nothing."""
 
     def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Race:
-        """Call back at once: the batch counts as enqueued."""
-        self._diary.append("samples enqueued")
+        """Report that the batch is enqueued, and end the race."""
+        self._log.append("samples enqueued")
         if launches.meanwhile is not None:
             launches.meanwhile()
         race = Race(rules)
@@ -46,8 +46,8 @@ class PlayedTimer(CudaTimer):
         return race
 
 
-class PlayedData:
-    """Data that every config leaves right."""
+class FakeProblemData:
+    """A problem's data that every config computes correctly."""
 
     tensors: dict[str, Any] = {}
     roles = TensorRoles((), (), (), ())
@@ -57,86 +57,84 @@ class PlayedData:
     is_judged = True
 
     def replace_changed_tensors(self) -> bool:
-        """Leave all as it is."""
+        """Return that no tensor was replaced."""
         return False
 
     def reset_tensors(self) -> None:
-        """Poison nothing."""
+        """Do nothing."""
 
     prepare_checked_launch = reset_tensors
 
     def take_damage(self, *, whole: bool = True) -> None:
-        """Find nothing."""
+        """Do nothing."""
 
     def look_at_outputs(self, *, is_last: bool) -> bool:
-        """Leave it to the check."""
+        """Return that only the full check can tell."""
         return False
 
     def count_affordable_copies(self, limit_bytes: int) -> int:
-        """Have no copies."""
+        """Return that there is room for one copy."""
         return 1
 
     def check_outputs(self) -> Verdict:
-        """Find all right."""
+        """Return that all outputs are right."""
         return Verdict(ok=True)
 
     def find_overwritten_inputs(self) -> tuple[str, ...]:
-        """Name no input."""
         return ()
 
 
-class PlayedProblem(OpenProblem):
-    """Writes down what is loaded; a unit called ``heavy`` cannot be loaded beside another one."""
+class FakeProblem(OpenProblem):
+    """Logs what is loaded; the unit ``heavy`` cannot be loaded beside another one."""
 
-    def __init__(self, diary: list[str]) -> None:
-        nothing = cast("Any", None)
-        data, costs = cast("Any", PlayedData()), Costs(LATENCY, lambda us: {})
-        super().__init__(GPU, data, PlayedTimer(diary), costs, LaunchObserver(), nothing, nothing, ProcessState())
-        self._diary = diary
+    def __init__(self, log: list[str]) -> None:
+        unused = cast("Any", None)
+        data, costs = cast("Any", FakeProblemData()), Costs(LATENCY, lambda us: {})
+        super().__init__(GPU, data, FakeTimer(log), costs, LaunchObserver(), unused, unused, ProcessState())
+        self._log = log
 
     def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
-        self._diary.append(f"load {unit.key}")
-        if unit.key == "heavy" and self._diary[-2] == "load_next":
+        self._log.append(f"load {unit.key}")
+        if unit.key == "heavy" and self._log[-2] == "load_next":
             raise RuntimeError("out of memory")
-        return LoadedConfig(unit.key, lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None))
+        return LoadedConfig(unit.key, lambda: self._log.append(f"launch {unit.key}"), cast("Kernel", None))
 
 
-class Diary(Reply):
-    """Takes answers instead of sending them."""
+class LoggingReply(Reply):
+    """Logs the loading phases instead of sending answers."""
 
-    def __init__(self, diary: list[str]) -> None:
-        self._diary = diary
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
 
     def begin_phase(self, phase: Phase) -> None:
-        """Write down the phases of loading."""
         if phase is Phase.LOAD_NEXT:
-            self._diary.append("load_next")
+            self._log.append("load_next")
 
     def send_item(self, value: replies.Measurement, *, hold_s: float = 0.0) -> None:
-        """Leave it out."""
+        """Do nothing."""
 
 
-def measured(*keys: str) -> tuple[replies.Measurement, list[str]]:
-    """Measure units as one batch; return the last measurement, and all that happened, launches of checks once."""
-    diary: list[str] = []
+def measure_batch(*keys: str) -> tuple[replies.Measurement, list[str]]:
+    """Measure units as one batch; return the last measurement and the log."""
+    log: list[str] = []
     units = tuple(requests.UnitRef(key, {}) for key in keys)
     bench = Bench(Registry([]), cast("Places", None))
-    bench._open = PlayedProblem(diary)
-    last = bench.run_trial(requests.Trial(units, PRESETS["fast"], False), Diary(diary))
-    return last, diary
+    bench._open = FakeProblem(log)
+    last = bench.run_trial(requests.Trial(units, PRESETS["fast"], False), LoggingReply(log))
+    return last, log
 
 
 def test_the_next_config_is_loaded_while_the_samples_run() -> None:
-    """Once only: in its turn it is launched at once; the last one has no next."""
-    last, diary = measured("a", "b")
+    """It is loaded once and launched at once when its turn comes; the last config has no next."""
+    last, log = measure_batch("a", "b")
     assert last.result.outcome is Outcome.MEASURED
-    wanted = ["load a", "launch a", "samples enqueued", "load_next", "load b"]
-    assert diary[:5] == wanted
-    assert diary[5:] == ["launch a", "launch b", "samples enqueued", "launch b"]
+    expected = ["load a", "launch a", "samples enqueued", "load_next", "load b"]
+    assert log[:5] == expected
+    assert log[5:] == ["launch a", "launch b", "samples enqueued", "launch b"]
 
 
 def test_a_config_that_cannot_be_loaded_ahead_is_loaded_in_its_turn() -> None:
-    """It may have lacked only the memory that the one before still had."""
-    last, diary = measured("a", "heavy")
+    """It may have lacked only the memory that the config before it used."""
+    last, log = measure_batch("a", "heavy")
     assert last.result.outcome is Outcome.MEASURED
-    assert diary.count("load heavy") == 2
+    assert log.count("load heavy") == 2

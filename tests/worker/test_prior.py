@@ -1,4 +1,4 @@
-"""A kernel file's prior: its configs come first, and exclude nothing."""
+"""A kernel file's prior: its configs come first, and no config is excluded."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import pytest
 from ktuned import space
 from ktuned.model import Device, DeviceModel, DeviceName, KernelFileError, Phase, Plan, Target
 from ktuned.worker.explore import Exploration
-from tests.worker.declaring import declare
+from tests.worker.declaring import declare_kernel
 
 SPACE = space(n=range(100))
 
 
-def explored(prior: Any) -> list[Any]:
-    """Return the configs of a whole exploration, in their order, after a winner."""
-    exploration = Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(strategy="exhaustive"), [{"n": 50}])
+def list_explored_configs(prior: Any) -> list[Any]:
+    """Return the configs of a whole exploration, in their order; the first is an earlier winner."""
+    exploration = Exploration(
+        declare_kernel(space=SPACE, prior=prior), {"M": 1}, Plan(strategy="exhaustive"), [{"n": 50}]
+    )
     configs: list[Any] = []
     while True:
         answer = exploration.propose_configs(20)
@@ -38,8 +40,8 @@ def explored(prior: Any) -> list[Any]:
     ids=["configs", "score"],
 )
 def test_promising_configs_come_first(prior: Any, first: list[int]) -> None:
-    """After the winner; configs outside the space are left out, and all others follow once."""
-    configs = explored(prior)
+    """They follow the winner. Configs outside the space are dropped, and all other configs follow once."""
+    configs = list_explored_configs(prior)
     assert configs[: len(first)] == first
     assert sorted(configs) == list(range(100))
 
@@ -52,10 +54,10 @@ def test_promising_configs_come_first(prior: Any, first: list[int]) -> None:
     ],
     ids=["configs", "score"],
 )
-def test_prior_may_look_at_the_device(prior: Any) -> None:
-    """A parameter of that name takes it, in either form."""
+def test_prior_may_depend_on_the_device(prior: Any) -> None:
+    """Either form of prior gets the device as a parameter of that name."""
     device = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
-    kernel = declare(space=SPACE, prior=prior)
+    kernel = declare_kernel(space=SPACE, prior=prior)
     (proposal,) = (
         Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), [], device=device).propose_configs(1).proposals
     )
@@ -72,8 +74,10 @@ def test_prior_may_look_at_the_device(prior: Any) -> None:
     ids=["numbers of NumPy", "a default", "no number"],
 )
 def test_prior_may_be_written_freely(prior: Any, first: list[int]) -> None:
-    """NumPy's numbers are values, a parameter with a default is the author's own, a score of NaN promises nothing."""
-    assert explored(prior)[: len(first)] == first
+    """NumPy numbers are accepted, a parameter with a default is the author's own, and a score of NaN means no
+    preference.
+    """
+    assert list_explored_configs(prior)[: len(first)] == first
 
 
 @pytest.mark.parametrize(
@@ -90,9 +94,9 @@ def test_prior_may_be_written_freely(prior: Any, first: list[int]) -> None:
     ],
     ids=["outside", "no such knob", "misspelt", "incomplete", "all NaN"],
 )
-def test_prior_that_cannot_help_is_remarked(prior: Any, words: str) -> None:
-    """A prior of which nothing is used says so, with its kernel, what it named, and how to mend it."""
-    kernel = declare(space=space(n=range(100), tile=[1, 2]), prior=prior)
+def test_prior_that_cannot_help_is_reported(prior: Any, words: str) -> None:
+    """A prior of which nothing is usable gets a message with its kernel, what it named, and how to fix it."""
+    kernel = declare_kernel(space=space(n=range(100), tile=[1, 2]), prior=prior)
     fault = Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), []).prior_fault
     assert re.search(f"^prior of kernel 'it' is ignored: .*{words}", fault)
 
@@ -102,9 +106,9 @@ def test_prior_that_cannot_help_is_remarked(prior: Any, words: str) -> None:
     [None, lambda p: [], lambda p: [{"n": 500}, {"n": 5}], lambda p, c: c.n],
     ids=["none", "nothing", "some", "score"],
 )
-def test_prior_that_helps_is_not_remarked(prior: Any) -> None:
-    """Nor is one that has nothing to say, or that names a config of another space besides."""
-    assert Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), []).prior_fault == ""
+def test_prior_that_helps_is_not_reported(prior: Any) -> None:
+    """A prior that returns nothing, or names some configs outside the space, gets no message either."""
+    assert Exploration(declare_kernel(space=SPACE, prior=prior), {"M": 1}, Plan(), []).prior_fault == ""
 
 
 @pytest.mark.parametrize(
@@ -119,31 +123,29 @@ def test_prior_that_helps_is_not_remarked(prior: Any) -> None:
     ],
     ids=["nothing", "one config", "NaN", "empty", "a word", "an exit"],
 )
-def test_prior_of_another_shape_names_its_file(prior: Any, words: str) -> None:
-    """One line says what it returned and what it should."""
+def test_prior_with_a_wrong_result_names_its_file(prior: Any, words: str) -> None:
+    """One line says what the prior returned and what it should return."""
     with pytest.raises(KernelFileError, match=rf"declaring\.py:\d+: .*{words}"):
-        explored(prior)
+        list_explored_configs(prior)
 
 
 def test_phases_tell_a_prior_from_a_strategy() -> None:
-    """Each is entered before its code runs, so that the one that hangs is named."""
-    seen: list[Any] = []
+    """Each phase begins before its code runs, so that a hang is attributed correctly."""
+    events: list[Any] = []
 
     def prior(p: Any) -> list[Any]:
-        seen.append("asked")
+        events.append("asked")
         return []
 
-    Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), [], on_phase=seen.append)
-    assert seen == [Phase.PRIOR, "asked", Phase.STRATEGY]
+    Exploration(declare_kernel(space=SPACE, prior=prior), {"M": 1}, Plan(), [], on_phase=events.append)
+    assert events == [Phase.PRIOR, "asked", Phase.STRATEGY]
 
 
-def test_prior_of_what_is_no_config_names_its_file() -> None:
-    """A value that no knob can have is the prior's error, in one line."""
+def test_prior_with_a_value_that_no_knob_can_have_names_its_file() -> None:
     with pytest.raises(KernelFileError, match=r"declaring\.py:\d+: .*prior: TypeError"):
-        explored(lambda p: [{"n": object()}])
+        list_explored_configs(lambda p: [{"n": object()}])
 
 
 def test_prior_that_raises_names_its_file() -> None:
-    """The error says that it was the prior."""
     with pytest.raises(KernelFileError, match="prior: ZeroDivisionError"):
-        explored(lambda p: [1 // 0])
+        list_explored_configs(lambda p: [1 // 0])

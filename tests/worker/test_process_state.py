@@ -1,4 +1,6 @@
-"""State of a lane's process: a config's changes are put back, its own state comes back with it, the rest is said."""
+"""The state of a lane's process: a config's changes are undone, its own state is restored with it, the rest is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -19,48 +21,48 @@ from tests.fake_backend import pollution
 
 _libm = ctypes.CDLL("libm.so.6")
 
-KINDS = sorted(set(pollution.KINDS) - {"thread"})
+RESTORED_KINDS = sorted(set(pollution.KINDS) - {"thread"})
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[ProcessState]:
-    """Return the state of this process, which is as it was at the end."""
-    taken = ProcessState()
-    taken.read_baseline([str(tmp_path / "artifacts")])
-    taken.complete_baseline()
+    """The state of this process, which is restored at the end."""
+    process_state = ProcessState()
+    process_state.read_baseline([str(tmp_path / "artifacts")])
+    process_state.complete_baseline()
     try:
-        yield taken
+        yield process_state
     finally:
-        taken.restore_baseline()
+        process_state.restore_baseline()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_config_changes_is_put_back(state: ProcessState, kind: str) -> None:
-    """After it, and before the next one's check; it leaves nothing that would need a fresh process."""
+@pytest.mark.parametrize("kind", RESTORED_KINDS)
+def test_what_a_config_changes_is_restored(state: ProcessState, kind: str) -> None:
+    """The state is restored before the next config's check, without a fresh process."""
     with state.isolate_config("a"):
         pollution.KINDS[kind].pollute()
         assert not pollution.KINDS[kind].is_clean()
     assert pollution.KINDS[kind].is_clean()
-    # A library that is given one more thread has started it.
+    # The BLAS library keeps the thread that it started.
     assert not state.leftover or kind == "blas"
 
 
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"timers"}))
+@pytest.mark.parametrize("kind", sorted({*RESTORED_KINDS} - {"timers"}))
 def test_what_loading_changes_is_the_configs_own(state: ProcessState, kind: str) -> None:
-    """It holds whenever this config runs, though a constructor runs once, and for no other."""
-    one = pollution.KINDS[kind]
+    """The change applies whenever this config runs, although it loads only once, and never to another config."""
+    pollutant = pollution.KINDS[kind]
     with state.isolate_config("a"), state.remember_changes_by_loading("a"):
-        one.pollute()
-    assert one.is_clean()
+        pollutant.pollute()
+    assert pollutant.is_clean()
     with state.isolate_config("b"):
-        assert one.is_clean()
+        assert pollutant.is_clean()
     with state.isolate_config("a"):
-        assert not one.is_clean()
-    assert one.is_clean()
+        assert not pollutant.is_clean()
+    assert pollutant.is_clean()
 
 
 def test_a_config_that_is_loaded_ahead_changes_nothing_for_the_one_that_runs(state: ProcessState) -> None:
-    """Nor does it get what that one has changed for its own."""
+    """The config that is loaded ahead does not inherit the running config's changes either."""
     rounding, directory = pollution.KINDS["rounding"], pollution.KINDS["directory"]
     with state.isolate_config("a"):
         with state.remember_changes_by_loading("a"):
@@ -76,7 +78,7 @@ def test_a_config_that_is_loaded_ahead_changes_nothing_for_the_one_that_runs(sta
 
 
 def test_a_check_is_made_in_known_arithmetic(state: ProcessState) -> None:
-    """The config's own comes back for its next launch."""
+    """The config's own arithmetic is restored for its next launch."""
     rounding = pollution.KINDS["rounding"]
     with state.isolate_config("a"):
         rounding.pollute()
@@ -86,7 +88,7 @@ def test_a_check_is_made_in_known_arithmetic(state: ProcessState) -> None:
 
 
 def test_flush_to_zero_ends_with_its_config(state: ProcessState) -> None:
-    """In this thread, and in the pool that a parallel operation has started meanwhile."""
+    """It ends in this thread and in the pool that a parallel operation started meanwhile."""
     tiny = torch.full((1 << 20,), 1e-40)
     with state.isolate_config("a"):
         assert torch.set_flush_denormal(True)
@@ -94,8 +96,7 @@ def test_flush_to_zero_ends_with_its_config(state: ProcessState) -> None:
     assert bool((tiny * 2).all())
 
 
-def test_threads_of_torch_are_put_back(state: ProcessState) -> None:
-    """As is its default type."""
+def test_torchs_threads_and_default_dtype_are_restored(state: ProcessState) -> None:
     before = torch.get_num_threads()
     with state.isolate_config("a"):
         torch.set_num_threads(before + 1)
@@ -104,7 +105,7 @@ def test_threads_of_torch_are_put_back(state: ProcessState) -> None:
 
 
 def test_a_thread_left_behind_is_a_leftover(state: ProcessState) -> None:
-    """It may take a core from all that follow."""
+    """The thread may take a core from all following configs."""
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     with state.isolate_config("a"):
@@ -114,27 +115,26 @@ def test_a_thread_left_behind_is_a_leftover(state: ProcessState) -> None:
     assert state.leftover == "it left a thread behind"
 
 
-def library(place: Path, answer: int) -> Path:
-    """Compile a shared library."""
-    source = place.with_suffix(".c")
+def compile_library(path: Path, answer: int) -> Path:
+    source = path.with_suffix(".c")
     source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text(f"int answer(void) {{ return {answer}; }}\n")
-    fresh = place.with_suffix(".new")
-    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(fresh)], check=True)
-    fresh.replace(place)
-    return place
+    new_file = path.with_suffix(".new")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(new_file)], check=True)
+    new_file.replace(path)
+    return path
 
 
 def test_a_library_of_the_project_is_a_leftover_and_an_artifact_is_not(
     state: ProcessState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one has data that the next config would find, the other is a config's alone."""
+    """The project's library keeps data that the next config would see; an artifact belongs to one config."""
     monkeypatch.setattr(mapped_files, "_list_generated_directories", tuple)
     state.read_baseline([str(tmp_path / "artifacts")])
     with state.isolate_config("a"):
-        ctypes.CDLL(str(library(tmp_path / "artifacts" / "kernel.so", 1)))
+        ctypes.CDLL(str(compile_library(tmp_path / "artifacts" / "kernel.so", 1)))
     assert not state.leftover
-    own = library(tmp_path / "own.so", 1)
+    own = compile_library(tmp_path / "own.so", 1)
     with state.isolate_config("b"):
         ctypes.CDLL(str(own))
     assert state.leftover == f"it loaded {own}"
@@ -142,19 +142,19 @@ def test_a_library_of_the_project_is_a_leftover_and_an_artifact_is_not(
 
 @pytest.mark.parametrize("how", ["replaced", "written", "removed"])
 def test_a_mapped_file_that_has_changed_is_named(state: ProcessState, tmp_path: Path, how: str) -> None:
-    """However it was changed; what is mapped stays the old one."""
-    place = tmp_path / "weights.bin"
-    place.write_bytes(b"a" * 4096)
-    with place.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ):
+    """The process still maps the old content."""
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"a" * 4096)
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ):
         with state.isolate_config("a"):
             pass
         assert not state.find_outdated_file()
         if how == "replaced":
             (tmp_path / "new").write_bytes(b"b" * 4096)
-            (tmp_path / "new").replace(place)
+            (tmp_path / "new").replace(path)
         elif how == "written":
-            place.write_bytes(b"b" * 4096)
-            os.utime(place, (1, 1))
+            path.write_bytes(b"b" * 4096)
+            os.utime(path, (1, 1))
         else:
-            place.unlink()
-        assert state.find_outdated_file() == str(place)
+            path.unlink()
+        assert state.find_outdated_file() == str(path)

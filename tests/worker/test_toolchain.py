@@ -1,4 +1,4 @@
-"""What a probe notes of its environment, and what of that enters which fingerprint."""
+"""What a probe records about its environment, and which fingerprint it enters."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from ktuned.backends import Registry
 from ktuned.ipc import requests
 from ktuned.model import BackendReport
 from ktuned.worker.probe import probe_interpreter
-from tests.assembled import FAKE_BACKEND
+from tests.daemon_parts import FAKE_BACKEND
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """A registry with the fake backend alone."""
+    """A registry with the fake backend only."""
     monkeypatch.syspath_prepend(str(FAKE_BACKEND))
     return Registry([EntryPoint("fake", "ktuned_fake:Fake", "ktuned.backends")])
 
 
-def reported(registry: Registry, directory: Path, *own: str, **variables: str) -> BackendReport:
-    """Return the fake backend's report in an environment of which a project sets its own part."""
+def probe_backend(registry: Registry, directory: Path, *project_variables: str, **variables: str) -> BackendReport:
+    """Return the fake backend's report in an environment; the project itself sets ``project_variables``."""
     environ = directory / "environ"
     environ.write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in variables.items()))
-    return probe_interpreter(registry, requests.Probe(own), environ).backends["fake"]
+    return probe_interpreter(registry, requests.Probe(project_variables), environ).backends["fake"]
 
 
 def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
     registry: Registry, tmp_path: Path
 ) -> None:
-    """Each enters one fingerprint, by its name; what only says where files go, or what is not declared, enters none."""
-    plain = reported(registry, tmp_path)
-    deciding = {
+    """Each declared variable enters one fingerprint by its name. Variables that only say where files go enter none."""
+    plain_report = probe_backend(registry, tmp_path)
+    decisive_variables = {
         "CPATH": "/include",
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -42,11 +42,13 @@ def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
         "TRITON_Y": "2",
         "CUDA_Z": "3",
     }
-    found = reported(registry, tmp_path, **deciding, TRITON_CACHE_DIR="/c", CUDA_VISIBLE_DEVICES="0", HOME="/h")
-    (device,), (before,) = found.devices, plain.devices
-    assert dict(found.fingerprint) == {**plain.fingerprint, "env:CPATH": "/include"}
+    report = probe_backend(
+        registry, tmp_path, **decisive_variables, TRITON_CACHE_DIR="/c", CUDA_VISIBLE_DEVICES="0", HOME="/h"
+    )
+    (device,), (plain_device,) = report.devices, plain_report.devices
+    assert dict(report.fingerprint) == {**plain_report.fingerprint, "env:CPATH": "/include"}
     assert dict(device.fingerprint) == {
-        **before.fingerprint,
+        **plain_device.fingerprint,
         "env:ATEN_CPU_CAPABILITY": "avx2",
         "env:ONEDNN_MAX_CPU_ISA": "AVX2",
         "env:CUDA_Z": "3",
@@ -57,7 +59,7 @@ def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "hint"),
+    ("error", "message_start", "hint"),
     [
         (
             PackageNotFoundError("nvidia-cutlass-dsl"),
@@ -72,24 +74,24 @@ def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
     ],
 )
 def test_a_library_that_is_missing_is_named(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str, hint: str
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message_start: str, hint: str
 ) -> None:
-    """With the command that installs it, in place of an import's or the metadata's own words."""
+    """The message has the command that installs the library."""
 
-    def fail() -> None:
+    def raise_error() -> None:
         raise error
 
-    monkeypatch.setattr(registry.load("fake"), "fingerprint", fail)
-    fault = reported(registry, tmp_path).error
+    monkeypatch.setattr(registry.load("fake"), "fingerprint", raise_error)
+    fault = probe_backend(registry, tmp_path).error
     assert fault is not None
-    assert fault.message.startswith(said)
+    assert fault.message.startswith(message_start)
     assert fault.hint.endswith(hint)
 
 
 def test_a_projects_own_variables_enter_both_fingerprints_as_digests(registry: Registry, tmp_path: Path) -> None:
-    """A kernel file may read any of them, and they may hold secrets."""
-    found = reported(registry, tmp_path, "TOKEN", TOKEN="secret", OTHER="1")
-    (device,) = found.devices
-    assert found.fingerprint["env:TOKEN"] == device.fingerprint["env:TOKEN"]
-    assert "secret" not in str(found)
-    assert "env:OTHER" not in found.fingerprint
+    """A kernel file may read any of them, and they may be secret."""
+    report = probe_backend(registry, tmp_path, "TOKEN", TOKEN="secret", OTHER="1")
+    (device,) = report.devices
+    assert report.fingerprint["env:TOKEN"] == device.fingerprint["env:TOKEN"]
+    assert "secret" not in str(report)
+    assert "env:OTHER" not in report.fingerprint

@@ -12,7 +12,7 @@ from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
-from ktuned.model import JobState, format_objective_suffix
+from ktuned.model import format_objective_suffix
 from ktuned.protocol import (
     CANCEL,
     JOBS,
@@ -23,6 +23,7 @@ from ktuned.protocol import (
     JobInfo,
     JobsAnswer,
     JobsParams,
+    JobState,
     PauseAnswer,
     PauseParams,
     call_method,

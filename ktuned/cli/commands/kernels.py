@@ -12,7 +12,7 @@ from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.completion import complete_target
 from ktuned.cli.options import SectionedCommand, is_path, json_option, resolve_path
 from ktuned.cli.output import Exit
-from ktuned.model import SpaceInfo, Status, describe_change
+from ktuned.model import SpaceInfo
 from ktuned.protocol import (
     ADD,
     KERNELS,
@@ -23,8 +23,10 @@ from ktuned.protocol import (
     KernelsAnswer,
     KernelsParams,
     RootInfo,
+    Status,
     UnwatchParams,
     call_method,
+    describe_change,
     find_root,
 )
 from ktuned_client import Client

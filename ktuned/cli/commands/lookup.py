@@ -16,7 +16,7 @@ from ktuned.cli.options import (
 )
 from ktuned.cli.output import Exit
 from ktuned.cli.progress import describe_peak_share
-from ktuned.model import Change, JobState, Scalar, Status, describe_change, format_objective_suffix, is_exact
+from ktuned.model import Scalar, format_objective_suffix, is_exact
 from ktuned.protocol import (
     JOBS,
     KERNELS,
@@ -24,11 +24,15 @@ from ktuned.protocol import (
     PEAKS,
     RESULTS,
     Answer,
+    Change,
     JobsParams,
+    JobState,
     KernelsParams,
     LookupParams,
     ResultsParams,
+    Status,
     call_method,
+    describe_change,
 )
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT

@@ -21,8 +21,6 @@ from ktuned.cli.present import choose_presenter, follow_tuning, request_tuning
 from ktuned.model import (
     Objective,
     Outcome,
-    Status,
-    Trial,
     canonical,
     compute_gain,
     convert_to_cost,
@@ -43,6 +41,8 @@ from ktuned.protocol import (
     LookupManyParams,
     LookupParams,
     ResultsParams,
+    Status,
+    Trial,
     TuneParams,
     call_method,
 )

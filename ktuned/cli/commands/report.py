@@ -17,8 +17,8 @@ from ktuned.cli.options import is_path, resolve_path
 from ktuned.cli.output import Exit
 from ktuned.cli.progress import begin_view
 from ktuned.cli.versions import read_own_version
-from ktuned.model import JobState, KtunedError, UsageError, WinnerKey, describe_change
-from ktuned.protocol import JOBS, KERNELS, STATUS, JobsParams, KernelsParams, call_method
+from ktuned.model import KtunedError, UsageError, WinnerKey
+from ktuned.protocol import JOBS, KERNELS, STATUS, JobsParams, JobState, KernelsParams, call_method, describe_change
 from ktuned.report import (
     Document,
     DocumentCache,

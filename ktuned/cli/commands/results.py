@@ -14,8 +14,8 @@ from ktuned.cli.options import WholeNumber, device_option, json_option, problem_
 from ktuned.cli.output import Exit
 from ktuned.cli.progress import Limits, describe_peak_share
 from ktuned.cli.trials import describe_facts, list_messages, load_all_trials
-from ktuned.model import ListedTrial, Outcome, Scalar, format_objective_suffix, is_noisy
-from ktuned.protocol import PEAKS, RESULTS, NumericsReport, ResultsParams, call_method
+from ktuned.model import Outcome, Scalar, format_objective_suffix
+from ktuned.protocol import PEAKS, RESULTS, ListedTrial, NumericsReport, ResultsParams, call_method, is_noisy
 from ktuned.report import FORMATS, render_trials
 from ktuned_client import Client
 

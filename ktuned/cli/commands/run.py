@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ktuned.cli import output, run_hook, spawn, text
-from ktuned.dropin import FIXED, RECORDED, TUNED, Account, WinnersFile
+from ktuned.dropin import ANSWERED, FIXED, RECORDED, TUNED, Account, WinnersFile
 from ktuned.model import NUMERICS, TOLERANCE, UsageError
 from ktuned.protocol import BACKENDS, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
@@ -91,7 +91,8 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
     """
     states = list(account.keys.values())
     tuned, recorded = states.count(TUNED), states.count(RECORDED)
-    lines = _list_functions_and_keys(account, f"{tuned} tuned, {recorded} recorded now")
+    answered = f", {states.count(ANSWERED)} {ANSWERED}" if ANSWERED in states else ""
+    lines = _list_functions_and_keys(account, f"{tuned} tuned, {recorded} recorded now{answered}")
     if recorded and not has_device:
         lines.append("no GPU is found here, so nothing is measured: the recorded calls wait until a daemon finds one")
     elif recorded:
@@ -120,7 +121,7 @@ def _list_functions_and_keys(account: Account, states: str) -> list[str]:
         lines.append(f"adopted {count}: {', '.join(_group_by_library(account.adopted))}")
     if account.keys:
         lines.append(f"{text.format_count(len(account.keys), 'tuning key')}: {states}")
-    usual = TUNED, RECORDED, FIXED
+    usual = TUNED, RECORDED, FIXED, ANSWERED
     lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in usual]
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
     if not account.drop_ins:

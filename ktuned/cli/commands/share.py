@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ktuned.cli import output, text
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
-from ktuned.model import KtunedError, Status, format_objective_suffix
+from ktuned.model import KtunedError, format_objective_suffix
 from ktuned.protocol import (
     EXPORT,
     IMPORT,
@@ -23,6 +23,7 @@ from ktuned.protocol import (
     ImportedWinner,
     ImportParams,
     KernelsParams,
+    Status,
     WinnersDocument,
     call_method,
     find_root,

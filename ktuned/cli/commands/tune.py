@@ -31,8 +31,8 @@ from ktuned.cli.options import (
 from ktuned.cli.output import Exit
 from ktuned.cli.present import TuningInterrupted, choose_presenter, follow_tuning, request_tuning
 from ktuned.cli.progress import FAILURES, JobView, View
-from ktuned.model import PRESETS, UNTIL, Config, Job, Scalar, needs_metric
-from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneParams, call_method
+from ktuned.model import PRESETS, UNTIL, Config, Scalar, needs_metric
+from ktuned.protocol import LOOKUP, TUNE, CompileParams, Job, LookupParams, TuneParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 

@@ -35,7 +35,8 @@ from ktuned.cli.watch import cells
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.session import Session
-from ktuned.model import ListedTrial, Trial, escape_controls, name_figure
+from ktuned.model import escape_controls, name_figure
+from ktuned.protocol import ListedTrial, Trial
 from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
 
 DRAWING_S = 0.1

@@ -9,14 +9,16 @@ from msgspec.structs import replace
 
 from ktuned.cli import progress, text
 from ktuned.cli.progress import FAILURES, Case, FirstFailure, JobView, View, make_case
-from ktuned.model import LATENCY, Config, JobState, Objective, Problem, Status, canonical, compute_gain
+from ktuned.model import LATENCY, Config, Objective, Problem, canonical, compute_gain
 from ktuned.protocol import (
     Answer,
     Event,
     FileError,
     JobInfo,
+    JobState,
     KernelsAnswer,
     KernelStale,
+    Status,
     TuningPaused,
     TuningResumed,
     WinnerChanged,

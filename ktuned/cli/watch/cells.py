@@ -19,7 +19,8 @@ from ktuned.cli.watch.board import Board, BoardRow, is_on_several_devices
 from ktuned.cli.watch.choice import Listed
 from ktuned.cli.watch.load import Load, estimate_time_left, summarise_load
 from ktuned.cli.watch.trial_log import TrialLog
-from ktuned.model import NOT_TRIED, JobState, Outcome, Trial, format_objective_suffix, is_maximized
+from ktuned.model import NOT_TRIED, Outcome, format_objective_suffix, is_maximized
+from ktuned.protocol import JobState, Trial
 
 STYLES: Mapping[str, str] = {
     "tuned": "green",

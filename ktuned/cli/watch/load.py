@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ktuned.backends import CpuTicks
 from ktuned.cli import text
-from ktuned.model import DeviceModel, JobState
-from ktuned.protocol import JobInfo, StatusAnswer
+from ktuned.model import DeviceModel
+from ktuned.protocol import JobInfo, JobState, StatusAnswer
 
 MIN_SPAN_S = 0.5
 """Shortest time between two samples from which shares are computed: a single batch of trials fills a shorter one."""

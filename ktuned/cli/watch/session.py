@@ -15,12 +15,13 @@ from ktuned.cli.progress import concerns_project
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
 from ktuned.cli.watch.load import Load, Sample, compute_load, sample_load
 from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, follow_event, is_outdated, open_log
-from ktuned.model import MAX_PRIORITY, ListedTrial, Outcome, Priority
+from ktuned.model import Outcome
 from ktuned.protocol import (
     CANCEL,
     JOBS,
     KERNELS,
     LOOKUP_MANY,
+    MAX_PRIORITY,
     PAUSE,
     PEAKS,
     RESULTS,
@@ -35,9 +36,11 @@ from ktuned.protocol import (
     JobStarted,
     KernelsParams,
     KernelsReloaded,
+    ListedTrial,
     LookupManyParams,
     LookupParams,
     PauseParams,
+    Priority,
     ResultsParams,
     StreamGap,
     TuneParams,

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from ktuned.cli import text
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
-from ktuned.model import NOT_TRIED, ListedTrial, Outcome, Trial, convert_to_cost, select_figure
-from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, WinnerChanged
+from ktuned.model import NOT_TRIED, Outcome, convert_to_cost, select_figure
+from ktuned.protocol import Event, JobDone, KernelStale, ListedTrial, Trial, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
 """Most trials that are requested: more than anyone scrolls through. A report has all."""

@@ -441,6 +441,11 @@ function explore(section, filters, c, x, y, by) {
 
 const BANDWIDTH = "gbps";
 
+/** Return the TFLOP/s that limit a metric, if they are known: `tflops` is of float32, `tflops_float16` of float16. */
+function peakOf(roof, metric) {
+  return roof && roof.tflops[metric === "tflops" ? "float32" : metric.slice(7)];
+}
+
 /** Return the metrics of a section's roofline, or null if its kernel file declares too little or no limit is known. */
 function roofOf(section) {
   const bytes = section.metrics.find((one) => one.name === BANDWIDTH);
@@ -451,7 +456,7 @@ function roofOf(section) {
   flops.sort((a, b) => total(b) - total(a));
   const { roof } = section.plain;
   // Without a limit it would be a cloud below nothing.
-  return roof && (roof.gbps || roof.tflops[flops[0].name]) ? { bytes, flops: flops[0] } : null;
+  return roof && (roof.gbps || peakOf(roof, flops[0].name)) ? { bytes, flops: flops[0] } : null;
 }
 
 function roofline(section, filters, c, roofs, sections) {
@@ -463,7 +468,7 @@ function roofline(section, filters, c, roofs, sections) {
   const others = sections.filter((other) => other !== section && other.plain.kernel === plain.kernel && other.plain.device === plain.device && other.plain.winner && other.plain.winner.metrics[BANDWIDTH] > 0 && other.plain.winner.metrics[flops.name] > 0)
     .map((other) => [...point(other.plain.winner.metrics[BANDWIDTH], other.plain.winner.metrics[flops.name]), flat(other.plain.problem)]);
   const bandwidth = (plain.roof && plain.roof.gbps) || NaN;
-  const peak = (plain.roof && plain.roof.tflops[flops.name]) || NaN;
+  const peak = peakOf(plain.roof, flops.name) || NaN;
   const ridge = (peak * 1e3) / bandwidth;
   const xs = [...points, ...others].map((one) => one[0]).concat(Number.isFinite(ridge) ? [ridge] : []);
   const ys = [...points, ...others].map((one) => one[1]).concat(Number.isFinite(peak) ? [peak] : []);
@@ -493,7 +498,7 @@ function roofline(section, filters, c, roofs, sections) {
 
 function history(section, c) {
   const saves = statesOf(section.plain);
-  const values = saves.map((save) => save.latency_us);
+  const values = saves.map((save) => save.trials.best.figure);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   return {
     ...frame(c, {
@@ -503,14 +508,14 @@ function history(section, c) {
         formatter: ([one]) => {
           const save = saves[one.dataIndex];
           const said = save.changes.length ? save.changes.slice(0, 6).join("\n") + (save.changes.length > 6 ? `\nand ${save.changes.length - 6} more` : "") : "the first state";
-          return tip(day(save.first), [["fastest", latency(save.latency_us)], ["trials", `${save.measured} of ${save.trials} measured`], ["config", flat(save.config)], null], make("span", { style: "white-space: pre-line" }, said));
+          return tip(day(save.trials.first), [["fastest", latency(save.trials.best.figure)], ["trials", `${save.trials.measured} of ${save.trials.trials} measured`], ["config", flat(save.trials.best.config)], null], make("span", { style: "white-space: pre-line" }, said));
         },
       },
     }),
-    xAxis: axis(c, { type: "category", data: saves.map((save) => day(save.first)), splitLine: { show: false }, axisLabel: { interval: "auto" } }),
+    xAxis: axis(c, { type: "category", data: saves.map((save) => day(save.trials.first)), splitLine: { show: false }, axisLabel: { interval: "auto" } }),
     yAxis: latencyAxis(c, low, high),
     series: [{
-      type: "line", step: "end", data: saves.map((save) => ({ value: save.latency_us, symbolSize: save.is_shown ? 13 : 8, itemStyle: { color: save.is_shown ? c.gold : c.accent } })), symbol: "circle", lineStyle: { color: c.accent, width: 2 }, itemStyle: { borderColor: c.card, borderWidth: 1.5 },
+      type: "line", step: "end", data: saves.map((save) => ({ value: save.trials.best.figure, symbolSize: save.is_shown ? 13 : 8, itemStyle: { color: save.is_shown ? c.gold : c.accent } })), symbol: "circle", lineStyle: { color: c.accent, width: 2 }, itemStyle: { borderColor: c.card, borderWidth: 1.5 },
     }],
   };
 }

@@ -97,7 +97,7 @@ class Section {
     for (let i = 0; i < this.count; i++) {
       if (this.isMeasured[i] && (this.best < 0 || this.latency[i] < this.latency[this.best])) this.best = i;
     }
-    this.winnerRow = this.plain.winner ? this.plain.winner.row : -1;
+    this.winnerRow = this.plain.winner ? this.ids.indexOf(this.plain.winner.trial) : -1;
     this.defaultRow = this.rowOf(this.plain.default);
     this.seconds = this.tuningSeconds();
     return this;

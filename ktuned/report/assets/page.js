@@ -137,14 +137,14 @@ function storePage() {
     const { plain } = section;
     const [faster, reference] = [gain(plain, "default"), gain(plain, "reference")];
     const failed = plain.failures.reduce((sum, one) => sum + one.count, 0);
-    const share = shareOf(plain);
+    const { share } = plain;
     return {
       kind: "link", open: () => { location.hash = section.id; },
       values: [plain.kernel, flat(plain.problem), plain.device, plain.winner ? plain.winner.latency_us : NaN, faster ?? NaN, reference ?? NaN, share ? share.share : NaN, plain.standing.status, plain.trials.count + plain.left_out, failed, plain.winner ? plain.winner.decided : NaN],
       cells: [
         make("a", { href: `#${encodeURIComponent(section.id)}` }, plain.kernel), flat(plain.problem), plain.device, plain.winner ? latency(plain.winner.latency_us) : "–",
         faster === null ? "–" : make("span", {}, make("i", { class: "gain", style: `width: ${Math.max(2, (Math.min(faster, widest) / widest) * 70)}px` }), `${faster.toFixed(2)}×`),
-        reference === null ? "–" : make("span", {}, times(reference), isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? `${percent(share.share)} of ${share.what}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
+        reference === null ? "–" : make("span", {}, times(reference), isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? `${percent(share.share)} of ${share.of}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
       ],
     };
   });
@@ -190,10 +190,6 @@ function footer() {
   return make("footer", {}, `Made by ktuned ${state.document.version} on ${day(state.document.made)}. Latencies are medians; spreads are those of the middle half of the samples.`);
 }
 
-/** Return the share of the device's limit that a section's winner reaches, and in words. */
-function shareOf(plain) {
-  return plain.winner && plain.winner.share ? plain.winner.share : null;
-}
 
 function clear() {
   for (const card of state.cards) card.dispose();
@@ -260,8 +256,8 @@ function insights(section) {
   const found = [];
   const [job] = plain.jobs;
   if (!plain.winner && job && job.message) found.push(`No winner: ${job.message}`);
-  const share = shareOf(plain);
-  if (share && share.share >= NEAR_LIMIT) found.push(`${percent(share.share)} of ${share.what}: little is left to gain.`);
+  const { share } = plain;
+  if (share && share.share >= NEAR_LIMIT) found.push(`${percent(share.share)} of ${share.of}: little is left to gain.`);
   const spills = section.facts.find((one) => /spill/.test(one.name));
   const rows = spills ? Array.from(spills.values.keys()).filter((row) => Number.isFinite(spills.values[row])) : [];
   const spilling = rows.filter((row) => spills.values[row] > 0);
@@ -309,7 +305,7 @@ function edges(section) {
 /** Return the winner by another objective in words. */
 function otherWinner(other) {
   const better = other.gain ? `, ${other.gain.toFixed(2)}× as good as the winner by latency (${figure(other.fastest)} ${other.unit})` : "";
-  return `By ${other.objective}: ${figure(other.figure)} ${other.unit}${better}, ${latency(other.latency_us)} with ${flat(other.config)}`;
+  return `By ${other.winner.objective}: ${figure(other.figure)} ${other.unit}${better}, ${latency(other.winner.latency_us)} with ${flat(other.winner.config)}`;
 }
 
 function tiles(section) {
@@ -323,8 +319,8 @@ function tiles(section) {
     const bar = barOf(plain, name);
     if (bar && winner) found.push(tile(`vs. ${name}`, times(bar.latency_us / winner.latency_us), [`${latency(bar.latency_us)} ${spread(bar)}`, isDoubtful(plain, bar) ? noisyBadge() : null]));
   }
-  const share = shareOf(plain);
-  if (share) found.push(tile(`of ${share.what}`, percent(share.share), share.figure));
+  const { share } = plain;
+  if (share) found.push(tile(`of ${share.of}`, percent(share.share), `${figure(plain.winner.metrics[share.metric])} ${share.metric === BANDWIDTH ? "GB/s" : "TFLOP/s"}`));
   found.push(tile("configs", (section.count + plain.left_out).toLocaleString("en"), `${measured.toLocaleString("en")} measured${plain.left_out ? `; ${section.count.toLocaleString("en")} on this page` : ""}`));
   const cost = plain.jobs.reduce((sum, job) => sum + (job.cost.wall_s || 0), 0);
   if (cost) found.push(tile("tuning", duration(cost), count(plain.jobs.length, "job")));
@@ -486,7 +482,7 @@ function cardsOf(section, filters) {
 
 /** Return the states of the sources that something was measured in. */
 function statesOf(plain) {
-  return plain.history.filter((save) => save.latency_us !== null);
+  return plain.history.filter((save) => save.trials.best);
 }
 
 function parallelCard(section, filters, some) {

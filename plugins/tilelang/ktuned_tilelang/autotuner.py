@@ -32,8 +32,8 @@ from ktuned.dropin import (
 from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, list_configs
+from ktuned_tilelang.environment import TUNER_MODULE
 from ktuned_tilelang.keyed_call import TileLangCall, TunerRun, decide_kernel
-from ktuned_tilelang.takeover import MODULE
 
 WithoutDaemon = Literal["tilelang", "first"]
 
@@ -159,7 +159,7 @@ def import_tuner_module() -> Any:
         ImportError: TileLang is not installed, or this plugin does not know its version.
     """
     check_version(importlib.import_module("tilelang").__version__)
-    return importlib.import_module(MODULE)
+    return importlib.import_module(TUNER_MODULE)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Environment variables of an application that change what TileLang compiles; they travel with its calls."""
+"""TileLang in an application: its tuners' module, and the variables that change what it compiles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 from typing import Final
 
 from ktuned_tilelang.execution import VARIABLES
+
+TUNER_MODULE: Final = "tilelang.autotuner.tuner"
+"""The module that defines TileLang's tuners."""
 
 _NOT_DECIDING: Final = (
     "TILELANG_AUTO_TUNING_",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ktuned.dropin import WinnersFile, take_over
-
-MODULE = "tilelang.autotuner.tuner"
-"""The module that defines TileLang's tuners."""
+from ktuned_tilelang.environment import TUNER_MODULE
 
 
 def install(mode: str, numerics: str, winners: str = "") -> None:
@@ -22,4 +20,4 @@ def install(mode: str, numerics: str, winners: str = "") -> None:
 
         autotuner.adopt_process(module, "wait", numerics, WinnersFile.read_snapshot(winners))
 
-    take_over("TileLang", MODULE, adopt)
+    take_over("TileLang", TUNER_MODULE, adopt)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ktuned import backends
 from ktuned.backends import Launch, unknown_tensor
 from ktuned.declaration import iterate_causes
 from ktuned.model import Unsupported
-
-if TYPE_CHECKING:
-    from ktuned_torch.backend import Build
+from ktuned_torch.build import Build
 
 _NEEDS_GPU = (
     # Triton, without a GPU and with one.

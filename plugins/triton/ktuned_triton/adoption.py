@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktuned.dropin import AdoptedFiles
-from ktuned_triton.build import Build
+from ktuned_triton.build import Build, Library
 from ktuned_triton.call import Call
 from ktuned_triton.declaration import Declaration
-from ktuned_triton.library import Library
 
 RTOL, ATOL = 1e-2, 1e-2
 """Configs sum half-precision products in different orders, so their last digits differ."""

@@ -1,16 +1,26 @@
 """The drop-in for ``triton.autotune``: a call launches the best config known so far; the daemon looks for a better one.
 
+A case
+    A library derives from ``Autotuner``; its own ``run`` stores each winner on disk. A program calls its kernel with a
+    new key. The library's ``run`` misses its store and asks ``prune_configs`` for the configs to measure. There we
+    decide on one config. If we returned it as the only one, the library would store it as the measured best. So our
+    ``prune_configs`` leaves the library's ``run`` by an exception instead, and our own ``run`` around it launches the
+    config as Triton does. The key's later calls are launched by our ``run`` at once. When the daemon has measured the
+    key's winner, the next call gets through: ``prune_configs`` returns the winner alone, ``_bench`` returns the latency
+    that the daemon has measured, and the library stores both.
+
 Where it hooks in
-    When Triton's in-memory cache misses, and only then, ``Autotuner.run`` calls ``prune_configs`` for the configs that
-    it will measure. By then a subclass's own ``run``, its own store of winners and its own pruning have done their
-    work. Our ``prune_configs`` returns a single config, the best one known. Triton puts it into its cache and launches
-    it, in this call and in all later calls of the key, by its own code. A better winner later replaces the config in
-    that cache. So there is no second launch path, whatever a subclass does to ``run``.
+    ``run``, and the methods by which a ``run`` gets and measures its configs: ``prune_configs``, ``_bench``, and the
+    ``policy`` of FlagGems. The exception is a ``BaseException``, because libraries catch ``Exception``.
 
 What it patches
-    The class ``Autotuner``, once for a process, and ``prune_configs`` and ``_bench`` of each subclass. An instance may
-    therefore be made at any time and anywhere. It is adopted if :func:`autotune` made it, or if the process runs under
-    ``ktuned run``; every other instance behaves as in plain Triton.
+    These methods of ``Autotuner`` and of all its subclasses, once for a process. An instance may therefore be made at
+    any time and anywhere. It is adopted if :func:`autotune` made it, or if the process runs under ``ktuned run``; every
+    other instance behaves as in plain Triton.
+
+Fixed configs
+    With exact numerics, or with a file of winners, a library's own ``run`` is never called, because it might launch a
+    config from its store.
 
 The three levels
     - :func:`adopt_class` patches the class; the wrappers below it find the instance's :class:`AdoptedFunction`.
@@ -25,11 +35,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import wraps
+from dataclasses import dataclass, replace
+from functools import cache, wraps
+from math import inf
+from operator import is_
 from typing import Any, Literal
 
 from ktuned.dropin import (
+    ANSWERED,
     Mode,
     NotTunable,
     Numerics,
@@ -39,6 +52,7 @@ from ktuned.dropin import (
     account,
     adopt_subclasses,
     choose_policy,
+    convert_to_scalar,
     daemon_link,
     explain_bypass,
     find_log,
@@ -52,7 +66,7 @@ from ktuned_triton.call import find_jit_function, list_tensor_names, make_proble
 from ktuned_triton.compile_trace import TracedConfigs, find_tracing_context
 from ktuned_triton.declaration import Declaration, describe_function, require_importable
 from ktuned_triton.environment import find_deciding_variables
-from ktuned_triton.keyed_call import CallArguments, TritonCall, define_launched_config
+from ktuned_triton.keyed_call import CallArguments, TritonCall, launch_config
 
 WithoutDaemon = Literal["triton", "first"]
 
@@ -60,6 +74,9 @@ _ADOPTED_ATTRIBUTE = "_ktuned"
 _POLICY_ATTRIBUTE = "_ktuned_policy"
 _TRACED_ATTRIBUTES = ("configs", "early_config_prune", "perf_model")
 """Attributes of an autotuner that ``torch.compile`` reads while it traces."""
+
+_ASKING_METHODS = ("run", "prune_configs", "_bench", "policy")
+"""A ``run`` that calls none of these never asks for configs, and chooses them in a way that is not seen here."""
 
 _process_policy: Policy | None = None
 """The policy of ``ktuned run``; it holds for every autotuned function of this process without a policy of its own."""
@@ -161,8 +178,11 @@ def explain_non_adoption(tuner: Any) -> str:
 
     An adopted function may still have calls that are left to Triton, for a reason in their arguments.
     """
-    if reason := explain_bypass(type(tuner), "Triton", "run", ("prune_configs", "run")):
-        return reason
+    return explain_bypass(type(tuner), "Triton", "run", _ASKING_METHODS) or _explain_refusal(tuner)
+
+
+def _explain_refusal(tuner: Any) -> str:
+    """Return why no other process could tune an autotuned function; empty if one can."""
     try:
         function = find_jit_function(tuner)
         if any(getattr(config, "ir_override", None) for config in _read_own_configs(tuner)):
@@ -215,7 +235,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
             return
         _announced_libraries.add(library)
         with contextlib.suppress(ImportError):
-            from ktuned_triton.library import Library
+            from ktuned_triton.build import Library
 
             wanted = Library(library, list_application_paths()).to_plain()
             daemon_link().prepare_library("triton", wanted, find_deciding_variables())
@@ -228,98 +248,180 @@ _announced_libraries: set[str] = set()
 
 
 def _adopt_methods(cls: type[Any]) -> None:
-    """Wrap the methods that a cache miss calls, if this class defines them."""
-    if "prune_configs" in vars(cls):
-        cls.prune_configs = _wrap_prune_configs(vars(cls)["prune_configs"])
-    if "_bench" in vars(cls):
-        cls._bench = _wrap_bench(vars(cls)["_bench"])
-    if callable(getattr(cls, "policy", None)) and "policy" in vars(cls):
-        cls.policy = _wrap_policy(vars(cls)["policy"])
+    """Wrap the methods that a call goes through, if this class defines them."""
+    for name, wrap in _WRAPPERS.items():
+        if callable(vars(cls).get(name)):
+            setattr(cls, name, wrap(vars(cls)[name]))
+
+
+class _Decided(BaseException):
+    """Leaves a library's ``run`` before its code that stores, because the key has no winner yet."""
+
+    def __init__(self, call: TritonCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.call = call
+        self.args_to_launch = args
+        self.kwargs_to_launch = kwargs
+
+
+@dataclass
+class _Run:
+    """A ``run`` of a tuner that is under way in this thread.
+
+    Attributes:
+        function: the adopted function.
+        args: the arguments of the call, by position.
+        kwargs: the arguments by name.
+        is_asked: whether the tuner has asked for its configs; a tuner that launches from its own store does not.
+        is_pruning: whether a ``prune_configs`` runs; if an override calls its parent's, only the outermost chooses.
+        winner: the key whose winner gets through to the library.
+    """
+
+    function: AdoptedFunction
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_asked: bool = False
+    is_pruning: bool = False
+    winner: TritonCall | None = None
+
+
+class _Running(threading.local):
+    """The innermost ``run`` of this thread, and the key that it has last looked up in its tuner's cache."""
+
+    run: _Run | None = None
+    key: Any = None
+
+    def find(self, tuner: Any) -> _Run | None:
+        """Return this thread's run of a tuner."""
+        return self.run if self.run is not None and self.run.function.tuner is tuner else None
+
+
+_running = _Running()
+
+
+def _wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``run`` that launches what was decided on, around a library's own ``run``."""
+
+    @wraps(run)
+    def run_adopted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The ``run`` of a subclass may call its parent's; only the outermost decides.
+        if type(self).run is not run_adopted or kwargs.get("warmup", True):
+            return run(self, *args, **kwargs)
+        function = self.__dict__.get(_ADOPTED_ATTRIBUTE)
+        if function is None or function.tuner is not self:
+            # A copy of an autotuner has the original's `AdoptedFunction` in its `__dict__`, but needs its own.
+            policy = _find_policy(self)
+            if policy is None:
+                return run(self, *args, **kwargs)
+            function = self.__dict__[_ADOPTED_ATTRIBUTE] = AdoptedFunction(self, policy)
+        return function.run(run, args, kwargs)
+
+    return run_adopted
 
 
 def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``prune_configs`` that returns the one config to launch.
-
-    If an override calls its parent's, only the outermost chooses.
-    """
+    """Return a ``prune_configs`` that leaves ``run``, or returns the winner, or all configs that the tuner measures."""
 
     @wraps(prune)
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> Any:
-        policy = _find_policy(self)
-        # `kwargs` is part of the identity, because a pruning function may itself call the kernel with other arguments.
-        pruning = threading.get_ident(), id(self), id(kwargs)
-        # A launch passes `warmup=False`; `Autotuner.warmup` compiles all configs and passes nothing.
-        if policy is None or kwargs.get("warmup", True) or pruning in _running_prunings:
+        run = _running.find(self)
+        if run is None or run.is_pruning:
             return prune(self, kwargs)
-        _running_prunings.add(pruning)
-        # A call of the kernel within the pruning resets `nargs`; we restore it.
-        arguments = self.nargs
+        run.is_pruning = True
         try:
             pruned = list(prune(self, kwargs))
         finally:
-            _running_prunings.discard(pruning)
-            self.nargs = arguments
-        if len(pruned) < 2 and not (policy.winners is not None and policy.winners.has_function(_name_function(self))):
-            return pruned
-        return _adopt_tuner(self, policy).choose_configs(pruned, kwargs)
+            run.is_pruning = False
+        return run.function.choose_configs(run, pruned, tuple(self.nargs.values()), kwargs)
 
     return prune_configs
 
 
-_running_prunings: set[tuple[int, int, int]] = set()
-"""Prunings that are running, as (thread, autotuner, arguments). An override and its parent's method are one pruning."""
-
-
 def _wrap_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``_bench`` that does not time a config of ours; Triton before 3.8 times even a single config."""
+    """Return a ``_bench`` that returns the daemon's latency of a winner.
+
+    A subclass's own ``_bench`` may store what Triton's returns, so only Triton's is replaced.
+    """
 
     @wraps(bench)
     def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
-        if isinstance(config, define_launched_config()):
-            return [0.0, 0.0, 0.0]
+        run = _running.find(self)
+        if run is not None and not run.is_asked:
+            # This tuner measures without pruning.
+            run.function.choose_configs(run, list(_read_own_configs(self)), args, meta)
+        if run is None or run.winner is None:
+            return bench(self, *args, config=config, **meta)
+        if config.all_kwargs() != run.winner.winner.all_kwargs():
+            return [inf] * 3
+        if bench.__module__.startswith("triton."):
+            return [run.winner.winner_latency_ms] * 3
         return bench(self, *args, config=config, **meta)
 
     return _bench
 
 
 def _wrap_policy(policy: Any) -> Callable[..., Any]:
-    """Return a ``policy``, FlagGems' choice among configs, that does not measure a config of ours.
-
-    FlagGems stores each measurement, so its store would get the zeros of :func:`_wrap_bench`.
-    """
+    """Return a ``policy``, FlagGems' choice among configs, that leaves ``run`` or has the winner alone to choose."""
 
     @wraps(policy)
     def choose_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for configs in args:
-            if isinstance(configs, list) and len(configs) == 1 and isinstance(configs[0], define_launched_config()):
-                return configs[0], {}
-        return policy.__get__(self, type(self))(*args, **kwargs)
+        run = _running.find(self)
+
+        def choose_among(value: Any) -> Any:
+            is_list = isinstance(value, list | tuple) and value and all(hasattr(one, "all_kwargs") for one in value)
+            if run is None or not is_list:
+                return value
+            if run.winner is not None:
+                return [run.winner.winner]
+            return value if run.is_asked else run.function.choose_configs(run, list(value), run.args, run.kwargs)
+
+        chosen = {name: choose_among(value) for name, value in kwargs.items()}
+        return policy.__get__(self, type(self))(*map(choose_among, args), **chosen)
 
     return choose_config
 
 
-class _UnsavedWinners(dict[Any, Any]):
-    """A tuner's cache of winners in place of a library's own store, which never gets a config of ours.
+_WRAPPERS = {"run": _wrap_run, "prune_configs": _wrap_prune_configs, "_bench": _wrap_bench, "policy": _wrap_policy}
 
-    The library's store may outlive the process, and holds only what the library itself has measured.
+
+@cache
+def _define_observed_cache(kind: type[Any]) -> type[Any]:
+    """Return a subclass of a tuner's class of caches that notes the key that is looked up.
+
+    A library's keys may be coarser than Triton's: FlagGems rounds sizes up.
     """
 
-    def __init__(self, stored: Any) -> None:
-        super().__init__()
-        self._stored = stored
+    class ObservedCache(kind):  # type: ignore[misc]
+        """A cache of winners."""
 
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self._stored
+        is_observed_by_ktuned = True
 
-    def __missing__(self, key: Any) -> Any:
-        return self._stored[key]
+        def __contains__(self, key: Any) -> bool:
+            _running.key = key
+            return bool(super().__contains__(key))
 
-    def __setitem__(self, key: Any, config: Any) -> None:
-        if isinstance(config, define_launched_config()):
-            super().__setitem__(key, config)
+        def __getitem__(self, key: Any) -> Any:
+            _running.key = key
+            return super().__getitem__(key)
+
+        def get(self, key: Any, *default: Any) -> Any:
+            _running.key = key
+            return super().get(key, *default)
+
+    ObservedCache.__name__, ObservedCache.__qualname__ = kind.__name__, kind.__qualname__
+    ObservedCache.__module__ = kind.__module__
+    return ObservedCache
+
+
+def _observe_lookups(tuner: Any) -> None:
+    kind: Any = type(tuner.cache)
+    if hasattr(kind, "is_observed_by_ktuned"):
+        return
+    # An object whose class cannot be exchanged keeps it: each of Triton's keys is then a key.
+    with contextlib.suppress(TypeError):
+        if kind is dict:
+            tuner.cache = _define_observed_cache(kind)(tuner.cache)
         else:
-            self.pop(key, None)
-            self._stored[key] = config
+            tuner.cache.__class__ = _define_observed_cache(kind)
 
 
 def _make_traced_property(name: str) -> property:
@@ -355,35 +457,28 @@ def _name_function(tuner: Any) -> str:
     return name_function(str(tuner.base_fn.__module__), str(tuner.base_fn.__qualname__)).full
 
 
-def _adopt_tuner(tuner: Any, policy: Policy) -> AdoptedFunction:
-    adopted = tuner.__dict__.get(_ADOPTED_ATTRIBUTE)
-    if adopted is None or adopted.tuner is not tuner:
-        # A copy of an autotuner has the original's `AdoptedFunction` in its `__dict__`, but needs its own.
-        adopted = tuner.__dict__[_ADOPTED_ATTRIBUTE] = AdoptedFunction(
-            tuner, policy, reads_cache=tuner.cache_results and not policy.is_exact and policy.winners is None
-        )
-        # Otherwise Triton would write our single config to its disk cache as the measured best.
-        tuner.cache_results = False
-        if not isinstance(tuner.cache, dict):
-            # With a winners file, what the library has stored is not launched either.
-            tuner.cache = _UnsavedWinners(tuner.cache if policy.winners is None else {})
-    return adopted  # type: ignore[no-any-return]
-
-
 class AdoptedFunction:
     """An autotuned function of this process, with its declaration and its tuning keys."""
 
-    def __init__(self, tuner: Any, policy: Policy, *, reads_cache: bool) -> None:
+    def __init__(self, tuner: Any, policy: Policy) -> None:
         self._tuner = weakref.ref(tuner)
-        self._reads_cache = reads_cache
         self._policy = policy
+        self._has_fixed_configs = policy.is_exact or policy.winners is not None
+        self._has_own_run = not type(tuner).run.__wrapped__.__module__.startswith("triton.")
+        self._key_places = [(name, tuner.arg_names.index(name)) for name in tuner.keys if name in tuner.arg_names]
         self.traced = TracedConfigs(self._find_common_winner)
         self.name = f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__}"
         self._calls: dict[Any, TritonCall] = {}
+        self._calls_by_library_key: dict[Any, TritonCall] = {}
+        self._decided: dict[Any, TritonCall | None] = {}
+        """What was decided on, by Triton's key of a call; ``None`` for a key whose config the library chooses."""
         # Reentrant, because a pruning function may call the kernel.
         self._lock = threading.RLock()
-        self._is_left_alone = False
         self._declaration: Declaration | None = None
+        self._refusal: str | None = None
+        self._has_stored = False
+        if self._has_own_run:
+            _observe_lookups(tuner)
         _functions.add(self)
 
     @property
@@ -391,31 +486,123 @@ class AdoptedFunction:
         """Triton's autotuner."""
         return self._tuner()
 
-    def choose_configs(self, pruned: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Return a list with the one config that a call launches, or ``pruned`` if Triton tunes the key.
+    def run(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch a call's config, or have the tuner's own ``run`` launch it.
+
+        Raises:
+            RuntimeError: the function's numerics are exact, and its class launches configs that are not seen here.
+            Exception: what the tuner raises.
+        """
+        tuner: Any = self._tuner()
+        count = len(args)
+        try:
+            key = (
+                *[args[at] if at < count else kwargs.get(name) for name, at in self._key_places],
+                *[getattr(value, "dtype", None) for value in args],
+                *[getattr(value, "dtype", None) for value in kwargs.values()],
+            )
+            call = self._decided.get(key, _UNDECIDED)
+        except TypeError:
+            # Triton raises its own error for a key that cannot be hashed.
+            return run(tuner, *args, **kwargs)
+        if call is None:
+            return run(tuner, *args, **kwargs)
+        if call is not _UNDECIDED:
+            if not call.gets_through:
+                return call.launch(tuner, args, kwargs)
+            call.counter.launches += 1
+        under_way, arguments = _running.run, getattr(tuner, "nargs", None)
+        current = _running.run = _Run(self, args, kwargs)
+        _running.key = None
+        try:
+            result = self._launch_fixed_config(run, current) if self._has_fixed_configs else run(tuner, *args, **kwargs)
+        except _Decided as decided:
+            call, args_to_launch, kwargs_to_launch = decided.call, decided.args_to_launch, decided.kwargs_to_launch
+        else:
+            self._note_library_choice(key, current)
+            return result
+        finally:
+            _running.run = under_way
+        tuner.nargs = arguments
+        given, passed = (*args, *kwargs.values()), (*args_to_launch, *kwargs_to_launch.values())
+        if not call.is_once and len(given) == len(passed) and all(map(is_, given, passed)):
+            # A ``run`` that changes the arguments is called each time.
+            self._decided[key] = call
+        return call.launch(tuner, args_to_launch, kwargs_to_launch)
+
+    def _launch_fixed_config(self, run: Callable[..., Any], current: _Run) -> Any:
+        """Launch a call without the library's ``run``, which might launch a config from its store."""
+        tuner = self.tuner
+        if self._policy.is_exact and (reason := explain_bypass(type(tuner), "Triton", "run", _ASKING_METHODS)):
+            raise RuntimeError(f"ktuned: {self.name} cannot have exact numerics: {reason}")
+        tuner.nargs = dict(zip(tuner.arg_names, current.args, strict=False))
+        configs = tuner.prune_configs(current.kwargs)
+        if not self._policy.is_exact and len(configs) > 1:
+            return run(tuner, *current.args, **current.kwargs)
+        tuner.nargs = None
+        return launch_config(tuner, configs[0], configs[0].all_kwargs(), current.args, current.kwargs)
+
+    def _note_library_choice(self, key: Any, current: _Run) -> None:
+        """After the tuner's ``run``, note the key that it has decided itself, or that its winner got through."""
+        if current.winner is not None:
+            current.winner.gets_through = self._has_own_run
+            self._has_stored = True
+            return
+        self._decided[key] = None
+        if not current.is_asked and not self._has_stored and len(_read_own_configs(self.tuner)) > 1:
+            values = {name: convert_to_scalar(value) for (name, _), value in zip(self._key_places, key, strict=False)}
+            account.record_key(f"{self.name} {canonical(values)}", ANSWERED)
+            account.record_adopted(self.name)
+
+    def choose_configs(
+        self, current: _Run, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """Return the configs that the tuner is to measure: ``pruned`` if it tunes the key, or the key's winner.
 
         No error of ours may reach the application.
+
+        Raises:
+            _Decided: a config was decided on that the tuner must not store.
         """
-        args = tuple(self.tuner.nargs.values())
+        current.is_asked = True
+        winners = self._policy.winners
+        if len(pruned) < 2 and not (winners is not None and winners.has_function(_name_function(self.tuner))):
+            return pruned
         with self._lock:
-            if self._is_left_alone:
-                return pruned
-            if self._declaration is None:
-                if reason := explain_non_adoption(self.tuner):
-                    self._is_left_alone = True
-                    leave_to_framework("Triton", self.name, reason)
-                    return pruned
+            call = self._decide_call(pruned, args, kwargs)
+        if call is None:
+            return pruned
+        if call.gets_through:
+            current.winner = call
+            return [call.winner]
+        raise _Decided(call, args, kwargs)
+
+    def _decide_call(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TritonCall | None:
+        """Return the tuning key of a call, with its decision; ``None`` if Triton tunes it."""
+        if self._refusal is None:
+            self._refusal = _explain_refusal(self.tuner)
+            if self._refusal:
+                leave_to_framework("Triton", self.name, self._refusal)
+            else:
                 self._declaration = describe_function(self.tuner, self._policy.numerics)
                 account.record_adopted(self.name)
-            try:
-                call = CallArguments(self._move_cached_config_first(pruned, args, kwargs), args, kwargs)
-                return self._find_keyed_call(self._declaration, call).choose_configs(call)
-            except Exception as error:
-                fault = str(error).partition("\n")[0]
-                # If the call itself is wrong, Triton raises the error when it tunes.
-                reason = f"a call cannot be evaluated: {type(error).__name__}: {fault}"
-                leave_to_framework("Triton", self.name, reason)
-                return pruned
+        if self._declaration is None:
+            return None
+        library_key = _running.key
+        try:
+            given = CallArguments(self._move_cached_config_first(pruned, args, kwargs), args, kwargs)
+            call = None if library_key is None else self._calls_by_library_key.get(library_key)
+            if call is None:
+                call = self._find_keyed_call(self._declaration, given)
+                if library_key is not None:
+                    self._calls_by_library_key[library_key] = call
+            return call if call.decide(given) else None
+        except Exception as error:
+            fault = str(error).partition("\n")[0]
+            # If the call itself is wrong, Triton raises the error when it tunes.
+            reason = f"a call cannot be evaluated: {type(error).__name__}: {fault}"
+            leave_to_framework("Triton", self.name, reason)
+            return None
 
     def _find_keyed_call(self, declaration: Declaration, call: CallArguments) -> TritonCall:
         """Return the tuning key of a call; the key's first call makes it."""
@@ -434,9 +621,9 @@ class AdoptedFunction:
 
         The application ran with that winner before ktuned, so it must not start with a worse config now.
         """
-        if not self._reads_cache or is_capturing():
-            return pruned
         tuner = self.tuner
+        if not tuner.cache_results or self._has_fixed_configs or is_capturing():
+            return pruned
         arguments = map_arguments(tuner, args, kwargs)
         # The call's tuning key, exactly as Triton computes it.
         key = tuple(
@@ -475,6 +662,9 @@ def _renew_locks_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks_after_fork)
+
+
+_UNDECIDED: Any = object()
 
 
 class _NoCachedConfig(Exception):

@@ -22,10 +22,9 @@ from ktuned.backends import (
 )
 from ktuned.model import BackendError, Device, Unsupported
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE, load
-from ktuned_triton.build import Build
+from ktuned_triton.build import Build, Library
 from ktuned_triton.compiler import CompileError, compile_unit, lower_unit, prepare_process
 from ktuned_triton.environment import ASSEMBLERS, find_possible_variables
-from ktuned_triton.library import Library
 
 REINSTALL_HINT = "pip install triton"
 

@@ -7,15 +7,17 @@ A Build travels between processes as plain data. Functions travel by name; const
 from __future__ import annotations
 
 import enum
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from ktuned import backends
 from ktuned.backends import Layout
 from ktuned.declaration import functions
+from ktuned.model import BackendError
 from ktuned_triton.descriptors import Descriptor
-from ktuned_triton.library import Library
 
 DTYPE = "dtype"
 FUNCTION = "function"
@@ -30,6 +32,46 @@ Argument = bool | int | float | str | None | tuple["Argument", ...] | Descriptor
 """An argument of a kernel: a tensor of ``inputs`` by its name, a number, ``None``, a tuple, or a tensor descriptor."""
 
 _WRAPPERS = {"Autotuner": "triton.autotune", "Heuristics": "triton.heuristics"}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Where an application's functions are imported from; Builds with equal libraries share a front end.
+
+    Attributes:
+        module: the package to import ahead of the first function, such as ``fla``; empty if there is none.
+        paths: the application's own entries of ``sys.path``; they are appended to the worker's.
+    """
+
+    module: str = ""
+    paths: tuple[str, ...] = ()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as plain data, as a worker's request to import the library carries them."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """Read :meth:`to_plain`'s data."""
+        return cls(str(data["module"]), tuple(data["paths"]))
+
+    def import_modules(self, build: Build | None = None) -> None:
+        """Import the library, and the module of a Build's function.
+
+        Raises:
+            BackendError: a module cannot be imported.
+        """
+        # At the end, so that the worker's own modules keep priority.
+        sys.path += [path for path in self.paths if path not in sys.path]
+        named = "" if build is None else str(build.function).rpartition(":")[0]
+        for name in filter(None, [self.module, named]):
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise BackendError(
+                    f"{name} cannot be imported: {type(error).__name__}: {error}",
+                    hint=f"make it importable for {sys.executable}: that interpreter tunes the application's functions",
+                ) from error
 
 
 @dataclass(frozen=True)

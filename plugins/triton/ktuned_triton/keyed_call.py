@@ -1,8 +1,6 @@
-"""One tuning key of a function: its call as data, and its config in Triton's cache.
+"""One tuning key of a function: its call as data, and the config that calls launch.
 
-Triton's own code launches the config that its in-memory cache holds for a key. To have a config launched, we put a
-``Config`` of our own into that cache: either for good, or for one launch, in which it removes itself again. A winner's
-machine code goes into Triton's disk cache, where Triton finds it instead of compiling.
+A winner's machine code goes into Triton's disk cache, where Triton finds it instead of compiling.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ktuned.dropin import Answer, KeyedCall, LaunchMachine, Policy, Standing, account, find_device_model
+from ktuned.dropin import Answer, Event, KeyedCall, LaunchMachine, Policy, Standing, account, find_device_model
 from ktuned.model import Problem, canonical
 from ktuned_triton.artifact import install
 from ktuned_triton.call import (
@@ -55,7 +53,12 @@ class CallArguments:
 
 
 class TritonCall(KeyedCall):
-    """One tuning key of an autotuned function."""
+    """One tuning key of an autotuned function.
+
+    Attributes:
+        is_once: whether the decision holds only for the current call.
+        gets_through: whether the next call calls the library's own ``run``, which stores the winner.
+    """
 
     framework = "Triton"
 
@@ -73,7 +76,10 @@ class TritonCall(KeyedCall):
         self._tuner: Any = weakref.ref(tuner)
         self._has_own_bench = getattr(tuner, "_do_bench", None) is not None and not declaration.is_timed_by_graph
         self._configs: dict[str, Any] = {}
-        self._launched_config: Any = None
+        self._launched: tuple[Any, dict[str, Any]] = None, {}
+        """The config that calls launch, and the arguments that it sets; one value, because threads exchange it."""
+        self.is_once = False
+        self.gets_through = False
         self._recorded_call: Call | None = None
         self._unlisted = ""
         """The config of a winners file that is not in the function's list; anything may be wrong with it."""
@@ -85,25 +91,38 @@ class TritonCall(KeyedCall):
         """The winner that calls launch, as the application's own config object; ``None`` if they launch no winner."""
         return self._configs[self.machine.config] if self.machine.standing is Standing.WINNER else None
 
-    def choose_configs(self, call: CallArguments) -> list[Any]:
-        """Return a list with the one config that a call launches, or all its configs if Triton tunes the key."""
-        self._configs = {canonical(read_knobs(config)): config for config in call.configs}
-        self._admit_fixed_config()
+    @property
+    def winner_latency_ms(self) -> float:
+        """The daemon's latency of a winner that gets through, in the unit of Triton's measurements."""
+        return (self.machine.winner_latency_us or 0.0) / 1000.0
+
+    def handle(self, event: Event) -> None:
+        """Give the machine an event; a winner that it settles on gets through to the library's own store."""
+        super().handle(event)
+        is_fixed = self.machine.policy.is_exact or self.machine.policy.winners is not None
+        self.gets_through = self.machine.winner_latency_us is not None and not is_fixed
+
+    def decide(self, call: CallArguments) -> bool:
+        """Decide which config a call launches; return ``False`` if Triton tunes the key."""
+        if self.machine.standing is Standing.NEW:
+            self._configs = {canonical(read_knobs(config)): config for config in call.configs}
+            self._admit_fixed_config()
         self._current_call = call
         self.device = getattr(call.device, "index", None) or 0
         try:
-            if not self.decide_launch():
-                return call.configs
-            if self.machine.standing is not Standing.NEW:
-                # Triton's cache lost our config (another thread, or the cache was cleared): put it there again.
-                self.launch_config(self.machine.config, once=False)
+            return self.decide_launch()
         except EmptyGrid:
             # An empty call says nothing about its key: launch the first config once; the next call decides.
             self.machine = LaunchMachine(self.machine.policy, self.machine.configs)
             self.launch_config(self.machine.configs[0], once=True)
+            return True
         finally:
             self._current_call = None
-        return [self._launched_config]
+
+    def launch(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch the config that was decided on."""
+        self.counter.launches += 1
+        return launch_config(tuner, *self._launched, args, kwargs)
 
     def _admit_fixed_config(self) -> None:
         """Add the config of a winners file to the call's configs, even if it is not in the function's list."""
@@ -170,78 +189,29 @@ class TritonCall(KeyedCall):
         return compile_recorded_call(find_jit_function(tuner), self._recorded_call, config)
 
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Make calls launch a config, by putting it into Triton's cache in place of the key's former one.
+        """Make calls launch a config; with ``once`` only the current call."""
+        chosen = self._configs[config]
+        self._launched, self.is_once = (chosen, chosen.all_kwargs()), once
 
-        If the key is not in the cache yet, Triton puts the config there when ``prune_configs`` returns it.
-        """
-        kind = _define_passing_config() if once else define_launched_config()
-        self._launched_config = kind(self._configs[config], self)
-        cached = getattr(self._tuner(), "cache", {})
-        for key, value in list(cached.items()):
-            if isinstance(value, define_launched_config()) and value.keyed_call is self:
-                cached[key] = self._launched_config
 
-    def forget_config(self, config: Any) -> None:
-        """Remove a config from Triton's cache, so that the key's next call is decided anew."""
-        cached = self._tuner().cache
-        for key, value in list(cached.items()):
-            if value is config:
-                cached.pop(key, None)
+def launch_config(
+    tuner: Any, config: Any, arguments: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Launch a config as Triton's ``Autotuner.run`` does; ``arguments`` are those that the config sets."""
+    tuner.best_config = config
+    if config.pre_hook is not None:
+        config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **arguments})
+    return tuner.fn.run(*args, **kwargs, **arguments)
 
 
 def compile_recorded_call(function: Any, call: Call, config: str) -> Any:
     """Compile a config for a recorded call, for torch's current device, while the application runs."""
-    from ktuned_triton.library import Library
+    from ktuned_triton.build import Library
     from ktuned_triton.signature import make_call_arguments
 
     build = call.make_build(config, "function", library=Library())
     arguments = make_call_arguments(function, build, Path())
     return function.run(**arguments, grid=build.grid, warmup=True, **build.compiler_options)
-
-
-@cache
-def define_launched_config() -> type[Any]:
-    """Define the class of the configs that we put into Triton's cache; in a function, because it imports Triton."""
-    from triton.runtime.autotuner import Config
-
-    class LaunchedConfig(Config):  # type: ignore[misc]
-        """A config in Triton's cache for one key; it counts its launches."""
-
-        __slots__ = ("_arguments", "keyed_call")
-
-        def __init__(self, config: Any, call: TritonCall) -> None:
-            self.__dict__.update(vars(config))
-            self._arguments = config.all_kwargs()
-            self.keyed_call = call
-
-        def all_kwargs(self) -> dict[str, Any]:
-            # Triton calls this once for each launch, so this is where launches are counted.
-            self.keyed_call.counter.launches += 1
-            given: dict[str, Any] = self._arguments
-            return given
-
-        def __hash__(self) -> int:
-            return id(self)
-
-        def __eq__(self, other: object) -> bool:
-            return self is other or Config.__eq__(self, other)
-
-    return LaunchedConfig
-
-
-@cache
-def _define_passing_config() -> type[Any]:
-    class PassingConfig(define_launched_config()):  # type: ignore[misc]
-        """A config for one launch. Triton reads ``pre_hook`` just before it; the config then leaves Triton's cache."""
-
-        __slots__ = ()
-
-        @property
-        def pre_hook(self) -> Any:
-            self.keyed_call.forget_config(self)
-            return self.__dict__["pre_hook"]
-
-    return PassingConfig
 
 
 @cache

@@ -12,18 +12,13 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from ktuned.declaration import functions
-from ktuned.model import BackendError
-
-if TYPE_CHECKING:
-    from ktuned_triton.build import Build
+from ktuned_triton.build import Build
 
 _WRAPPED_ATTRIBUTES = ("fn", "jit_function", "__wrapped__", "func")
 """Attributes in which wrappers keep what they wrap: Triton's, FlagGems', and those of :mod:`functools`."""
@@ -32,46 +27,6 @@ _MAX_WRAPPERS = 20
 """Most objects between a name and its function; no library nests its decorators that deep."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """Where an application's functions are imported from; Builds with equal libraries share a front end.
-
-    Attributes:
-        module: the package to import ahead of the first function, such as ``fla``; empty if there is none.
-        paths: the application's own entries of ``sys.path``; they are appended to the worker's.
-    """
-
-    module: str = ""
-    paths: tuple[str, ...] = ()
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain data, as a worker's request to import the library carries them."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> Self:
-        """Read :meth:`to_plain`'s data."""
-        return cls(str(data["module"]), tuple(data["paths"]))
-
-    def import_modules(self, build: Build | None = None) -> None:
-        """Import the library, and the module of a Build's function.
-
-        Raises:
-            BackendError: a module cannot be imported.
-        """
-        # At the end, so that the worker's own modules keep priority.
-        sys.path += [path for path in self.paths if path not in sys.path]
-        named = "" if build is None else str(build.function).rpartition(":")[0]
-        for name in filter(None, [self.module, named]):
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                raise BackendError(
-                    f"{name} cannot be imported: {type(error).__name__}: {error}",
-                    hint=f"make it importable for {sys.executable}: that interpreter tunes the application's functions",
-                ) from error
 
 
 def find_function(name: str, build: Build, kernel_file: Path) -> Callable[..., Any]:

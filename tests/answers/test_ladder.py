@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from ktuned.lookup.ladder import decide_answer
+from ktuned.answers.kernel_state import KernelState
+from ktuned.answers.ladder import Lookup, Question, decide_answer, find_answer
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
-from ktuned.model.near import NEAR_CANDIDATES
 from ktuned.model.objective import LATENCY, minimize
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context, Winner
-from ktuned.model.values import Config, Problem, Status, canonical
+from ktuned.model.values import Config, Problem, canonical
+from ktuned.protocol.winners import Status
+from ktuned.store import StoredPortfolio
+from ktuned.store.contexts import Context
+from ktuned.store.near import NEAR_CANDIDATES
+from ktuned.store.winners import Winner
+from tests.made_state import make_state
 
 BY_ENERGY = minimize("energy")
 
@@ -42,25 +48,34 @@ def winner(problem: Problem = HERE, config: Config | None = None, **ground_chang
     )
 
 
+def describe_kernel(
+    *winners: Winner, problem: Problem = HERE, is_here: bool = True, failed: Iterable[Config] = (), **options: Any
+) -> KernelState:
+    """Return the state of a kernel with some winners, whose device may be gone, and with one portfolio for latency."""
+    tree = options.pop("tree", None)
+    kernel = info(**options)
+    here = replace(ground(), problem=kernel.make_key_problem(problem))
+    portfolio = StoredPortfolio(kernel.name, DEVICE, LATENCY, "", tree)
+    return make_state(
+        kernel,
+        winners,
+        ground() if is_here else None,
+        portfolios={} if tree is None else {(DEVICE, LATENCY): portfolio},
+        failed=frozenset((here, canonical(config)) for config in failed),
+    )
+
+
 def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: True, **options: Any) -> Any:
     """Climb down the ladder on the usual device."""
-    given_ground = options.pop("on", ground(problem))
-    is_certain = options.pop("is_certain", True)
-    objective = options.pop("objective", LATENCY)
-    failed = options.pop("failed", ())
-    tree = options.pop("tree", None)
-    return decide_answer(
-        info(**options),
-        problem,
-        DEVICE,
-        given_ground,
-        winners,
-        admits,
-        is_certain=is_certain,
-        objective=objective,
-        has_failed=lambda config: config in failed,
-        tree=tree,
-    )
+    question = Question(problem, DEVICE, options.pop("objective", LATENCY), admits=admits)
+    state = describe_kernel(*winners, problem=problem, **options)
+    place = state.find_place(DEVICE)
+    return decide_answer(state, question, place, None if place is None else state.make_context(place, problem), "")
+
+
+def look_up(*winners: Winner, doubt: str) -> Lookup:
+    """Return the whole answer while something is in doubt."""
+    return find_answer(describe_kernel(*winners), Question(HERE, DEVICE, LATENCY, doubt, lambda config: True))
 
 
 def test_same_ground_is_fresh_and_wants_nothing() -> None:
@@ -71,10 +86,16 @@ def test_same_ground_is_fresh_and_wants_nothing() -> None:
 
 def test_what_is_in_doubt_is_not_fresh_and_wants_nothing() -> None:
     """While it is not known what a measurement would stand on, the winner is stale, and no answer has one tuned."""
-    found = ask(winner(), is_certain=False)
-    assert (found.status, found.config, found.wants_tuning) == (Status.STALE, {"B": 2}, False)
-    assert not ask(winner({**HERE, "M": 128}), is_certain=False).wants_tuning
-    assert not ask(is_certain=False).wants_tuning
+    found = look_up(winner(), doubt="a file changed")
+    assert (found.answer.status, found.answer.config, found.answer.message) == (
+        Status.STALE,
+        {"B": 2},
+        "a file changed",
+    )
+    for winners in ([winner()], [winner({**HERE, "M": 128})], []):
+        assert look_up(*winners, doubt="a file changed").tuning is None
+        assert not look_up(*winners, doubt="a file changed").is_certain
+    assert look_up(doubt="").tuning is not None
 
 
 def test_what_is_not_fully_observed_is_stale_and_tuned_only_after_a_change() -> None:
@@ -99,7 +120,7 @@ def test_any_other_ground_is_stale(field: str) -> None:
 
 def test_absent_device_makes_its_winner_stale() -> None:
     """Nothing can vouch for a winner whose device is not here."""
-    assert ask(winner(), on=None).status is Status.STALE
+    assert ask(winner(), is_here=False).status is Status.STALE
 
 
 def test_other_device_says_nothing() -> None:
@@ -109,7 +130,7 @@ def test_other_device_says_nothing() -> None:
 
 def test_specialised_key_decides() -> None:
     """Problems that differ only in what does not enter the key share a winner."""
-    found = ask(winner({"M": 64}), problem={"M": 64, "dtype": "float16"}, on=ground({"M": 64}), specialize=("M",))
+    found = ask(winner({"M": 64}), problem={"M": 64, "dtype": "float16"}, specialize=("M",))
     assert found.status is Status.FRESH
 
 
@@ -150,12 +171,12 @@ def test_near_goes_by_validity(verdicts: tuple[Any, Any], expected: int | None, 
     assert found.undecided == tuple({"B": n} for n in undecided)
 
 
-@pytest.mark.parametrize("on", [ground(), None])
+@pytest.mark.parametrize("is_here", [True, False])
 @pytest.mark.parametrize("verdict", [False, None])
-def test_config_that_the_space_has_lost_is_not_served(on: Context | None, verdict: bool | None) -> None:
+def test_config_that_the_space_has_lost_is_not_served(is_here: bool, verdict: bool | None) -> None:
     """The exact problem's winner too must be admitted, fresh or stale; until that is known it is not served."""
     lost = winner()
-    found = ask(lost, admits=lambda config: verdict if config == lost.config else True, on=on)
+    found = ask(lost, admits=lambda config: verdict if config == lost.config else True, is_here=is_here)
     assert (found.status, found.config, found.wants_tuning) == (Status.DEFAULT, DEFAULT, True)
     assert found.undecided == (() if verdict is False else (lost.config,))
 
@@ -239,7 +260,7 @@ def test_a_portfolios_choice_comes_before_the_nearest_problem() -> None:
     assert (found.status, found.config, found.expected_loss) == (Status.NEAR, small, 0.005)
     assert not found.wants_tuning
     assert ask(far, tree=tree).wants_tuning
-    beyond = ask(near, tree=tree, problem={**HERE, "M": 101}, on=ground({**HERE, "M": 101}))
+    beyond = ask(near, tree=tree, problem={**HERE, "M": 101})
     assert (beyond.config, beyond.wants_tuning) == (large, True)
     other = ask(near, tree=tree, admits=lambda config: config != small)
     assert (other.config, other.expected_loss, other.wants_tuning) == (large, None, True)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model.near import measure_distance
 from ktuned.model.values import Problem
+from ktuned.store.near import measure_distance
 
 numbers = st.integers(1, 2**62) | st.floats(1e-300, 1e300)
 problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
@@ -15,11 +15,10 @@ problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
 
 @given(problems, problems)
 def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: Problem) -> None:
-    """It is a distance, over all of what a number can be."""
-    far = measure_distance(left, right)
-    assert far is not None
-    assert far == measure_distance(right, left)
-    assert math.isfinite(far)
+    distance = measure_distance(left, right)
+    assert distance is not None
+    assert distance == measure_distance(right, left)
+    assert math.isfinite(distance)
     assert measure_distance(left, left) == 0
 
 
@@ -43,5 +42,5 @@ def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: P
     ],
 )
 def test_distance_between_problems(left: Problem, right: Problem, expected: float | None) -> None:
-    """Numbers are compared by ratio; what has no ratio must be equal."""
+    """Numbers are compared by their ratio; values without a ratio must be equal."""
     assert measure_distance(left, right) == (None if expected is None else pytest.approx(expected))

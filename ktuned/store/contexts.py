@@ -6,33 +6,36 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ktuned.model.trace import ENVIRONMENT
-from ktuned.model.trial import Context
+from ktuned.model import ENVIRONMENT, LATENCY, DeviceModel, KernelName, KeyProblem, Objective, WinnerKey
+from ktuned.protocol import Change
+
+MEASURING_VERSION = 1
+"""Raised whenever measuring changes, so that latencies that were measured in different ways are never compared."""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """Everything that a measurement depends on, except the config."""
+
+    kernel: KernelName
+    problem: KeyProblem
+    device: DeviceModel
+    digest: str
+    toolchain: str
+    device_fingerprint: str
+    measuring_version: int = MEASURING_VERSION
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key of the winner by latency that a measurement in this context may become."""
+        return self.key_for(LATENCY)
+
+    def key_for(self, objective: Objective) -> WinnerKey:
+        """Return the key of the winner by an objective that a measurement in this context may become."""
+        return WinnerKey(self.kernel, self.problem, self.device, objective)
+
 
 SOURCE = "source"
 """Group of a kernel's parts that are files or distributions; the other parts are arguments of ``@kernel``."""
-
-SPACE = "space"
-"""Kind of a change that only concerns the space; its ``name`` is a sentence about the config."""
-
-
-class Change(msgspec.Struct, frozen=True):
-    """One difference between two contexts.
-
-    Attributes:
-        kind: ``source``, ``argument`` (of ``@kernel``), ``environment`` (a variable), ``toolchain``, ``driver``,
-            ``measuring`` or ``unknown``.
-        where: a file, relative to the kernel file's directory, or a tool.
-        name: the part of it that changed.
-        before: a version, a value or a short digest; empty if absent.
-        after: likewise, now.
-    """
-
-    kind: str
-    where: str
-    name: str
-    before: str
-    after: str
 
 
 def compare_contexts(
@@ -101,20 +104,3 @@ def _compare_versions(
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
     ]
-
-
-def describe_change(change: Change) -> str:
-    """Return a change as a sentence."""
-    kind, where, name, before, after = change.kind, change.where, change.name, change.before, change.after
-    if kind in ("toolchain", "driver", "measuring"):
-        what = f"{where} {name}".rstrip()
-        return f"{kind}: {what} was {before or 'absent'}, is {after or 'absent'}"
-    if kind == SPACE:
-        return f"{where}: {name}"
-    if kind == "environment":
-        where, name = f"${name}", ""
-    verb = "changed" if before and after else "is new" if after else "is gone"
-    what = f"{where}: `{name}`" if name else where
-    if kind == "unknown":
-        return f"{where} changed; its parts were not recorded"
-    return f"{what} {verb}"

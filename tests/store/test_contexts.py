@@ -1,4 +1,4 @@
-"""What has changed since: every kind of difference is named, and nothing else is."""
+"""What has changed since a measurement: every difference is named, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
-from ktuned.model.staleness import compare_contexts, describe_change
-from ktuned.model.trial import Context
+from ktuned.protocol.kernels import describe_change
+from ktuned.store.contexts import Context, compare_contexts
 
-THEN = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1", 1)
-NOTHING: tuple[Any, Any] = ({}, {})
+MEASURED_CONTEXT = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1", 1)
+NO_PARTS: tuple[Any, Any] = ({}, {})
 
 
 def describe_changes(now: Context, **pairs: Any) -> list[str]:
-    """Return the changes in words."""
-    chosen = {name: pairs.get(name, NOTHING) for name in ("parts", "toolchains", "drivers")}
-    found = compare_contexts(THEN, now, chosen["parts"], chosen["toolchains"], chosen["drivers"], "tune_k.py")
+    """Return the changes since the measurement in words."""
+    given = {name: pairs.get(name, NO_PARTS) for name in ("parts", "toolchains", "drivers")}
+    found = compare_contexts(MEASURED_CONTEXT, now, given["parts"], given["toolchains"], given["drivers"], "tune_k.py")
     return [describe_change(change) for change in found]
 
 
@@ -36,14 +36,16 @@ def describe_changes(now: Context, **pairs: Any) -> list[str]:
     ],
 )
 def test_changed_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:
-    """A part that differs is named by its file and by what it is there; equal parts are not."""
-    both = {"source:same.h": "1", "argument:function": "2"}
-    assert describe_changes(replace(THEN, digest="d2"), parts=({**before, **both}, {**after, **both})) == [words]
+    """A part is named by its file and its role there."""
+    equal_parts = {"source:same.h": "1", "argument:function": "2"}
+    assert describe_changes(
+        replace(MEASURED_CONTEXT, digest="d2"), parts=({**before, **equal_parts}, {**after, **equal_parts})
+    ) == [words]
 
 
 def test_changed_versions_are_named() -> None:
-    """A toolchain and a driver say which of their versions changed, from what to what."""
-    now = replace(THEN, toolchain="gcc2", device_fingerprint="linux2", measuring_version=2)
+    """The text says which version of a toolchain or driver changed, from what to what."""
+    now = replace(MEASURED_CONTEXT, toolchain="gcc2", device_fingerprint="linux2", measuring_version=2)
     assert describe_changes(
         now,
         toolchains=({"compiler": "12", "flags": "-O3"}, {"compiler": "13", "flags": "-O3"}),
@@ -57,10 +59,9 @@ def test_changed_versions_are_named() -> None:
 
 
 def test_a_change_is_reported_even_if_its_parts_were_not_kept() -> None:
-    """A change whose parts no one remembers is still a change."""
-    now = replace(THEN, digest="d2", toolchain="gcc2")
+    now = replace(MEASURED_CONTEXT, digest="d2", toolchain="gcc2")
     assert describe_changes(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
         "tune_k.py changed; its parts were not recorded",
         "toolchain: toolchain was gcc1, is gcc2",
     ]
-    assert describe_changes(THEN) == []
+    assert describe_changes(MEASURED_CONTEXT) == []

@@ -17,21 +17,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ktuned.model.trial import Trial, TrialDetail
-from ktuned.model.values import Config, Outcome, Scalar
-
-Bits = tuple[str, ...]
-"""Digests of a config's outputs, by input."""
+from ktuned.model import Bits, Config, Outcome, Scalar, TrialDetail
+from ktuned.protocol import Trial
 
 MOST_LETTERS = 26
-
-
-def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
-    """Return whether a config's outputs equal the anchor's on all inputs; None if some are unknown."""
-    common = min(len(bits), len(anchor))
-    if tuple(bits[:common]) != tuple(anchor[:common]):
-        return False
-    return None if not anchor or len(bits) < len(anchor) else True
 
 
 class BitClass(msgspec.Struct, frozen=True):

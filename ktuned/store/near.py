@@ -10,10 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ktuned.model.keys import WinnerKey
-from ktuned.model.objective import LATENCY, is_exact
-from ktuned.model.trial import Winner
-from ktuned.model.values import Problem, Scalar
+from ktuned.model import LATENCY, Problem, Scalar, WinnerKey, is_exact
+from ktuned.store.winners import Winner
 
 NEAR_CANDIDATES = 4
 """Most winners that are considered, because a worker may have to check whether each is valid."""

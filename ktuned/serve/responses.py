@@ -1,7 +1,8 @@
-"""Cache of encoded answers, by the bytes of their requests. No IO.
+"""Encoded answers, by the bytes of their requests. No IO.
 
 Most lookups have exactly the same bytes as an earlier one, except for the id at their front. The same holds for the
-lookups of many processes of one application when they start.
+lookups of many processes of one application when they start. To decode, compute and encode an answer takes 100 µs; this
+takes 1 µs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from typing import Final
 import msgspec
 
 HOLDS_S: Final = 1.0
-"""Lifetime of an answer. A new winner ends it at once, but a removed artifact or an installed backend shows only after
-this time."""
+"""Lifetime of an answer, after which the repeated lookups are counted: the most frequent ones are tuned first."""
 
-MAX_SHORTCUTS: Final = 4_096
+MAX_RESPONSES: Final = 4_096
 MAX_QUESTION_BYTES: Final = 16 * 1024
 MAX_ANSWER_BYTES: Final = 96 * 1024
 """Enough for 250 lookups in one request: a question takes some 50 bytes, an answer 300."""
@@ -40,8 +40,11 @@ class _KeptResponse(msgspec.Struct):
     given: int = 0
 
 
-class Shortcuts:
+class Responses:
     """Finds the bytes of an answer by the bytes of its request.
+
+    Args:
+        read_version: Returns another number whenever any answer may have changed.
 
     Attributes:
         taken: How many requests were answered from here.
@@ -52,14 +55,17 @@ class Shortcuts:
 
     def __init__(
         self,
+        read_version: Callable[[], int],
         *,
-        max_questions: int = MAX_SHORTCUTS,
+        max_questions: int = MAX_RESPONSES,
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._max_questions = max_questions
         self._max_bytes = max_bytes
         self._clock = clock
+        self._read_version = read_version
+        self._version = read_version()
         self.taken = 0
         self.lookups = 0
         self.repeats = 0
@@ -74,6 +80,8 @@ class Shortcuts:
         end = _ID_ENDS.get(request[2]) if len(request) > 2 else None
         if end is None:
             return None
+        if self._version != self._read_version():
+            self._forget_responses()
         kept = self._answers.get(request[end:])
         self.repeats = 0
         if kept is None or not request.startswith(_REQUEST_OPENS):
@@ -100,12 +108,12 @@ class Shortcuts:
         if before is not None:
             self._bytes -= len(question) + len(before.answer)
         if len(self._answers) >= self._max_questions or self._bytes + size > self._max_bytes:
-            self.forget_responses()
+            self._forget_responses()
         self._answers[question] = _KeptResponse(self._clock() + HOLDS_S, answer, lookups)
         self._bytes += size
 
-    def forget_responses(self) -> None:
-        """Forget all responses, because something has changed."""
+    def _forget_responses(self) -> None:
+        self._version = self._read_version()
         self._answers.clear()
         self._bytes = 0
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ktuned.lookup import shortcuts
-from ktuned.lookup.shortcuts import Shortcuts
+from ktuned.serve import responses
+from ktuned.serve.responses import Responses
 from ktuned_client import wire
 
 PARAMS = {"kernel": "p:k", "problem": {"M": 1}}
@@ -24,7 +24,7 @@ def response(request_id: int = 1, error: dict[str, str] | None = None) -> bytes:
 @pytest.mark.parametrize("asked_before", [0, 200, 2**31])
 def test_the_answer_bears_the_id_of_its_question(asked: int, asked_before: int) -> None:
     """In whatever form a client writes its ids, the response is the one that would have been made."""
-    known = Shortcuts()
+    known = Responses(lambda: 0)
     assert known.find_response(question(asked_before)) is None
     known.keep_response(question(asked_before), response(asked_before))
     found = known.find_response(question(asked))
@@ -47,7 +47,7 @@ def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
         lookups = [{"kernel": "p:k", "problem": {"M": number % 128}} for number in range(count)]
         question = wire.encode_request(7, "lookup_many", {"lookups": lookups})
     told = {"answers": [{**ANSWER, "kernel": "p:k" * 80}] * count}
-    known = Shortcuts()
+    known = Responses(lambda: 0)
     known.keep_response(question, wire.encode_response(7, None, told))
     for _ in range(2):
         found = known.find_response(question)
@@ -58,7 +58,7 @@ def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
 
 def test_only_answers_to_lookups_are_kept() -> None:
     """Neither errors nor other methods, nor notifications, nor many lookups whose number the bytes do not show."""
-    known = Shortcuts()
+    known = Responses(lambda: 0)
     known.keep_response(wire.encode_request(1, "lookup_many", {"more": 1, "lookups": [PARAMS]}), response())
     known.keep_response(wire.encode_request(1, "lookup_many", {"lookups": []}), response())
     known.keep_response(question(), response(error={"code": "usage", "message": "no", "hint": ""}))
@@ -73,40 +73,41 @@ def test_only_answers_to_lookups_are_kept() -> None:
 )
 def test_other_bytes_are_not_taken_for_the_question(data: bytes) -> None:
     """A part of a request, more than one, or another kind of message finds nothing."""
-    known = Shortcuts()
+    known = Responses(lambda: 0)
     known.keep_response(question(), response())
     assert known.find_response(data) is None
 
 
 def test_what_changed_and_what_is_old_is_worked_out_again() -> None:
-    """``clear`` ends every answer at once, and time each one by itself."""
-    now = 0.0
-    known = Shortcuts(clock=lambda: now)
+    """A new version ends every answer at once, and time each one by itself."""
+    now, version = 0.0, 0
+    known = Responses(lambda: version, clock=lambda: now)
     known.keep_response(question(), response())
-    now += shortcuts.HOLDS_S
+    now += responses.HOLDS_S
     assert known.find_response(question()) is None
     known.keep_response(question(), response())
     assert known.find_response(question()) is not None
-    known.forget_responses()
+    version = 1
     assert known.find_response(question()) is None
+    assert len(known) == 0
 
 
 def test_what_is_kept_is_bounded() -> None:
     """Neither many questions nor large ones fill the memory."""
-    known = Shortcuts(max_questions=3)
+    known = Responses(lambda: 0, max_questions=3)
     for number in range(10):
         asked = wire.encode_request(1, "lookup", {"kernel": "p:k", "problem": {"M": number}})
         known.keep_response(asked, response())
         assert known.find_response(asked) is not None
         assert len(known) <= 3
-    large = wire.encode_request(1, "lookup", {"kernel": "k" * shortcuts.MAX_QUESTION_BYTES, "problem": {}})
+    large = wire.encode_request(1, "lookup", {"kernel": "k" * responses.MAX_QUESTION_BYTES, "problem": {}})
     known.keep_response(large, response())
     assert known.find_response(large) is None
 
 
 def test_all_that_is_kept_is_bounded_in_bytes() -> None:
     """What is too much together goes; the same question again takes the room of its last answer."""
-    known = Shortcuts(max_bytes=3 * (len(question()) + len(response())))
+    known = Responses(lambda: 0, max_bytes=3 * (len(question()) + len(response())))
     for _ in range(10):
         known.keep_response(question(), response())
     assert known.find_response(question()) is not None
@@ -118,12 +119,12 @@ def test_all_that_is_kept_is_bounded_in_bytes() -> None:
 def test_old_answer_tells_how_often_it_was_given() -> None:
     """A repeated answer comes with how many asked meanwhile, once; another question has its own count."""
     now = 0.0
-    known = Shortcuts(clock=lambda: now)
+    known = Responses(lambda: 0, clock=lambda: now)
     known.keep_response(question(), response())
     for _ in range(3):
         assert known.find_response(question()) is not None
     assert known.repeats == 0
-    now += shortcuts.HOLDS_S
+    now += responses.HOLDS_S
     assert known.find_response(question()) is None
     assert known.repeats == 3
     assert known.find_response(question()) is None

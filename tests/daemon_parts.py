@@ -1,4 +1,7 @@
-"""A daemon's real parts over one project, real workers and the fake backend, without socket and watcher at work."""
+"""The real parts of a daemon in the test's process: one project, real workers, the fake backend, no socket, no watcher.
+
+Most tests take the fixture ``parts``; those that need other settings call :func:`assemble_daemon`.
+"""
 
 from __future__ import annotations
 
@@ -21,38 +24,42 @@ from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.settings import ConfigFile, Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
-from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.protocol import Event
+from ktuned.protocol import AnswersChanged, Event
+from ktuned.protocol.kernels import Root
+from ktuned.scheduling import Preparation
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
-from ktuned.scheduling.preparation import Preparation
 from ktuned.serve.events import Events
 from ktuned.store.database import Store
 from ktuned.tuning.deadlines import merge_deadlines
-from tests.fake_tensors import with_inputs
+from tests.fake_tensors import add_inputs
 from tests.forked_processes.starting import start_process as start_forked
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000
-"""As the detail ``rounds``: this trial has been a finalist, whatever the preset."""
+"""A value for the detail ``rounds`` that makes a trial a finalist under every preset."""
 
-_reports: dict[str, dict[str, Any]] = {}
-"""What a probe found in the first test; the others know it as a daemon knows what the one before it has found."""
+_known_probes: dict[str, dict[str, Any]] = {}
+"""Probe reports by key: the first test probes the backends, the others find its reports in their stores."""
 
 PATIENCE_S = 60.0
-"""How long anything may take on a busy machine before a test gives up; nothing waits this long in vain."""
+"""How long a test waits for an event on a busy machine before it fails."""
 
 
-def kernel_text(name: str = "it", configs: str = "[dict(us=50.0), dict(us=90.0)]", **options: str) -> str:
-    """Return a kernel file over the fake backend, with options as source text.
+def make_kernel_text(name: str = "it", configs: str = "[dict(us=50.0), dict(us=90.0)]", **options: str) -> str:
+    """Return the text of a kernel file for the fake backend, whose kernel is the function ``name``.
 
-    It has tensors if a ``reference``, a ``check`` or ``inputs`` are among them.
+    Args:
+        name: the function's name.
+        configs: the arguments of ``space()``, as source text.
+        options: arguments of ``@kernel``, as source text; ``reference``, ``check`` and ``inputs`` bring tensors.
     """
-    given = {"problems": "[dict(n=64)]", "preset": "'fast'", **with_inputs(options)}
-    arguments = "\n".join(f"    {key}={value}," for key, value in given.items() if value)
+    options = {"problems": "[dict(n=64)]", "preset": "'fast'", **add_inputs(options)}
+    arguments = "\n".join(f"    {key}={value}," for key, value in options.items() if value)
     return f"""\
 from ktuned import kernel, space, tensor
 from ktuned_fake import Build
@@ -67,13 +74,13 @@ def {name}(p, c):
 """
 
 
-def wanted(problem: Problem, *, kernel: str = "project:it", device: str = "Fake CPU") -> WinnerKey:
-    """Return the key of a kernel that specialises for every problem, on the fake device."""
+def make_winner_key(problem: Problem, *, kernel: str = "project:it", device: str = "Fake CPU") -> WinnerKey:
+    """Return the winner key of a kernel that specialises for every part of a problem."""
     return WinnerKey(KernelName(kernel), make_key_problem(problem), DeviceModel(device))
 
 
-class Told(Events):
-    """The daemon's events, which keeps all that were published, and waits for those that will be."""
+class EventRecorder(Events):
+    """The daemon's events; it keeps every published event in ``events``."""
 
     def __init__(self) -> None:
         super().__init__(epoch=7)
@@ -81,44 +88,47 @@ class Told(Events):
         self._news = anyio.Event()
 
     def publish_event(self, event: Event) -> Event:
-        """Publish an event, and keep its map."""
+        """Publish an event and keep it as a subscriber receives it."""
         published = super().publish_event(event)
         self.events.append(msgspec.msgpack.decode(msgspec.msgpack.encode(published)))
         self._news.set()
         return published
 
-    def of(self, *types: str) -> list[dict[str, Any]]:
+    def list_events(self, *types: str) -> list[dict[str, Any]]:
         """Return the events of some types."""
         return [event for event in self.events if event["type"] in types]
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds, looking again at each event."""
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds; it is evaluated again after each event."""
         with anyio.fail_after(PATIENCE_S):
             while not condition():
                 self._news = anyio.Event()
                 await self._news.wait()
 
-    async def ended(self, count: int = 1) -> list[dict[str, Any]]:
-        """Wait until so many jobs have ended and return them as they were published."""
-        await self.until(lambda: len(self.of("job_done")) >= count)
-        return [event["job_state"] for event in self.of("job_done")]
+    async def wait_for_ended_jobs(self, count: int = 1) -> list[dict[str, Any]]:
+        """Wait until ``count`` jobs have ended since the start; return all ended jobs as they were published."""
+        await self.wait_until(lambda: len(self.list_events("job_done")) >= count)
+        return [event["job_state"] for event in self.list_events("job_done")]
 
 
 class Parts:
-    """The parts of a real daemon over one project: ``daemon`` has them all, the names that tests use are here too."""
+    """The parts of a daemon: ``daemon`` holds all of them, and those that many tests use are attributes here as well.
 
-    def __init__(self, directory: Path, daemon: assembly.Parts, told: Told) -> None:
+    ``root_changes`` counts how often the catalog has announced a change of its roots.
+    """
+
+    def __init__(self, directory: Path, daemon: assembly.Parts, recorder: EventRecorder) -> None:
         self.project = directory / "project"
         self.root = daemon.settings.roots[0]
         self.environment = make_root_environment(self.root)
         self.daemon = daemon
-        self.told = told
-        self.new_roots = 0
+        self.recorder = recorder
+        self.root_changes = 0
         self.artifacts = daemon.artifacts
         self.catalog = daemon.catalog
         self.deadlines = daemon.deadlines
         self.fleet = daemon.fleet
-        self.answering = Daemon(daemon, Notifier())
+        self.api = Daemon(daemon, Notifier())
         self.intake = daemon.intake
         self.jobs = daemon.jobs
         self.lookups = daemon.lookups
@@ -130,13 +140,13 @@ class Parts:
         self.inspector = daemon.inspector
         self._gates = directory / "gates"
         self.artifacts.clean_staging()
-        self.catalog.when_roots_change(self._count_roots)
+        self.catalog.when_roots_change(self._count_root_change)
 
-    def _count_roots(self) -> None:
-        self.new_roots += 1
+    def _count_root_change(self) -> None:
+        self.root_changes += 1
 
-    def write(self, text: str, name: str = "tune_it.py") -> Path:
-        """Write a file of the project."""
+    def write_file(self, text: str, name: str = "tune_it.py") -> Path:
+        """Write a file below the project's directory and return its path."""
         path = self.project / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
@@ -144,16 +154,21 @@ class Parts:
 
     def end_doubts(self) -> None:
         """End the doubts of a start, as when the watcher has looked at every file."""
-        self.daemon.certainty.record_catch_up()
-        self.daemon.caches.forget_all_answers()
+        self.daemon.states.start_doubts.end_doubts()
+        self.touch_answers()
 
-    async def inspect(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
-        """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
-        path = self.project / name if text is None else self.write(text, name)
+    def touch_answers(self, kernel: KernelName | None = None) -> None:
+        """Announce that a kernel's answers may have changed, or all, as whoever changes something does."""
+        self.daemon.router.publish_event(AnswersChanged(kernel=kernel))
+
+    async def inspect_file(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
+        """Inspect a kernel file, after writing ``text`` to it if given, and return the kernel ``it``."""
+        path = self.project / name if text is None else self.write_file(text, name)
         await self.inspector.inspect_files(self.root, [str(path)])
+        self.touch_answers()
         return self.catalog.resolve_kernel("it")
 
-    async def measured(
+    async def record_measurements(
         self,
         kernel: KernelInfo,
         figures: Mapping[float, float],
@@ -163,9 +178,15 @@ class Parts:
         metrics: Mapping[str, float] | None = None,
         **detail: Any,
     ) -> None:
-        """Enter figures of a kernel's configs (by their ``us``) as a job would have left them, decided or not.
+        """Store trials of a new job as measured.
 
-        While a job is at its opening, none of them becomes the winner.
+        Args:
+            kernel: the kernel.
+            figures: the latency in µs of each config, by the config's ``us``.
+            problem: the problem; ``n = 64`` by default.
+            keeps_winner: whether the winner stays as it is.
+            metrics: the metrics of every trial.
+            detail: fields of every trial's detail.
         """
         problem = {"n": 64} if problem is None else problem
         device = self.machine.find_device(self.environment, "fake", None)
@@ -175,10 +196,11 @@ class Parts:
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(**detail), metrics=metrics or {})
             await self.store.finish_trial(trial, result, keeps_winner=keeps_winner)
+        self.touch_answers(kernel.name)
 
     @asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
-        """Run the jobs for the length of a block; the workers that they started end with it."""
+    async def run_jobs(self) -> AsyncIterator[None]:
+        """Run jobs inside a ``with`` block; at its end, kill the workers that the jobs started."""
         before = {worker.pid for worker in self.fleet.describe_workers()}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.jobs.run_until_cancelled)
@@ -187,30 +209,30 @@ class Parts:
         self.kill_workers(spare=before)
 
     def kill_workers(self, spare: Container[int] = ()) -> None:
-        """Kill every worker but some."""
+        """Kill every worker whose process id is not in ``spare``."""
         for worker in self.fleet.describe_workers():
             if worker.pid not in spare:
                 with suppress(ProcessLookupError):
                     os.killpg(worker.pid, signal.SIGKILL)
 
-    async def reached(self, gate: str) -> None:
-        """Wait until a config stands at a gate."""
+    async def wait_until_reached(self, gate: str) -> None:
+        """Wait until a config has reached a gate."""
         with anyio.fail_after(PATIENCE_S):
             while not (self._gates / f"{gate}.reached").exists():  # noqa: ASYNC110 - a file reports it, no event
                 await anyio.sleep(0.005)
 
     def close_gate(self, gate: str) -> None:
-        """Let no one through a gate that was open, and forget who stood at it."""
+        """Close an open gate, so that the next config waits at it."""
         (self._gates / gate).unlink()
         (self._gates / f"{gate}.reached").unlink(missing_ok=True)
 
     def open_gate(self, gate: str) -> None:
-        """Let everyone through a gate."""
+        """Open a gate for all configs."""
         (self._gates / gate).touch()
 
 
 @asynccontextmanager
-async def assembled(
+async def assemble_daemon(
     directory: Path,
     *,
     store_type: type[Store] = Store,
@@ -221,22 +243,29 @@ async def assembled(
     env: Mapping[str, str] | None = None,
     cores: int | None = None,
 ) -> AsyncIterator[Parts]:
-    """Assemble a daemon below a directory, and run what lookups set off; on leaving, no worker is left.
+    """Assemble a daemon whose files are below ``directory``, and run the work that lookups start.
 
-    One with an ``env`` of its own probes its backends itself.
+    Args:
+        directory: an existing directory.
+        store_type: the store's class.
+        policy: the policy of ``config.toml``.
+        preparation_type: the class that prepares jobs.
+        read: reads the machine's load for the policy.
+        intervals: the jobs' intervals.
+        env: further environment variables; a daemon that has some probes the backends itself.
+        cores: how many cores the daemon is to find.
     """
     directory = directory.resolve()
     for name in ("gates", "project"):
         (directory / name).mkdir(exist_ok=True)
-    settings = _settings(directory, policy)
-    places = {"PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates")}
-    given = {**places, "FAKE_TENSORS": "numpy", **(env or {})}
-    told = Told()
-    replaced = Replacements(
+    settings = _make_settings(directory, policy)
+    variables = {"PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates"), "FAKE_TENSORS": "numpy"}
+    recorder = EventRecorder()
+    replacements = Replacements(
         adopts=False,
-        base_env={**os.environ, **given},
+        base_env={**os.environ, **variables, **(env or {})},
         cores=cores,
-        events=told,
+        events=recorder,
         intervals=intervals,
         preparation_type=preparation_type,
         read=read,
@@ -245,16 +274,16 @@ async def assembled(
         toolchain_intervals=SurveyIntervals(recent_s=0.05, all_s=0.05),
     )
     async with store_type.open(directory / "k.sqlite") as store:
-        for key, report in _reports.items() if env is None else ():
+        for key, report in _known_probes.items() if env is None else ():
             await store.save_probe(key, report)
-        parts = Parts(directory, assembly.Parts(settings, store, replaced), told)
+        parts = Parts(directory, assembly.Parts(settings, store, replacements), recorder)
         async with parts.fleet.run_workers():
-            if not _reports or env is not None:
+            if not _known_probes or env is not None:
                 await parts.machine.environments.probe_environment(parts.environment)
             if env is None:
-                _reports.update(store.load_probes())
+                _known_probes.update(store.load_probes())
             async with parts.fleet.lend_worker(Role.INSPECT, parts.environment):
-                # One worker is up, and is no one's leak.
+                # This worker stays for all jobs, so run_jobs() does not kill it.
                 pass
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(parts.lookups.run_until_cancelled)
@@ -263,7 +292,7 @@ async def assembled(
         parts.lookups.table.close()
 
 
-def _settings(directory: Path, policy: str) -> Settings:
+def _make_settings(directory: Path, policy: str) -> Settings:
     found = load_settings({"KTUNED_HOME": str(directory), "KTUNED_SOCKET": str(directory / "k.sock")})
     return msgspec.structs.replace(
         found,

@@ -1,0 +1,53 @@
+"""Commands that start a daemon at the same moment share one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from ktuned.serve import find_holder
+from tests.daemon_parts import PATIENCE_S
+from tests.e2e.harness import Daemon
+
+COMMANDS = 8
+
+
+def start_at_once(daemon: Daemon) -> list[str]:
+    """Run ``ktuned start`` in several processes at once; return what each printed."""
+    started = [
+        subprocess.Popen([sys.executable, "-m", "ktuned", "start"], env=daemon.env, stderr=subprocess.PIPE, text=True)
+        for _ in range(COMMANDS)
+    ]
+    said = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * COMMANDS, said
+    return said
+
+
+def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
+    """All succeed, one of them says that it has started the daemon, and the lock's file names that process.
+
+    The second time they start while the daemon before still ends.
+    """
+    daemon = Daemon(tmp_path)
+    for _ in range(2):
+        starts = [line for said in start_at_once(daemon) for line in said.splitlines() if "started a daemon" in line]
+        holder = find_holder(daemon.home)
+        assert holder is not None
+        assert holder.socket == str(daemon.socket)
+        assert starts == [f"started a daemon (pid {holder.pid}); `ktuned stop` ends it"]
+        assert daemon.client.call("hello")["pid"] == holder.pid
+        daemon.client.call("shutdown")
+    assert daemon.run_ktuned("start").returncode == 0
+    assert daemon.run_ktuned("stop").returncode == 0
+
+
+def test_a_daemon_of_another_home_is_refused_while_the_socket_is_served(tmp_path: Path, daemon: Daemon) -> None:
+    """It ends with one line that names the daemon which serves."""
+    assert daemon.process is not None
+    env = {**daemon.env, "KTUNED_HOME": str(tmp_path / "other")}
+    command = [sys.executable, "-m", "ktuned", "start", "--foreground"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode != 0
+    assert f"a daemon (pid {daemon.process.pid}) already serves {daemon.socket}" in done.stderr
+    assert daemon.client.call("hello")["pid"] == daemon.process.pid
