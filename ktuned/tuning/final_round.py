@@ -66,7 +66,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import complete_result, load_admitted_trials
 from ktuned.tuning.progress import Progress, publish_winner
-from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_machine import Attempt
 
 _log = structlog.get_logger()
 

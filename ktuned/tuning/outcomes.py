@@ -41,8 +41,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.prior_results import complete_result, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
 from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
-from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, Stopped, is_outcome_final, select_ends
+from ktuned.tuning.trial_machine import Attempt, End, Stopped, is_outcome_final, select_ends
 
 _log = structlog.get_logger()
 
@@ -349,7 +348,7 @@ class Outcomes:
             self.under_way.clear()
             machine = self._brief.make_trial_machine()
             try:
-                for end in [end for attempt in stopped for end in select_ends(machine.handle_report(Stopped(attempt)))]:
+                for end in [end for attempt in stopped for end in select_ends(machine.handle(Stopped(attempt)))]:
                     if end.attempt.known is None:
                         await self._store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:

@@ -63,8 +63,7 @@ from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.stages import JobStage, LaneAccess, describe_stream, receive_waiting
-from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, NotBuilt, select_ends
+from ktuned.tuning.trial_machine import Attempt, End, NotBuilt, select_ends
 
 STRAGGLER_LOOK_S = 0.2
 """Interval at which the last compiles are checked for stragglers."""
@@ -432,7 +431,7 @@ class Pipeline:
         # A config without a Build has its outcome already; the others go to the compilers.
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
-                await self._outcomes.record_ends(select_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
+                await self._outcomes.record_ends(select_ends(self._machine.handle(NotBuilt(attempt, proposal))))
         for attempt in attempts:
             if attempt.trial in self._outcomes.under_way:
                 await enqueue(attempt)

@@ -18,7 +18,7 @@ from ktuned.model import WorkerError
 from ktuned.model.plan import Plan
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_machine import Attempt
 from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
 from tests.fleet.playing import until
 

@@ -30,8 +30,15 @@ from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
-from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
+from ktuned.tuning.trial_machine import (
+    ArtifactFound,
+    Attempt,
+    CompilerTook,
+    ConfigCompiled,
+    End,
+    TrialEvent,
+    TrialMachine,
+)
 from tests.daemon_parts import Parts, make_kernel_text
 from tests.fake_tensors import REFERENCE
 from tests.trials import make_measurement
@@ -133,12 +140,12 @@ class Recompiling:
     async def compile_attempts(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make attempts' artifacts, as of such as were never compiled."""
         machine = TrialMachine()
-        machine.handle_report(CompilerTook(attempts))
+        machine.handle(CompilerTook(attempts))
         for attempt in attempts:
             self.compiled.append(attempt.unit.key)
             self._artifacts.locate_artifact(attempt.unit.key).mkdir(parents=True)
             (self._artifacts.locate_artifact(attempt.unit.key) / "manifest.json").touch()
-            machine.handle_report(ConfigCompiled(attempt))
+            machine.handle(ConfigCompiled(attempt))
         return []
 
 
@@ -158,7 +165,7 @@ async def measured_all(
         place = artifacts.locate_artifact(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
-        TrialMachine().handle_report(ArtifactFound(attempt))
+        TrialMachine().handle(ArtifactFound(attempt))
 
     async def record(ends: Sequence[End]) -> None:
         outcomes.extend(end.result.outcome for end in ends if end.result.outcome is not None)
@@ -415,7 +422,7 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):
         attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-        TrialMachine().handle_report(ArtifactFound(attempt))
+        TrialMachine().handle(ArtifactFound(attempt))
         await measuring.measure_batch(
             cast("Lane", lane), [attempt], partial(lambda us: (us, us and us / 1e6), best_us), record
         )

@@ -19,10 +19,12 @@ from ktuned.ipc.replies import Failure, Proposal
 from ktuned.ipc.requests import UnitRef
 from ktuned.model import IllegalMove, Outcome, Phase, TrialDetail, TrialResult
 from ktuned.protocol import Trial
-from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, EXCUSES, Attempt, Place, TrialEvent, TrialState, Verdict
 from ktuned.tuning.trial_machine import (
+    CONTENDED_TRIES,
+    EXCUSES,
     ArtifactFound,
     ArtifactGone,
+    Attempt,
     Compile,
     CompilerLeft,
     CompilerTook,
@@ -31,17 +33,21 @@ from ktuned.tuning.trial_machine import (
     DeviceTried,
     End,
     EndJob,
+    Event,
     Instruction,
     LaneFacts,
     LaneLeft,
     LaneTook,
     Measure,
     NotBuilt,
-    Report,
+    Place,
     Stopped,
+    TrialEvent,
     TrialMachine,
+    TrialState,
     TryDevice,
     TwinFound,
+    Verdict,
     is_outcome_final,
 )
 from tests.trials import make_result
@@ -108,7 +114,7 @@ TWIN = Trial(
 
 MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, NO_MEMORY, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
 ERRORS: list[Error] = [died(), killed(), expired(), refused("usage", Phase.TIMING), HostLost("n", "gone", Phase.TIMING)]
-REPORTS: list[Callable[[Attempt], Report]] = [
+REPORTS: list[Callable[[Attempt], Event]] = [
     lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.COMPILE_ERROR, message="no")),
     lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.UNSUPPORTED, message="not here")),
     ArtifactFound,
@@ -145,7 +151,7 @@ def test_each_report_in_each_state_is_illegal_or_leaves_one_instruction(place: P
     for make in REPORTS:
         (attempt,) = trials(1, place)
         try:
-            instructions = TrialMachine().handle_report(make(attempt))
+            instructions = TrialMachine().handle(make(attempt))
         except IllegalMove:
             assert (attempt.state, attempt.story) == (place, [])
             continue
@@ -183,11 +189,11 @@ class World:
                 self._measure()
 
     def _compile(self, batch: list[Attempt]) -> None:
-        self.machine.handle_report(CompilerTook(batch))
+        self.machine.handle(CompilerTook(batch))
         told = self._some(batch, is_prefix=self.machine.compiles_one_by_one)
         for attempt in told:
             outcome = None if self._calm else self._dice.choice([None, None, Outcome.COMPILE_ERROR])
-            instructions = self.machine.handle_report(ConfigCompiled(attempt, outcome))
+            instructions = self.machine.handle(ConfigCompiled(attempt, outcome))
             self._carry_out(instructions)
             if outcome is None:
                 assert instructions == []
@@ -207,10 +213,10 @@ class World:
         batch = [self._to_measure.popleft() for _ in range(plan.count)]
         assert len(batch) == 1 or all(attempt.config != {"x": 1} for attempt in batch)
         assert not any(TrialEvent.SET_APART in attempt.story for attempt in batch[1:])
-        self.machine.handle_report(LaneTook(batch))
+        self.machine.handle(LaneTook(batch))
         told = self._some(batch, is_prefix=True)
         for attempt in told:
-            self._carry_out(self.machine.handle_report(ConfigMeasured(attempt, self._measured(), Output(), self._lane)))
+            self._carry_out(self.machine.handle(ConfigMeasured(attempt, self._measured(), Output(), self._lane)))
         silent = batch[len(told) :]
         if not silent:
             return
@@ -239,7 +245,7 @@ class World:
     def _blame(self, report: CompilerLeft | LaneLeft, suspects: Sequence[Attempt], error: Error) -> None:
         before = {attempt: attempt.story.count(TrialEvent.KILLED) for attempt in report.attempts}
         size = len(report.attempts)
-        instructions = self.machine.handle_report(report)
+        instructions = self.machine.handle(report)
         ended = [one.attempt for one in instructions if isinstance(one, End)]
         assert set(ended) <= set(suspects), "blamed without evidence"
         assert not ended or len(suspects) == 1, "blamed for what others may have done"
@@ -274,7 +280,7 @@ class World:
                     self._later.extend(attempts)
                 case TryDevice(attempt):
                     is_sick = self._dice.random() < 0.5
-                    self._carry_out(self.machine.handle_report(DeviceTried(attempt, is_sick)))
+                    self._carry_out(self.machine.handle(DeviceTried(attempt, is_sick)))
                 case End(attempt, result):
                     self.ends[attempt] += 1
                     assert attempt.outcome is result.outcome
@@ -314,20 +320,20 @@ MACHINE = TrialMachine()
 
 def on_lane(attempts: Sequence[Attempt], error: Error | None, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
     """Have a lane take trials, and leave without a report on them."""
-    MACHINE.handle_report(LaneTook(attempts))
-    return MACHINE.handle_report(LaneLeft(attempts, lane, error))
+    MACHINE.handle(LaneTook(attempts))
+    return MACHINE.handle(LaneLeft(attempts, lane, error))
 
 
 def measured(attempt: Attempt, result: TrialResult, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
     """Have a lane take one trial, and report on it."""
-    MACHINE.handle_report(LaneTook([attempt]))
-    return MACHINE.handle_report(ConfigMeasured(attempt, result, Output(), lane))
+    MACHINE.handle(LaneTook([attempt]))
+    return MACHINE.handle(ConfigMeasured(attempt, result, Output(), lane))
 
 
 def compiled(attempts: Sequence[Attempt], error: Error | None, machine: TrialMachine = MACHINE) -> list[Instruction]:
     """Have a compiler take trials, and leave without a report on them."""
-    machine.handle_report(CompilerTook(attempts))
-    return machine.handle_report(CompilerLeft(attempts, error))
+    machine.handle(CompilerTook(attempts))
+    return machine.handle(CompilerLeft(attempts, error))
 
 
 def outcomes(instructions: Sequence[Instruction]) -> list[Outcome | None]:
@@ -356,7 +362,7 @@ def test_kills_while_compiling_and_while_measuring_count_together() -> None:
     """One each, and the third is evidence."""
     (attempt,) = trials(1, TrialState.ASKED)
     assert compiled([attempt], killed(Phase.COMPILE)) == [Compile([attempt])]
-    MACHINE.handle_report(ArtifactFound(attempt))
+    MACHINE.handle(ArtifactFound(attempt))
     assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
     assert outcomes(on_lane([attempt], killed())) == [Outcome.CRASHED]
 
@@ -375,10 +381,10 @@ def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_confi
     machine, (attempt,) = TrialMachine(), trials(1, TrialState.ASKED)
     report = ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message)
     for _ in range(EXCUSES[TrialEvent.KILLED]):
-        machine.handle_report(CompilerTook([attempt]))
-        assert machine.handle_report(report) == [Compile([attempt])]
-    machine.handle_report(CompilerTook([attempt]))
-    (end,) = machine.handle_report(report)
+        machine.handle(CompilerTook([attempt]))
+        assert machine.handle(report) == [Compile([attempt])]
+    machine.handle(CompilerTook([attempt]))
+    (end,) = machine.handle(report)
     assert isinstance(end, End)
     assert (end.result.outcome, end.result.message) == (Outcome.COMPILE_ERROR, message)
 
@@ -474,7 +480,7 @@ def test_a_trial_of_a_gpu_that_turns_out_sick_is_measured_on_another_one(failure
     """Once: if the second one is sick afterwards, too, the config is the cause."""
     (attempt,) = trials(1)
     assert on_lane([attempt], failure, GPU) == [TryDevice(attempt)]
-    assert MACHINE.handle_report(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
+    assert MACHINE.handle(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
     assert len(outcomes(on_lane([attempt], failure, GPU))) == 1
 
 
@@ -482,7 +488,7 @@ def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
     """With what was found out before the device was tried."""
     (attempt,) = trials(1)
     measured(attempt, RAISED, GPU)
-    (end,) = MACHINE.handle_report(DeviceTried(attempt, is_sick=False))
+    (end,) = MACHINE.handle(DeviceTried(attempt, is_sick=False))
     assert isinstance(end, End)
     assert (end.result.outcome, end.result.message) == (Outcome.LAUNCH_ERROR, "refused")
 
@@ -562,7 +568,7 @@ def test_a_damaged_artifact_is_compiled_again() -> None:
     """And so is one that was removed while it waited."""
     damaged, removed = trials(2)
     assert measured(damaged, DAMAGED) == [Compile([damaged])]
-    assert MACHINE.handle_report(ArtifactGone(removed)) == [Compile([removed])]
+    assert MACHINE.handle(ArtifactGone(removed)) == [Compile([removed])]
 
 
 def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
@@ -597,7 +603,7 @@ def test_a_finalist_that_is_killed_is_launched_again() -> None:
 def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     """The trial needs no lane."""
     (attempt,) = trials(1)
-    (end,) = MACHINE.handle_report(TwinFound(attempt, TWIN))
+    (end,) = MACHINE.handle(TwinFound(attempt, TWIN))
     assert isinstance(end, End)
     assert (end.result.latency_us, end.result.detail.carried_from, end.result.detail.count) == (3.0, 7, 5)
 
