@@ -454,7 +454,7 @@ class CompileStage:
             attempt.lowered = lowered.code
             return []
         compiled = ConfigCompiled(attempt, lowered.outcome, lowered.message)
-        return [*self._machine.handle(CompilerTook([attempt])), *self._machine.handle(compiled)]
+        return self._machine.handle(CompilerTook([attempt])) + self._machine.handle(compiled)
 
     async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
         """Take in a compiler's report on one config; return the instructions for its trial."""
