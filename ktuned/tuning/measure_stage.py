@@ -247,7 +247,7 @@ class MeasureStage:
         self.brief = brief
         self._prior = prior
         self._machine = brief.make_trial_machine()
-        self._lanes = lanes
+        self.lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
         self._benches: dict[tuple[str, int, str], Bench] = {}
@@ -348,11 +348,11 @@ class MeasureStage:
 
     def choose_well_lane(self) -> Lane:
         """Return the first lane that works, or the first of all if none does."""
-        return next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
+        return next((lane for lane in self.lanes if not lane.health.is_sick), self.lanes[0])
 
     def _find_other_lanes(self, lane: Lane) -> list[Lane]:
         """Return the other lanes that work."""
-        return [other for other in self._lanes if other is not lane and not other.health.is_sick]
+        return [other for other in self.lanes if other is not lane and not other.health.is_sick]
 
     def _choose_stand_in(self, lane: Lane) -> Lane:
         """Return another lane that works while this one is sick and not due for a new try; otherwise this one."""

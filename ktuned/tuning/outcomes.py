@@ -56,6 +56,8 @@ class Outcomes:
     """The outcomes of one job's configs so far.
 
     Attributes:
+        store: The store to which outcomes are committed.
+        publish: Publishes an event.
         progress: The job's figures so far.
         summary: The search in one line, for the job's message.
         under_way: The attempts without an outcome, by trial.
@@ -70,8 +72,8 @@ class Outcomes:
         self.under_way: dict[int, Attempt] = {}
         self.served_configs = ServedConfigs()
         self._brief = brief
-        self._store = store
-        self._publish = publish
+        self.store = store
+        self.publish = publish
         self._pace = pace
         self.hopelessness = Hopelessness()
         self._findings = Findings()
@@ -125,7 +127,7 @@ class Outcomes:
         if self._brief.wanted_bits is None:
             return BitClasses()
         by = strip_numerics(self._brief.search_objective)
-        return BitClasses.from_trials(self._store.list_best_trials(self._brief.context, MOST_COMPARED, objective=by))
+        return BitClasses.from_trials(self.store.list_best_trials(self._brief.context, MOST_COMPARED, objective=by))
 
     @property
     def is_default_doubtful(self) -> bool:
@@ -143,8 +145,8 @@ class Outcomes:
         # A job for certain configs, or for measuring again, was asked for more.
         if brief.await_shared is None or plan.configs or plan.again:
             return False
-        winner = self._store.get_winner(brief.key) if await brief.await_shared(brief.present_key) else None
-        trial = None if winner is None or winner.context != brief.context else self._store.get_trial(winner.trial)
+        winner = self.store.get_winner(brief.key) if await brief.await_shared(brief.present_key) else None
+        trial = None if winner is None or winner.context != brief.context else self.store.get_trial(winner.trial)
         if trial is None or trial.detail.phase != IMPORTED or await brief.check_configs([trial.config]) != [True]:
             return False
         self._shared = "others have found the winner in this very context; nothing was searched"
@@ -156,7 +158,7 @@ class Outcomes:
         anchor = self._brief.anchor
         if anchor is None:
             return
-        known = self._store.find_trial(self._brief.context, anchor.config)
+        known = self.store.find_trial(self._brief.context, anchor.config)
         # Bits on fewer inputs than this job compares are good enough until the anchor is launched on all.
         if known is not None and (known.detail.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
@@ -177,9 +179,9 @@ class Outcomes:
         self._compared_with = anchor.bits
         if chosen is not None:
             is_declared = canonical(chosen) == canonical(self._brief.declared_default or {})
-            await self._store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
-            self._publish(AnswersChanged(kernel=self._brief.key.kernel))
-        await self._store.mark_same_bits(self._brief.context, anchor.bits)
+            await self.store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
+            self.publish(AnswersChanged(kernel=self._brief.key.kernel))
+        await self.store.mark_same_bits(self._brief.context, anchor.bits)
 
     async def refresh_served_configs(self) -> None:
         """Look again at the served configs, before anything is measured: another job may have changed them."""
@@ -234,7 +236,7 @@ class Outcomes:
         ]
         # Shielded: cancelling must not lose a result that a worker has reported.
         with anyio.CancelScope(shield=True):
-            winner = await self._store.finish_trials(
+            winner = await self.store.finish_trials(
                 [(attempt.trial, result) for attempt, result in kept],
                 objective=self._brief.objective,
                 keeps_winner=keeps_winner,
@@ -285,10 +287,10 @@ class Outcomes:
         """Take mismatches back if the default's outputs prove nothing; let the fastest config win."""
         acquitted = self._disputed_outputs.find_acquitted()
         for trial, result in acquitted:
-            await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
+            await self.store.finish_trial(trial.id, result, objective=self._brief.objective)
             self.progress.count_acquittal(result)
             published = replace(trial, outcome=result.outcome, detail=result.detail)
-            publish_trial(self._publish, self._brief, self.progress, published)
+            publish_trial(self.publish, self._brief, self.progress, published)
         if acquitted and self.served_configs.are_judged:
             await self._elect_winner()
 
@@ -329,12 +331,12 @@ class Outcomes:
         doubt = trial.doubt()
         self._tried.append(requests.TriedConfig(config, outcome, self._brief.estimate_cost(trial), doubt))
         self._changed.set()
-        publish_trial(self._publish, self._brief, self.progress, trial)
+        publish_trial(self.publish, self._brief, self.progress, trial)
 
     def skip_unoffered_served(self) -> None:
         """Stop waiting for served configs that the strategy did not offer, because the space does not hold them."""
         while (config := self.served_configs.awaited_config) is not None:
-            if self._store.find_trial(self._brief.context, config) is not None:
+            if self.store.find_trial(self._brief.context, config) is not None:
                 return
             self.served_configs.record_outcome(config, Outcome.UNSUPPORTED)
 
@@ -350,7 +352,7 @@ class Outcomes:
             try:
                 for end in [end for attempt in stopped for end in select_ends(machine.handle(Stopped(attempt)))]:
                     if end.attempt.known is None:
-                        await self._store.finish_trial(end.attempt.trial, end.result)
+                        await self.store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
 
@@ -360,7 +362,7 @@ class Outcomes:
         kernel, winners = brief.kernel, brief.served()
         # This may be another checkout's winner; a job here must find its own winner, which must be no worse.
         incumbent = next((winner for winner in winners if winner.key == brief.key), None)
-        own = self._store.get_winner(brief.key)
+        own = self.store.get_winner(brief.key)
         if is_exact(brief.objective):
             # Until the anchor's bits are known, no other config is known to be right.
             winners, incumbent = [], None
@@ -376,14 +378,14 @@ class Outcomes:
         return ServedConfigs(served, self._find_known_outcome)
 
     def _find_known_outcome(self, config: Config) -> Outcome | None:
-        known = self._store.find_trial(self._brief.context, config)
+        known = self.store.find_trial(self._brief.context, config)
         return known.outcome if known is not None and self.outcome_stands(known) else None
 
     async def _elect_winner(self, *, decided_only: bool = False) -> None:
         """Make the best known config of this context the winner, unless it has one that is still admitted."""
         brief = self._brief
         winner = await restore_winner(
-            self._store, brief.admission, brief.present_key, brief.preset.finalists, decided_only=decided_only
+            self.store, brief.admission, brief.present_key, brief.preset.finalists, decided_only=decided_only
         )
         if winner is not None:
             await self._announce_winner(winner)
@@ -392,4 +394,8 @@ class Outcomes:
         """Publish a new winner, and remember that the space holds its config."""
         self._has_winner = True
         await self._brief.admission.store_verdict(self._brief.kernel, self._brief.problem, winner.config)
-        publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
+        self.publish_winner(winner)
+
+    def publish_winner(self, winner: Winner) -> None:
+        """Publish a new winner of the job."""
+        publish_winner(self.publish, self._brief.kernel, winner, self._brief.job.id)

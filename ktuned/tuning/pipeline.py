@@ -173,9 +173,6 @@ class Pipeline:
             ExceptionGroup: Several of these.
         """
         began = monotonic()
-        final_round = FinalRound(
-            self.brief, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
-        )
         try:
             if await self._outcomes.take_shared_winner():
                 return
@@ -204,8 +201,8 @@ class Pipeline:
                         await self._await_lanes()
                     self._report_stage(JobStage.DECIDING)
                     is_judged = not self._outcomes.is_default_doubtful
+                    final_round = FinalRound(self._outcomes, self._measuring, self._fleet)
                     await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
-                    self._outcomes.final_fault = final_round.fault
                 # A lane that is still being opened was not needed.
                 openings.cancel_scope.cancel()
         finally:
