@@ -42,7 +42,6 @@ from ktuned.fleet.lane_machine import (
     LaneMachine,
     LendWorker,
     MakeSpare,
-    SpareAwaited,
     SpareMade,
     SparesNeeded,
     SpareWarmed,
@@ -57,9 +56,8 @@ from ktuned.fleet.lane_machine import (
     WorkersOutdated,
     WorkerStarted,
 )
-from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
-from ktuned.fleet.quiet import QuietGate
+from ktuned.fleet.quiet import Pace, QuietGate
 from ktuned.ipc import requests
 from ktuned.model import Device, Phase, Role, WorkerError
 from ktuned.protocol import WorkerInfo
@@ -280,10 +278,7 @@ class Fleet:
     async def _await_spare(self, kind: WorkerKind) -> bool:
         """Wait until a spare is ready or has failed; return False if neither happened within ``spawn_s``."""
         with anyio.move_on_after(self.spawn_s) as waiting:
-            try:
-                await self._spare_finished.setdefault(kind, anyio.Event()).wait()
-            finally:
-                self.handle(SpareAwaited(kind))
+            await self._spare_finished.setdefault(kind, anyio.Event()).wait()
         return not waiting.cancelled_caught
 
     def release_worker(self, worker: Worker) -> None:

@@ -45,7 +45,9 @@ import msgspec
 
 from ktuned.fleet.executor import Environment, KernelCode, Worker
 from ktuned.fleet.failures import (
+    FIRST_PAUSE_S,
     CannotOpen,
+    Health,
     HostLost,
     LaneCrowded,
     LaneSick,
@@ -53,7 +55,6 @@ from ktuned.fleet.failures import (
     RequestFailed,
     is_outside_kill,
 )
-from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Phase, Role, WorkerError
 
@@ -215,10 +216,10 @@ class LaneRecord(msgspec.Struct, eq=False):
     was_used: bool = False
 
     @property
-    def bench(self) -> Bench:
-        """The problem that is open, or is being opened."""
+    def needed(self) -> ProblemNeeded:
+        """The ``need`` of a lane that has one."""
         assert self.need is not None
-        return self.need.bench
+        return self.need
 
     @property
     def is_gpu(self) -> bool:
@@ -251,7 +252,7 @@ class LaneRecord(msgspec.Struct, eq=False):
 
 
 class _OfLane(msgspec.Struct, frozen=True):
-    """Something has happened to a lane."""
+    """An event or a step of one lane."""
 
     lane: LaneRecord
 
@@ -326,12 +327,6 @@ class WorkerNeeded(msgspec.Struct, frozen=True):
     device: str = ""
     code: KernelCode | None = None
     waits: bool = True
-
-
-class SpareAwaited(msgspec.Struct, frozen=True):
-    """A caller no longer waits for a spare: the spare is ready, has failed, or took too long."""
-
-    kind: WorkerKind
 
 
 class WorkerStarted(msgspec.Struct, frozen=True):
@@ -412,7 +407,6 @@ class DeviceUsed(msgspec.Struct, frozen=True):
 Event = (
     LaneEvent
     | WorkerNeeded
-    | SpareAwaited
     | WorkerStarted
     | WorkerReleased
     | DataClosed
@@ -478,7 +472,7 @@ class StartWorker(msgspec.Struct, frozen=True):
 
 
 class AwaitSpare(msgspec.Struct, frozen=True):
-    """Wait until a spare of this kind is ready or has failed, report :class:`SpareAwaited`, and ask again."""
+    """Wait until a spare of this kind is ready or has failed, and ask again."""
 
     kind: WorkerKind
 
@@ -498,28 +492,21 @@ class Fail(msgspec.Struct, frozen=True):
 # Steps of a lane; their outcome is WorkerTaken, StepDone or StepFailed
 
 
-class Rest(msgspec.Struct, frozen=True):
+class Rest(_OfLane, frozen=True):
     """Wait until the lane's pause is over."""
 
-    lane: LaneRecord
 
-
-class TakeWorker(msgspec.Struct, frozen=True):
+class TakeWorker(_OfLane, frozen=True):
     """Borrow a worker for the lane's problem, and give the workers in the lane's ``ending`` a moment to end."""
 
-    lane: LaneRecord
 
-
-class RunCanary(msgspec.Struct, frozen=True):
+class RunCanary(_OfLane, frozen=True):
     """Have the lane's worker run the canary."""
 
-    lane: LaneRecord
 
-
-class OpenProblem(msgspec.Struct, frozen=True):
+class OpenProblem(_OfLane, frozen=True):
     """Have the workers in ``closing`` close their data, and then the lane's worker open the lane's problem."""
 
-    lane: LaneRecord
     closing: Sequence[Worker]
 
 
@@ -620,8 +607,6 @@ class LaneMachine:
                 self._release_lane(lane, is_shared=is_shared)
             case WorkerNeeded():
                 self._find_worker(event)
-            case SpareAwaited(kind):
-                self._awaited[kind] -= 1
             case WorkerStarted(kind, error):
                 if error is None:
                     self._get_start_health(kind).record_success()
@@ -644,6 +629,8 @@ class LaneMachine:
                 self._order_spares(event)
             case SpareMade(kind, worker):
                 self.spares_under_way[kind] -= 1
+                # All callers that wait for a spare of this kind ask again now.
+                del self._awaited[kind]
                 if worker is not None:
                     self._release_worker(worker)
                 self._warm_next(kind[1])
@@ -770,14 +757,13 @@ class LaneMachine:
         self._end_surplus_opened(lane.device.name, kept=KEPT_OPEN - 1)
         closing = self._take_data_holders(lane.device.name)
         lane.was_used = worker.code is not None
-        worker.code, worker.holds_data = lane.bench.code, True
+        worker.code, worker.holds_data = lane.needed.bench.code, True
         if self._is_in_trouble(lane):
             self._order_spares_of(lane)
         self._add(OpenProblem(lane, closing))
 
     def _judge_failed_opening(self, lane: LaneRecord, error: WorkerError) -> None:
         """Decide whether a failed opening is the problem's fault, or should be tried once more."""
-        assert lane.need is not None
         if isinstance(error, ReferenceUnusable):
             # The worker is sound; it can open the problem with another reference.
             lane.health.record_success()
@@ -794,7 +780,7 @@ class LaneMachine:
             lane.ending += ended
         # A used worker may be the reason: some modules cannot be imported twice.
         may_be_worker = is_refused and bool(ended or lane.was_used)
-        may_be_device = lane.is_gpu and lane.need.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
+        may_be_device = lane.is_gpu and lane.needed.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
         if isinstance(error, HostLost):
             # A lost host says nothing about the problem: the lane waits for the host, or another lane stands in. If
             # the worker was not even started, the device is not suspect.
@@ -839,9 +825,8 @@ class LaneMachine:
             self._end_worker_of(lane)
 
     def _fall_sick(self, lane: LaneRecord, error: LaneSick, cause: WorkerError | None = None) -> None:
-        assert lane.need is not None
         lane.health.record_failure(error.message)
-        if lane.need.waits and not isinstance(error, LaneCrowded):
+        if lane.needed.waits and not isinstance(error, LaneCrowded):
             self._go_to(lane, LaneState.RESTING)
         else:
             self._fail_lane(lane, error, cause)
@@ -1025,12 +1010,11 @@ class LaneMachine:
                 del self._warming[place]
 
     def _order_spares_of(self, lane: LaneRecord) -> None:
-        assert lane.need is not None
-        bench, device = lane.bench, lane.device
+        bench, device = lane.needed.bench, lane.device
         if not device.host:
             counts = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
             # No spare makes a context beside an application: it would take memory that the application may need.
-            warmed_on = device if lane.is_gpu and not lane.need.is_shared else None
+            warmed_on = device if lane.is_gpu and not lane.needed.is_shared else None
             count = counts.get(device.kind, 1)
             self._order_spares(SparesNeeded(Role.BENCH, bench.environment, bench.backend, count, warmed_on))
             return

@@ -23,9 +23,8 @@ import structlog
 from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.failures import Output, ReferenceUnusable
+from ktuned.fleet.failures import Health, Output, ReferenceUnusable
 from ktuned.fleet.fleet import Fleet
-from ktuned.fleet.health import Health
 from ktuned.fleet.lane_machine import (
     Bench,
     DeviceUsed,
@@ -46,8 +45,7 @@ from ktuned.fleet.lane_machine import (
     Trust,
     WorkerTaken,
 )
-from ktuned.fleet.pace import Pace
-from ktuned.fleet.quiet import COURTESY_S, QuietGate
+from ktuned.fleet.quiet import COURTESY_S, Pace, QuietGate
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, Role, WorkerError
 from ktuned.protocol import LaneInfo
@@ -294,7 +292,9 @@ class Lane:
 
     async def _take_worker(self) -> Worker:
         lane = self.record
-        worker = await self._fleet.acquire_worker(Role.BENCH, lane.bench.environment, self.device.name, lane.bench.code)
+        worker = await self._fleet.acquire_worker(
+            Role.BENCH, lane.needed.bench.environment, self.device.name, lane.needed.bench.code
+        )
         try:
             with anyio.move_on_after(self._reap_s):
                 for killed in lane.ending:
@@ -305,7 +305,7 @@ class Lane:
         return worker
 
     async def _run_opening(self, closing: Sequence[Worker]) -> None:
-        worker, bench, began = self._worker, self.record.bench, monotonic()
+        worker, bench, began = self._worker, self.record.needed.bench, monotonic()
         await self._fleet.close_data(closing)
         request = bench.request
         if isinstance(request, requests.Open):

@@ -19,10 +19,9 @@ from ktuned.protocol import ChannelInfo, ConfigCompiled, JobState, PublishEvent
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage, Enqueue
 from ktuned.tuning.exploration import Explorer, open_space
-from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.progress import COMPILED, Progress
-from ktuned.tuning.stages import JobStage
+from ktuned.tuning.judgements import PROBES, Hopelessness
+from ktuned.tuning.progress import COMPILED, JobStage, Progress
 from ktuned.tuning.trial_machine import Attempt, End, NotBuilt, TrialEvent, select_ends
 
 ASK_AT_ONCE = 16

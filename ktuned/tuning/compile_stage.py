@@ -10,7 +10,7 @@ before the group takes a slot, because the front end may import a large library,
 reports when no config waits for a slot any more, so that the next job can use idle slots.
 
 *Groups.* A backend compiles a request's configs one by one (a *batch*, whose size is bounded by time), or builds them
-as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.batches.GroupSize`). The last configs of a job
+as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.limits.GroupSize`). The last configs of a job
 are shared out one by one, the longest first, so that all slots end at about the same time.
 
 *Failures.* :mod:`~ktuned.tuning.trial_machine` decides what a failed request says about its configs, and may ask for
@@ -52,9 +52,17 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
 from ktuned.protocol import ChannelInfo
 from ktuned.store import DISK_ERRORS, Artifacts, explain_file_error
-from ktuned.tuning.batches import COMPILE_S, MAX_BATCH, BatchSize, GroupSize, limit_share
 from ktuned.tuning.job_brief import Compiler, JobBrief
-from ktuned.tuning.stages import describe_stream, receive_waiting
+from ktuned.tuning.limits import (
+    COMPILE_S,
+    MAX_BATCH,
+    BatchSize,
+    GroupSize,
+    describe_stream,
+    limit_share,
+    receive_waiting,
+)
+from ktuned.tuning.prior_results import LAST_OF_SLOT
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
     Attempt,
@@ -69,7 +77,6 @@ from ktuned.tuning.trial_machine import (
     TrialState,
     select_ends,
 )
-from ktuned.tuning.trial_order import LAST_OF_SLOT
 
 STRAGGLER_S = 2.0
 """A compile is not a straggler before it has taken this long."""

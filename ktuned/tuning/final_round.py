@@ -45,8 +45,6 @@ from ktuned.model import (
 )
 from ktuned.protocol import Refining, Trial
 from ktuned.store import Winner
-from ktuned.tuning.anchor import Anchor
-from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.finalists import (
     FEWEST_ROUNDS,
     MOST_TIMES,
@@ -63,6 +61,8 @@ from ktuned.tuning.finalists import (
     is_reference_implausible,
 )
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.judgements import Anchor
+from ktuned.tuning.limits import shorten_for_trial
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import complete_result, load_admitted_trials

@@ -50,12 +50,10 @@ from ktuned.fleet import (
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome, TrialResult, canonical, needs_metric
 from ktuned.store import Artifacts
-from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.limits import HOLD_GPU_S, LANE_S, receive_waiting, shorten_for_trial
 from ktuned.tuning.prior_results import PriorResults
-from ktuned.tuning.stages import receive_waiting
 from ktuned.tuning.trial_machine import (
     ArtifactGone,
     Attempt,

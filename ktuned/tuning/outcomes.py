@@ -4,14 +4,13 @@
 winner, that is announced next. Then the end is counted, which may show that the job is hopeless; it is kept for the
 strategy's next question; and it is published.
 
-*When a winner may change.* Nothing becomes the winner before the config that lookups get now has an outcome
-(:mod:`~ktuned.tuning.served_configs`), because it might be worse. Until then ends are committed one by one. From then
-on a config that beats the winner replaces it at once. The final round has the last word.
+*When a winner may change.* Nothing becomes the winner before the config that lookups get now has an outcome, because it
+might be worse. Until then ends are committed one by one. From then on a config that beats the winner replaces it at
+once. The final round has the last word.
 
-*Three judgements need the results of several configs.* Exact numerics compare bits with the anchor's
-(:mod:`~ktuned.tuning.anchor`), so a new anchor re-marks all trials so far. Where the default's own outputs prove
-nothing, mismatches are taken back (:mod:`~ktuned.tuning.disputed_outputs`). And if all configs fail alike, the job is
-given up (:mod:`~ktuned.tuning.hopeless`).
+*Three judgements need the results of several configs* (:mod:`~ktuned.tuning.judgements`). Exact numerics compare bits
+with the anchor's, so a new anchor re-marks all trials so far. Where the default's own outputs prove nothing, mismatches
+are taken back. And if all configs fail alike, the job is given up.
 
 *When the job is stopped*, trials without an outcome are recorded as stopped. That is shielded from cancellation, and
 bounded in time, because a broken store may be the reason for the stop.
@@ -33,14 +32,11 @@ from ktuned.ipc import requests
 from ktuned.model import Bits, Config, Outcome, StoreError, TrialResult, canonical, is_exact, strip_numerics
 from ktuned.protocol import AnswersChanged, JobState, PublishEvent, Trial, format_notice
 from ktuned.store import IMPORTED, BitClasses, Store, Winner, find_stand_ins
-from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.exploration import SearchSummary
-from ktuned.tuning.findings import Findings
-from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.judgements import DisputedOutputs, Findings, Hopelessness, ServedConfigs, choose_served_configs
 from ktuned.tuning.prior_results import complete_result, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
-from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
 from ktuned.tuning.trial_machine import Attempt, End, Stopped, is_outcome_final, select_ends
 
 _log = structlog.get_logger()

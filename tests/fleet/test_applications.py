@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from ktuned.fleet.applications import Applications
 from ktuned.fleet.executor import Environment, KernelCode
-from ktuned.fleet.failures import CannotOpen, LaneCrowded
-from ktuned.fleet.health import Health
+from ktuned.fleet.failures import CannotOpen, Health, LaneCrowded
 from ktuned.fleet.lane_machine import Bench, DeviceUsed
 from ktuned.fleet.lanes import Lane
 from ktuned.ipc import requests

@@ -26,8 +26,7 @@ from ktuned.fleet import (
     Worker,
     WorkerDied,
 )
-from ktuned.fleet.failures import LaneCrowded
-from ktuned.fleet.health import Health
+from ktuned.fleet.failures import Health, LaneCrowded
 from ktuned.fleet.lane_machine import (
     CROWDED,
     DUTY,
@@ -62,7 +61,6 @@ from ktuned.fleet.lane_machine import (
     Released,
     Rest,
     RunCanary,
-    SpareAwaited,
     SpareMade,
     SparesNeeded,
     SpareWarmed,
@@ -266,7 +264,7 @@ class World:
                 self.clock.now += lane.health.pause_s
                 return StepDone(lane)
             case TakeWorker(lane):
-                worker = self.acquire(lane.device.name, lane.bench.code)
+                worker = self.acquire(lane.device.name, lane.needed.bench.code)
                 self.told.append(f"takes {worker.pid}")
                 self.reap()
                 return WorkerTaken(lane, worker)
@@ -471,7 +469,7 @@ def play(random: Random, world: World) -> None:
         case 9:
             world.stuck = {one for one in world.workers if random.random() < 0.1}
             world.reap()
-        case _ if lane.state is not LaneState.VACANT and lane.bench is not None:
+        case _ if lane.state is not LaneState.VACANT and lane.need is not None:
             take_step(random, world, lane)
     world.check()
 
@@ -918,7 +916,6 @@ def test_a_spare_under_way_is_waited_for_by_one() -> None:
     world.handle(SparesNeeded(*BENCH, "fake", 1))
     assert world.handle(WorkerNeeded(*BENCH)) == AwaitSpare(BENCH)
     assert world.handle(WorkerNeeded(*BENCH)) == StartWorker(BENCH, "")
-    world.handle(SpareAwaited(BENCH))
     made(world, 1)
     assert world.handle(WorkerNeeded(*BENCH)) == LendWorker(world.workers[0])
 

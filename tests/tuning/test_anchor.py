@@ -8,7 +8,7 @@ import pytest
 
 from ktuned.model import Outcome, TrialDetail
 from ktuned.protocol import Trial
-from ktuned.tuning.anchor import Anchor
+from ktuned.tuning.judgements import Anchor
 from tests.trials import make_result, make_trial
 
 CONFIG = {"K": 1}

@@ -10,7 +10,7 @@ import pytest
 from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
-from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
+from ktuned.tuning.judgements import ENOUGH, PROBES, Hopelessness, find_symptom
 from tests.daemon_parts import Parts, make_kernel_text, make_winner_key
 
 MISSING = "it.cu:12:9: error: identifier 'UNROL' is undefined"

@@ -14,11 +14,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ktuned.fleet.failures import CannotOpen, LaneSick, Output, WorkerDied
-from ktuned.fleet.health import Health
+from ktuned.fleet.failures import CannotOpen, Health, LaneSick, Output, WorkerDied
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
-from ktuned.fleet.pace import Pace
+from ktuned.fleet.quiet import Pace
 from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
@@ -26,9 +25,9 @@ from ktuned.model.values import Outcome
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.limits import DEFAULT_DEADLINES
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
