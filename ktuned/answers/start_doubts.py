@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from ktuned.answers.kernel_state import KernelState
 from ktuned.devices import Environments
-from ktuned.ipc import stamp, stamps_agree
-from ktuned.model import ENVIRONMENT, KernelInfo, digest_variable
+from ktuned.ipc import stamp_whole, stamps_agree
+from ktuned.model import ENVIRONMENT, KernelInfo, digest_variable, read_variable
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20
@@ -84,7 +84,7 @@ def _find_changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> 
     read = {
         name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
     }
-    changed = (name for name, entry in read.items() if digest_variable(variables.get(name)) != entry.digest)
+    changed = (name for name, entry in read.items() if digest_variable(read_variable(name, variables)) != entry.digest)
     return next((f"the environment variable {name} changed" for name in changed), "")
 
 
@@ -92,7 +92,8 @@ def _find_changed_file(stamps: Mapping[str, str]) -> str:
     """Return the first file that has changed since its inspection, or why the files are not compared here."""
     if len(stamps) > MAX_FILES or sum(map(_read_file_size, stamps)) > MAX_BYTES:
         return "it has too many files to compare at once"
-    return next((f"{path} changed" for path, held in stamps.items() if not stamps_agree(held, stamp(Path(path)))), "")
+    changed = (path for path, held in stamps.items() if not stamps_agree(held, stamp_whole(Path(path))))
+    return next((f"{path} changed" for path in changed), "")
 
 
 def _read_file_size(path: str) -> int:

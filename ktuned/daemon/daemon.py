@@ -139,6 +139,7 @@ class Daemon:
                 prepare=parts.preparation.prepare_brief,
                 lane=parts.jobs.get_lane,
                 scratch=parts.executor.scratch / "sanitizers",
+                publish=parts.router.publish_event,
             ).list_handlers(),
             *DevicePeaks(
                 machine=machine,

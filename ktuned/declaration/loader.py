@@ -80,7 +80,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     global _last_loaded
     path, root = normalize_path(path), root.resolve()
     is_used = OBSERVER.may_restart and OBSERVER.generation > 0
-    if is_used and OBSERVER.has_stale_extensions:
+    if OBSERVER.may_restart and (ACCESSES.has_stale_start or (is_used and OBSERVER.has_stale_extensions)):
         raise FreshProcessNeeded
     OBSERVER.observe_kernel_file(path, root)
     if not ACCESSES.survives_load:

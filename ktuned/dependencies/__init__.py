@@ -8,7 +8,7 @@ variables that the process and its children read, by means of the observer libra
 
 from ktuned.dependencies.accesses import ACCESSES
 from ktuned.dependencies.code_observer import OBSERVER, FreshProcessNeeded, ImportEnd
-from ktuned.dependencies.distributions import find_distribution, find_owners, read_installed_versions
+from ktuned.dependencies.distributions import find_distribution, find_owners, find_record_owner, read_installed_versions
 from ktuned.dependencies.origin import find_installed_place, is_ours, is_users_header
 from ktuned.dependencies.python_files import digest_meaning, mentions_source_text
 
@@ -21,6 +21,7 @@ __all__ = [
     "find_distribution",
     "find_installed_place",
     "find_owners",
+    "find_record_owner",
     "is_ours",
     "is_users_header",
     "mentions_source_text",

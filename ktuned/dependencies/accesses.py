@@ -2,105 +2,116 @@
 
 The log (:mod:`ktuned.observer`) holds each name that this process and its children have opened, tested, listed,
 executed, mapped or searched, and each variable that C code has read. Variables that Python reads are recorded here,
-because Python copies the environment when it starts. It does not matter which code has read a name, or why.
+because Python copies the environment when it starts.
 
-Each load of a kernel file begins an epoch, and so does each compile. ``files``, ``variables`` and ``unobserved`` return
-what was read since then; each of them first reads the new entries of the log.
+**The rule: each name counts by what was there when it was read, whatever the name is.** Nothing is guessed from names.
+What turns out to be noise is found afterwards, by comparing (:mod:`ktuned.catalog.repetition`).
 
 ====================================  ==================================================================
 what happened to a name               what is recorded
 ====================================  ==================================================================
 a file was opened, executed, mapped   the digest of its bytes
-a directory was listed                a digest of the names in it
+a file was only tested                that, with its permissions, its attributes and its link; its times,
+                                      if the project's code mentions times
+a directory was listed                a digest of the names in it, with their kinds
 a directory was on the way to a file  that it exists, unless a recorded file below it implies that
-a name was not there                  its absence: the result may differ once it appears
-this epoch's code wrote it first      nothing: a run does not depend on its own output
+a name was not there, or is no file   its absence: the result may differ once it appears
+this epoch's code made it             nothing, if no earlier byte of it could have been read
+this epoch's code renamed a file      the reason, unless that file was made by it, too
 a process could not be observed       the reason; answers then say ``not fully observed``
 another user could have written it    :class:`Untrusted`, which :meth:`Accesses.check_trust` raises
+a program other than a compiler ran   all variables, because it may read them without ``getenv``
 ====================================  ==================================================================
 
-Files in some *kinds of places are not recorded*, because something else represents them in a digest:
+Some files and variables have an *owner*. What the owner's own code reads of them is represented by the owner's version:
 
 ====================================  ==================================================================
-place                                 represented by
+owner                                 owns
 ====================================  ==================================================================
-files of Linux itself (/proc, /sys)   the device and its driver
-installed by the system (/usr)        the toolchain and the interpreter, by their versions and bytes
-the interpreter's library, bytecode   the interpreter; for bytecode, the sources
-installed distributions, and files    the distributions' versions: a process imports a distribution
-that are read when they are imported  once, for the first kernel that needs it
-ktuned, its worker's own directories  the version of measuring; a run does not depend on its own output
-records of adopted functions' calls   the problems, which name them by their content
-compilers' caches                     the sources, which were read when the cached file was made
+ktuned, its version of measuring      its packages and plugins, its directories, the records of calls in
+                                      them, and the variables that it sets for workers
+Linux and a device's driver           ``/proc``, ``/sys``, ``/dev``, and a driver's sockets
+the interpreter                       its library and its programs
+the system's packages                 ``/usr``, except for what this process itself opens or tests
+an installed distribution             its files, except for those that this process itself opens; what a
+                                      distribution reads while it is imported is its own reading
+compilers                             their caches, whose files were made of sources that count; compilers and
+                                      installed libraries: variables by which they search and word messages
 ====================================  ==================================================================
 
-The observer library itself leaves out the first two.
+Each load of a kernel file begins an epoch, and so does each compile. ``files``, ``variables`` and ``unobserved`` return
+what was read since then; each of them first reads the new entries of the log.
 
 Imports need care. To find one module, Python's import system lists every directory of ``sys.path``, so that each new
 file in one of them would seem to change the kernel. So while a kernel file is observed, imports ask the disk for single
-names instead (:func:`_fill_finder_cache`). The imports of installed packages are not recorded (:func:`_wrap_loading`).
+names instead (:func:`_fill_finder_cache`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
+import mmap
 import os
-import re
-import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from importlib.machinery import (
-    BYTECODE_SUFFIXES,
-    EXTENSION_SUFFIXES,
-    SOURCE_SUFFIXES,
-    ExtensionFileLoader,
-    FileFinder,
-    SourceFileLoader,
-    SourcelessFileLoader,
-)
+from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ktuned.dependencies.code_observer import OBSERVER
-from ktuned.dependencies.distributions import is_unowned
+from ktuned.dependencies.distributions import find_owners, find_record, is_unowned
 from ktuned.dependencies.origin import (
-    OUR_PACKAGE,
-    STDLIB,
     find_installed_place,
     is_foreign,
+    is_of_stdlib,
     is_our_file,
-    is_our_place,
     is_ours,
     list_cache_directories,
 )
+from ktuned.dependencies.python_files import mentions_any
 from ktuned.dependencies.unobservable import explain_unobservable
-from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_directory_stamp, normalize_path, stamp, stamp_directory
-from ktuned.observer import OFF_VARIABLE, Kind, Log, Note
-
-_OWN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT", "TMPDIR", "TMP", "TEMP", "PYTHON")
-"""Prefixes of variables that the daemon sets for a worker, or that configure the interpreter's start."""
-
-_MESSAGE_VARIABLES = (
-    "LC_",
-    "LANG",
-    "TERM",
-    "COLUMNS",
-    "LINES",
-    "COLORTERM",
-    "NO_COLOR",
-    "FORCE_COLOR",
-    "GCC_COLORS",
-    "DEB_BUILD_OPTIONS",
-    "PWD",
-    "OLDPWD",
+from ktuned.ipc import (
+    ABSENT,
+    DIRECTORY,
+    Sight,
+    Untrusted,
+    is_directory_stamp,
+    is_special_stamp,
+    normalize_path,
+    read_sight,
+    stamp,
+    stamp_attributes,
+    stamp_directory,
 )
-"""Variables that decide the words and colours of messages, and the shell's directory, which is not the worker's."""
+from ktuned.model import ALL_VARIABLES, describe_environment, is_own_variable
+from ktuned.observer import REASON_VARIABLE, Kind, Log, Note, prove_observed
+from ktuned.user_directories import NoHomeDirectory, find_user_directories
 
-_ENVIRONMENT_PREFIXES = (sys.prefix, sys.base_prefix, *list_cache_directories())
+_TIME_NAMES = frozenset(
+    {
+        "st_mtime",
+        "st_mtime_ns",
+        "st_ctime",
+        "st_ctime_ns",
+        "st_atime",
+        "st_atime_ns",
+        "getmtime",
+        "getctime",
+        "getatime",
+    }
+)
+"""Names that code must mention to learn when a file was changed."""
+
+_START_VARIABLES = ("PYTHONHASHSEED", "PYTHONOPTIMIZE")
+"""Variables that the interpreter reads when it starts, and that decide what code does."""
+
+_START_FILES = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
+"""Modules that the interpreter imports when it starts, from any directory of ``sys.path``."""
 
 _INTERPRETER = frozenset(
     {
@@ -110,21 +121,12 @@ _INTERPRETER = frozenset(
 )
 """The interpreter and its library, which the toolchain's version represents."""
 
-_CALL_RECORD = re.compile(r"/calls/[0-9a-f]{16}\.[a-z.]+$")
-"""The record of an application's call of an adopted function: it is named by its content, and a problem names it."""
-
 _DRIVER_SOCKETS = ("/tmp/nvidia-mps/", "/run/nvidia", "/var/run/nvidia")
 """Prefixes of sockets of a driver's own programs, which the device represents."""
 
 _SYSTEM_DIRECTORIES = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/")
 
-_ENVIRON_SOURCES = ("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>", __file__)
-"""Ends of the files in which reading a variable is implemented. Their frames are not the reader's."""
-
-_SEARCH_VARIABLES = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "SHLVL", "_"})
-"""Variables that say where to look. The files that are found there, or are absent, are observed themselves."""
-
-_MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
+_PROGRAM_KINDS = (Kind.EXECUTED, Kind.MAPPED, Kind.SEARCHED)
 
 NO_OBSERVER = "no observer runs below this worker: see `ktuned doctor`"
 
@@ -134,19 +136,28 @@ class Accesses:
 
     Attributes:
         own_directories: directories in which ktuned keeps its own files; nothing there is recorded.
+        failure: why this process is not observed; empty if it is.
+        start_files: the files that change how this interpreter starts, with their stamps; most of them are absent.
         survives_load: set by a request that loads its kernel file on the way: the load begins no new epoch.
     """
 
     def __init__(self) -> None:
         self.own_directories: tuple[str, ...] = ()
+        self.failure = ""
         self.log: Log | None = None
         self.survives_load = False
         self._is_recording = False
         self._epoch = 0
+        self._own_places: tuple[str, ...] = ()
+        self._start_directories: tuple[str, ...] = ()
+        self.start_files: dict[Path, str] = {}
+        self._start_sights: list[Sight | None] = []
+        self._stamps_at_start: dict[Path, str] = {}
         self._forget_all()
 
     def _forget_all(self) -> None:
         self._files: dict[Path, str] = {}
+        self._attributes: dict[Path, str] = {}
         self._written_paths: set[str] = set()
         self._tested_paths: set[Path] = set()
         self._variables: dict[str, str | None] = {}
@@ -161,27 +172,41 @@ class Accesses:
         self.log = Log.open_own()
         sys.modules["ktuned.ipc.stamps"].pause_recording = self.pause_recording  # type: ignore[attr-defined]
         OBSERVER.pause_recording = self.pause_recording
+        own = list(self.own_directories)
         if "KTUNED_WORKER" in os.environ:
-            self.own_directories = (*self.own_directories, os.environ["TMPDIR"])
-        self._left_out_directories = (
-            *list_cache_directories(),
-            *(f"{os.path.abspath(place)}/" for place in self.own_directories),
-            f"{OUR_PACKAGE}/",
-        )
+            own.append(os.environ["TMPDIR"])
+        with contextlib.suppress(NoHomeDirectory):
+            # The files of adopted functions are named by their content.
+            own.append(str(find_user_directories().state / "adopted"))
+        self._own_places = tuple(f"{place}/" for one in own for place in {os.path.abspath(one), os.path.realpath(one)})
+        if self.log is None:
+            self.failure = os.environ.get(REASON_VARIABLE, NO_OBSERVER)
+        else:
+            self.log.set_owner(os.getpid())
+        self._start_directories = tuple(one for one in sys.path if os.path.isdir(one) and not is_of_stdlib(f"{one}/x"))
+        self._stamp_start_files()
+        self._stamps_at_start = self.start_files
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron
         FileFinder._fill_cache = _fill_finder_cache  # type: ignore[attr-defined]
+        linecache.updatecache = _wrap_line_reading(linecache.updatecache)
         for loader, step in _LOADING_STEPS:
             setattr(loader, step, _wrap_loading(getattr(loader, step)))
+
+    def prove_observed(self) -> None:
+        """Make one known access of each kind; if one leaves no note, this process counts as not observed."""
+        if self.log is not None:
+            self.failure = prove_observed(self.log)
 
     def begin_epoch(self) -> None:
         """Forget all accesses, and record each name again that is read from now on."""
         self._forget_all()
         if self._is_recording:
             with self.pause_recording():
-                self._record_customization()
+                self._files |= {path: digest for path, digest in self.start_files.items() if digest}
                 self._record_bare_modules()
-            _hide_metadata_listings()
+            for name in _START_VARIABLES:
+                self.record_variable(name)
         if self.log is not None:
             for _ in self.log.read_notes():
                 pass
@@ -192,32 +217,46 @@ class Accesses:
         """Record the modules of this process that no distribution owns: they are not read again in this epoch."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__dict__", {}).get("__file__")
-            if "." not in name and isinstance(file, str) and not self.is_left_out(file) and find_installed_place(file):
+            if "." not in name and isinstance(file, str) and not is_our_file(file) and is_unowned(file):
                 self._files[Path(file)] = stamp(Path(file))
 
-    def _record_customization(self) -> None:
-        """Record the modules that the interpreter ran at its start, before any kernel file."""
-        for site in [place for place in sys.path if find_installed_place(f"{place}/x") is not None]:
-            for name in ("sitecustomize.py", "usercustomize.py"):
-                path = Path(site, name)
-                if path.exists() and not self.is_left_out(str(path)):
-                    self._files[path] = stamp(path)
+    @property
+    def has_stale_start(self) -> bool:
+        """True if a fresh process would start otherwise than this one has."""
+        self._stamp_start_files()
+        return self._is_recording and self.start_files != self._stamps_at_start
+
+    def _stamp_start_files(self) -> None:
+        """Stamp the files that change how this interpreter starts, if they or their directories look otherwise now."""
+        with self.pause_recording():
+            sights = self._list_start_sights()
+            if sights != self._start_sights:
+                self.start_files = _stamp_start_files(self._start_directories)
+                self._start_sights = self._list_start_sights()
+
+    def _list_start_sights(self) -> list[Sight | None]:
+        present = [str(path) for path, digest in self.start_files.items() if digest]
+        return [read_sight(path) for path in (*self._start_directories, *present)]
 
     @property
     def extent(self) -> int:
         """A number that grows whenever a new name is recorded."""
         self._read_log()
-        return len(self._files) + len(self._variables) + len(self._unobserved)
+        return len(self._files) + len(self._attributes) + len(self._variables) + len(self._unobserved)
 
     @property
     def files(self) -> Mapping[Path, str]:
-        """The recorded files and directories with their digests, which are empty for absent ones."""
+        """The recorded files and directories with their stamps, which are empty for absent ones."""
         self._read_log()
         # Leave out a directory on the way to a recorded file, or to installed packages: it surely exists.
         passed = {parent for path in self._files for parent in path.parents}
-        for place in map(Path, (*sys.path, *_ENVIRONMENT_PREFIXES)):
+        for place in map(Path, (*sys.path, sys.prefix, sys.base_prefix, *list_cache_directories())):
             passed |= {place, *place.parents}
-        return {path: digest for path, digest in self._files.items() if digest != DIRECTORY or path not in passed}
+        return {
+            path: f"{digest}{self._attributes.get(path, '')}"
+            for path, digest in self._files.items()
+            if digest != DIRECTORY or path not in passed
+        }
 
     @property
     def variables(self) -> Mapping[str, str | None]:
@@ -245,17 +284,25 @@ class Accesses:
         """Record a reason why not everything could be observed."""
         self._unobserved[reason] = None
 
+    @property
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
+
     def record_variable(self, name: str) -> None:
         """Record that a variable was read."""
-        if name not in _SEARCH_VARIABLES and not name.startswith((*_OWN_VARIABLES, *_MESSAGE_VARIABLES)):
-            environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
-            self._variables.setdefault(name, environment.get(name))
+        if not is_own_variable(name):
+            self._variables.setdefault(name, self._environment.get(name))
+
+    def record_all_variables(self) -> None:
+        """Record that any variable may have been read."""
+        self._variables.setdefault(ALL_VARIABLES, describe_environment(self._environment))
 
     def _read_log(self) -> None:
         if not self._is_recording:
             return
+        if self.failure:
+            self.record_unobserved(self.failure)
         if self.log is None:
-            self.record_unobserved("the observer is switched off" if os.environ.get(OFF_VARIABLE) else NO_OBSERVER)
             return
         if self.log.is_full:
             self.record_unobserved("the observer's log is full")
@@ -266,11 +313,13 @@ class Accesses:
     def _record_notes(self, notes: Iterable[Note]) -> None:
         for note in notes:
             match note.kind:
-                case Kind.VARIABLE if _is_portable(note.name) or note.name in os.environ:
-                    self.record_variable(note.name)
-                case Kind.VARIABLE:
-                    # Ignore it: drivers ask for names that nobody can set.
+                case Kind.VARIABLE if not _is_portable(note.name) and note.name not in os.environ:
+                    # Drivers ask for names that nobody can set.
                     pass
+                case Kind.VARIABLE:
+                    self.record_variable(note.name)
+                case Kind.ENVIRONMENT:
+                    self.record_all_variables()
                 case Kind.HIDDEN:
                     self.record_unobserved(note.name)
                 case Kind.CONNECTED if note.name.startswith(_DRIVER_SOCKETS):
@@ -282,26 +331,33 @@ class Accesses:
                         f"{note.name} can be written by others, and was not run",
                         hint="have it, and the directories that lead to it, belong to you or root alone",
                     )
+                case Kind.RENAMED:
+                    if not self._was_made(note.name):
+                        self.record_unobserved(f"{note.name} was renamed by the kernel's own code")
                 case Kind.WRITTEN:
                     self._written_paths.add(note.name)
                     # The name was only tested before this write. The run does not depend on its earlier content.
                     if Path(note.name) in self._tested_paths:
                         self._files.pop(Path(note.name), None)
+                        self._attributes.pop(Path(note.name), None)
                 case _:
                     self._record_path(note)
+
+    def _was_made(self, name: str) -> bool:
+        """Return whether this epoch's code has made a name, or it is ktuned's own."""
+        return name in self._written_paths or f"{name}/".startswith(self._own_places)
 
     def _record_path(self, note: Note) -> None:
         if not _is_utf8(note.name):
             self.record_unobserved(f"{note.name!a} is no UTF-8")
             return
-        # Code that does not read through libc leaves no notes. Record that, wherever the code lies.
         if note.kind in (Kind.EXECUTED, Kind.MAPPED) and note.is_found:
-            is_installed = _is_of_system(note.name) or find_installed_place(note.name) is not None
-            is_program = note.kind is Kind.EXECUTED
-            if reason := explain_unobservable(note.name, is_program=is_program, is_installed=is_installed):
-                self.record_unobserved(reason)
+            self._examine_program(note)
         path = normalize_path(Path(note.name))
-        if str(path) in self._written_paths or self.is_left_out(str(path)):
+        if self._was_made(str(path)):
+            return
+        if self._has_owner(note, str(path)):
+            self._record_owners(note, str(path))
             return
         # Executed Python code counts by its syntax tree (CodeObserver), unless it is opened again to read its text.
         if note.kind is not Kind.OPENED and OBSERVER.find_digest(path) is not None:
@@ -312,53 +368,78 @@ class Accesses:
             self._tested_paths.discard(path)
         # The first observation counts. A later listing only adds the names to a directory that is known to exist.
         known = self._files.get(path)
-        if known is not None and not (is_directory_stamp(known) and note.kind is Kind.LISTED):
-            return
-        if not note.is_found:
+        if known is None or (is_directory_stamp(known) and note.kind is Kind.LISTED):
+            self._record_content(note, path)
+        asks_times = note.kind in (Kind.OPENED, Kind.TESTED) and _mentions_times(
+            OBSERVER.executed_files, OBSERVER.generation
+        )
+        if (note.kind is Kind.TESTED or asks_times) and path in self._files:
+            self._attributes.setdefault(path, stamp_attributes(path, has_times=asks_times))
+
+    def _examine_program(self, note: Note) -> None:
+        """Record what code may read without a note, wherever the code lies."""
+        is_installed = _is_of_system(note.name) or find_installed_place(note.name) is not None
+        is_program = note.kind is Kind.EXECUTED
+        if reason := explain_unobservable(note.name, is_program=is_program, is_installed=is_installed):
+            self.record_unobserved(reason)
+        if not is_program and not is_installed and not self._was_made(note.name) and _mentions_environ(note.name):
+            self.record_all_variables()
+
+    def _record_content(self, note: Note, path: Path) -> None:
+        found = stamp(path)
+        if not note.is_found or not os.path.exists(path):
+            # A name that is gone by now was removed by the run. It would be read again if it came back.
             self._record_absent(path)
-            return
-        try:
-            mode = os.stat(path).st_mode
-        except OSError:
-            # A link that leads nowhere counts as absent. Anything else was made unobserved, and removed.
-            if os.path.islink(path):
-                self._files[path] = ABSENT
-            return
-        if stat.S_ISDIR(mode):
-            self._files[path] = stamp(path) if note.kind is Kind.LISTED else stamp_directory(path)
-        elif stat.S_ISREG(mode):
-            self._files[path] = stamp(path)
+        elif is_special_stamp(found):
+            self._files[path] = found
+            if note.kind is not Kind.TESTED:
+                self.record_unobserved(f"{path} is not a regular file")
+        elif os.path.isdir(path):
+            self._files[path] = found if note.kind is Kind.LISTED else stamp_directory(path)
+        else:
+            self._files[path] = found
             try:
                 OBSERVER.check_trust([path])
             except Untrusted as error:
                 self._trust_fault = error
-        elif not note.name.startswith("/dev/"):
-            self.record_unobserved(f"{path} is not a regular file")
 
     def _record_absent(self, path: Path) -> None:
         """Record that a name is absent; if its directory is absent, too, record the directory instead."""
         while not path.parent.exists():
             path = path.parent
-        if str(path) in self._written_paths or os.path.lexists(path):
-            # It exists by now: the run itself has made it, or an unobserved program.
-            return
-        if _is_module_place(path) and not _counts_when_absent(path):
-            return
-        self._files.setdefault(path, ABSENT)
+        # If it exists by now, an unobserved program has made it.
+        if str(path) not in self._written_paths and not os.path.exists(path):
+            self._files.setdefault(path, ABSENT)
 
-    def is_left_out(self, path: str) -> bool:
-        """Return whether a path is of a kind that is not recorded; the module's table lists the kinds."""
-        if "/__pycache__" in path or (
-            f"{path}/".startswith(self._left_out_directories) and not OBSERVER.is_below_root(path)
-        ):
+    def _has_owner(self, note: Note, path: str) -> bool:
+        """Return whether the version of a name's owner represents it; the module's table lists the owners."""
+        is_below_root = OBSERVER.is_below_root(path)
+        if is_our_file(f"{path}/" if os.path.isdir(path) else path) and not is_below_root:
             return True
+        if f"{path}/".startswith(list_cache_directories()) and not is_below_root:
+            return True
+        is_own_reading = note.pid == os.getpid() and note.kind not in _PROGRAM_KINDS
+        if find_installed_place(path) is not None:
+            is_content_read = is_own_reading and note.is_found and note.kind in (Kind.OPENED, Kind.LISTED)
+            return not is_unowned(path) and (not is_content_read or find_record(path) is not None)
+        if is_below_root:
+            return False
+        if is_of_stdlib(f"{path}/") or path in _INTERPRETER:
+            return True
+        return _is_of_system(path) and not is_own_reading
+
+    def _record_owners(self, note: Note, path: str) -> None:
+        """Record the distributions that own an installed file, by the files that list their contents.
+
+        What this process imports is recorded with its imports, and what a distribution reads then is its own reading.
+        """
+        record = find_record(path)
+        if record is not None and note.is_found and note.kind is Kind.OPENED:
+            self._files.setdefault(record, stamp(record))
         place = find_installed_place(path)
-        if place is not None:
-            # A package's metadata counts, because code may look at a version without importing the package.
-            return not (is_unowned(path) or path.endswith(".dist-info/METADATA")) or is_our_file(path)
-        if OBSERVER.is_below_root(path):
-            return "/.git" in path or _CALL_RECORD.search(path) is not None
-        return _is_of_system(path) or path in _INTERPRETER or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
+        if place is not None and note.pid != os.getpid() and note.is_found and not is_our_file(path):
+            for owner in find_owners(place):
+                self._files.setdefault(owner.record, stamp(owner.record))
 
     def pause_recording(self) -> AbstractContextManager[None]:
         """Record nothing within the context, in any process: ktuned itself reads files, or a config is timed."""
@@ -388,7 +469,7 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
     """The environment of a worker, which records the variables that the project's code reads.
 
     If a package copies the whole environment to pass it on, none of it counts as read. If the project's own code
-    iterates over the environment, each variable counts.
+    iterates over the environment, all of it counts.
     """
 
     _copied = (0, 0)
@@ -410,16 +491,22 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
     def __iter__(self) -> Any:
         frame = _find_reading_frame()
         is_projects = frame is not None and OBSERVER.counts_by_content(frame.f_code.co_filename)
+        if is_projects:
+            ACCESSES.record_all_variables()
         type(self)._copied = (0, 0) if is_projects else _identify_reader()
         return super().__iter__()
 
 
 def _find_reading_frame() -> FrameType | None:
-    """Return the innermost frame outside of the implementation of ``os.environ``."""
+    """Return the innermost frame outside of the standard library, which reads for its callers."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.endswith(_ENVIRON_SOURCES):
+    while frame is not None and _implements_reading(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def _implements_reading(path: str) -> bool:
+    return path == __file__ or path.startswith("<frozen ") or is_of_stdlib(path)
 
 
 def _identify_reader() -> tuple[int, int]:
@@ -459,14 +546,24 @@ def _wrap_loading(load: Callable[..., Any]) -> Callable[..., Any]:
     return load_observed
 
 
+def _wrap_line_reading(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Record the lines that are shown of the project's files, but not those of installed ones, as in a traceback."""
+
+    @functools.wraps(update)
+    def update_observed(filename: str, module_globals: Any = None) -> Any:
+        is_installed = find_installed_place(filename) is not None
+        with ACCESSES.pause_recording() if is_installed else contextlib.nullcontext():
+            return update(filename, module_globals)
+
+    return update_observed
+
+
 class _EveryName:
     """A listing of a directory that seems to contain every name, so that imports ask the disk for single names."""
 
     def __contains__(self, name: object) -> bool:
         return True
 
-
-_list_children: Any = None
 
 _fill_cache_from_listing = FileFinder._fill_cache  # type: ignore[attr-defined]
 
@@ -499,41 +596,39 @@ def _is_of_system(path: str) -> bool:
     return f"{path}/".startswith(_SYSTEM_DIRECTORIES) and not path.startswith("/usr/local/")
 
 
-def _hide_metadata_listings() -> None:
-    global _list_children
-    metadata: Any = sys.modules.get("importlib.metadata")
-    if metadata is not None and _list_children is None:
-        _list_children = metadata.FastPath.children
-        metadata.FastPath.children = _list_unrecorded
-
-
-def _list_unrecorded(place: Any) -> Any:
-    """List a directory of packages without recording it, because ``importlib.metadata`` only picks names from it."""
-    with ACCESSES.pause_recording():
-        return list(_list_children(place))
-
-
 def _is_site(path: str) -> bool:
     return path in sys.path and find_installed_place(f"{path}/x") is not None
 
 
-def _is_module_place(path: Path) -> bool:
-    """Return whether an absent path is one where an import would look for a module."""
-    if OBSERVER.kernel_file is None or not ("." not in path.name or path.name.endswith(_MODULE_SUFFIXES)):
-        return False
-    return str(path.parent) in sys.path or str(path.parent) in OBSERVER.code_directories
+def _stamp_start_files(directories: Iterable[str]) -> dict[Path, str]:
+    """Return the files that change how an interpreter starts with a ``sys.path`` of these directories, with stamps."""
+    found: dict[Path, str] = {}
+    for directory in directories:
+        paths = [Path(directory, name) for name in _START_FILES]
+        if find_installed_place(f"{directory}/x") is not None:
+            names = sorted(name for name in os.listdir(directory) if name.endswith(".pth"))
+            paths += [path for path in (Path(directory, name) for name in names) if _runs_code(path)]
+        found |= {path: stamp(path) for path in paths if path.suffix != ".pth" or is_unowned(str(path))}
+    return found
 
 
-def _counts_when_absent(path: Path) -> bool:
-    """Return whether a module that appears later at an absent path could change what the project imports."""
-    stem = path.name.partition(".")[0]
-    # Nobody puts a module among ktuned's own packages.
-    if is_our_place(str(path.parent)) and not OBSERVER.is_below_root(str(path)):
+def _runs_code(path: Path) -> bool:
+    """Return whether a ``.pth`` file has a line that the interpreter runs; other lines only add directories."""
+    try:
+        return any(line.startswith("import") for line in path.read_text(errors="replace").splitlines())
+    except OSError:
         return False
-    # The standard library's copy and pickle look for Jython's `org`.
-    if is_ours(stem) or stem == "org":
+
+
+@functools.lru_cache(maxsize=8)
+def _mentions_times(executed: frozenset[Path], generation: int) -> bool:
+    return any(mentions_any(path, OBSERVER.read_content(path), _TIME_NAMES) for path in executed)
+
+
+def _mentions_environ(path: str) -> bool:
+    """Return whether a library refers to the environment as a whole."""
+    try:
+        with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(b"environ\0") >= 0
+    except (OSError, ValueError):
         return False
-    if stem in OBSERVER.imported_names:
-        return True
-    # Installed packages look for optional modules. This counts if the module was not found.
-    return stem not in sys.stdlib_module_names and stem not in sys.modules and not path.name.startswith("__")

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from ktuned.dependencies import distributions
 from ktuned.dependencies.distributions import is_unowned
 from ktuned.dependencies.origin import InstalledPlace, find_installed_place, is_foreign, is_ours, prepare_origins
-from ktuned.ipc import Trust, normalize_path, read_regular_file, stamp
+from ktuned.ipc import Trust, normalize_path, read_regular_file, stamp, stamps_agree
 
 _get_code = SourceFileLoader.get_code
 _get_bytecode = SourcelessFileLoader.get_code
@@ -210,7 +210,12 @@ class CodeObserver:
         """Return whether a kernel file is loaded now, and all its code has the ``digests``."""
         if kernel_file != self.kernel_file or kernel_file not in digests:
             return False
-        return all(digests.get(path, digest) == digest for path, digest in self.files.items())
+        return all(stamps_agree(digests.get(path, digest), digest) for path, digest in self.files.items())
+
+    def agrees_with(self, path: Path, digest: str) -> bool:
+        """Return whether the bytes that were read of a file, if any were, are those of a stamp."""
+        read = self.find_digest(path)
+        return read is None or stamps_agree(digest, read)
 
     @property
     def executed_files(self) -> frozenset[Path]:

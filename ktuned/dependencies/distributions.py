@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ktuned.dependencies.origin import InstalledPlace, find_installed_place
+from ktuned.ipc import stamps
 
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 """Files in a distribution's own directory that depend on the installer."""
@@ -36,7 +37,8 @@ class Distribution(msgspec.Struct, frozen=True):
         Bytecode, scripts and the installer's own files are left out. It is empty if the record cannot be read.
         """
         try:
-            content = self.record.read_bytes()
+            with stamps.pause_recording():
+                content = self.record.read_bytes()
         except OSError:
             return ""
         return _digest_contents(self.name, self.version, self.record.name == "RECORD", content)
@@ -62,6 +64,28 @@ def is_unowned(path: str) -> bool:
         # The module is absent. If it were put there by hand, it would have no owner.
         return path == f"{place.site}/{place.top}" and path.endswith((".py", *EXTENSION_SUFFIXES))
     return not find_owners(place) and os.path.isfile(path)
+
+
+def find_record(path: str) -> Path | None:
+    """Return the file that stands for a distribution, if a path lies in the directory of its metadata."""
+    place = find_installed_place(path)
+    if place is None or not place.top.endswith((".dist-info", ".egg-info")):
+        return None
+    directory = Path(place.site, place.top)
+    names = ("RECORD", "installed-files.txt", "METADATA", "PKG-INFO")
+    return next((directory / one for one in names if (directory / one).is_file()), directory)
+
+
+def find_record_owner(path: str) -> Distribution | None:
+    """Return the distribution that a file stands for (:func:`find_record`), or None."""
+    place = find_installed_place(path)
+    if place is None or not place.top.endswith((".dist-info", ".egg-info")):
+        return None
+    try:
+        listed = _list_distributions(place.site, os.stat(place.site).st_mtime_ns)
+    except OSError:
+        return None
+    return next((owner for owner in listed if str(owner.record) == path), None)
 
 
 def find_distribution(site: str, name: str) -> Distribution | None:
@@ -118,7 +142,8 @@ def _normalize_name(name: str) -> str:
 
 @cache
 def _list_distributions(site: str, changed: int) -> tuple[Distribution, ...]:
-    return tuple(_scan_site(site))
+    with stamps.pause_recording():
+        return tuple(_scan_site(site))
 
 
 def _scan_site(site: str) -> Iterator[Distribution]:
@@ -126,19 +151,17 @@ def _scan_site(site: str) -> Iterator[Distribution]:
         stem, suffix = os.path.splitext(name)
         if suffix in (".dist-info", ".egg-info"):
             project, _, version = stem.partition("-")
-            directory = Path(site, name)
-            names = ("RECORD", "installed-files.txt", "METADATA", "PKG-INFO")
-            record = next((directory / one for one in names if (directory / one).is_file()), directory)
-            yield Distribution(project, version, record)
+            yield Distribution(project, version, find_record(f"{site}/{name}/x") or Path(site, name))
 
 
 @cache
 def _list_packages(record: Path) -> frozenset[str]:
     """Return the packages and modules that a distribution installed."""
     try:
-        if record.name != "RECORD":
-            return frozenset((record.parent / "top_level.txt").read_text().split())
-        lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
+        with stamps.pause_recording():
+            if record.name != "RECORD":
+                return frozenset((record.parent / "top_level.txt").read_text().split())
+            lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
     firsts = {line.split(",", 1)[0].split("/", 1)[0].strip('"') for line in lines}

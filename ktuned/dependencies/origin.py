@@ -44,8 +44,8 @@ _CACHE_VARIABLES = (
 
 _HOME_CACHES = ("~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
 
-_USER_CACHES = ("ktuned", "tvm-ffi", "tvm_ffi", "torch", "torch_extensions", "triton", "tilelang", "cutlass", "nvidia")
-"""Compilers' directories in the user's cache. Everything else there is data, which counts."""
+_USER_CACHES = ("ktuned", "tvm-ffi", "tvm_ffi", "torch/kernels", "torch_extensions", "triton", "tilelang")
+"""Compilers' directories in the user's cache. Everything else there is data, which counts, such as checkpoints."""
 
 _STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 _ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
@@ -75,6 +75,11 @@ def find_installed_place(path: str) -> InstalledPlace | None:
         if site and path.startswith(f"{site}/") and _is_site(site):
             return InstalledPlace(site, path[len(site) + 1 :].partition("/")[0])
     return None
+
+
+def is_of_stdlib(path: str) -> bool:
+    """Return whether a file belongs to the interpreter's library, in which packages may be installed, too."""
+    return path.startswith(STDLIB) and find_installed_place(path) is None
 
 
 def is_users_header(path: Path) -> bool:

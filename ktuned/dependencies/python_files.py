@@ -49,10 +49,15 @@ def digest_meaning(path: Path, content: bytes, end: ImportEnd | None = None) -> 
 
 
 @lru_cache(maxsize=FILES_KEPT)
+def mentions_any(path: Path, content: bytes, names: frozenset[str]) -> bool:
+    """Return whether a file's code mentions one of these names, also as text."""
+    tree = _parse_file(path, content)
+    return tree is not None and not names.isdisjoint(_find_names(tree))
+
+
 def mentions_source_text(path: Path, content: bytes) -> bool:
     """Return whether a file's code mentions a way to the text of imported files."""
-    tree = _parse_file(path, content)
-    return tree is not None and not _SOURCE_TEXT_NAMES.isdisjoint(_find_names(tree))
+    return mentions_any(path, content, _SOURCE_TEXT_NAMES)
 
 
 def _parse_file(path: Path, content: bytes) -> ast.Module | None:

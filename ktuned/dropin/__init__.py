@@ -39,7 +39,7 @@ from ktuned.dropin.recorded_call import (
     convert_to_scalar,
     restore_value,
 )
-from ktuned.dropin.takeover import adopt_subclasses, explain_bypass, take_over
+from ktuned.dropin.takeover import adopt_framework, adopt_subclasses, explain_bypass
 from ktuned.dropin.winners_file import CONSTANTS_KEY, PROGRAMS_KEY, WinnersFile
 from ktuned.model import CallKey
 from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, spool_directory
@@ -78,6 +78,7 @@ __all__ = [
     "Upgrade",
     "WinnersFile",
     "account",
+    "adopt_framework",
     "adopt_subclasses",
     "check_captured_size",
     "choose_policy",
@@ -96,5 +97,4 @@ __all__ = [
     "restore_value",
     "shorten_dtype",
     "spool_directory",
-    "take_over",
 ]

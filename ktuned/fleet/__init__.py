@@ -3,6 +3,7 @@
 from ktuned.fleet import cluster_messages, memory
 from ktuned.fleet.applications import Applications
 from ktuned.fleet.cluster import ClusterExecutor, ClusterSettings
+from ktuned.fleet.compile_slot import CompileSlot
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, Executors, KernelCode, Worker
 from ktuned.fleet.failures import (
     KILLS_EXCUSED,
@@ -22,7 +23,7 @@ from ktuned.fleet.front_ends import LIBRARY, FrontEndKey
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
+from ktuned.fleet.priority_semaphore import NO_JOB, Turns, age_rank
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.program import ProgramFailed, Programs, run_program
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, Pace, QuietGate
@@ -43,6 +44,7 @@ __all__ = [
     "CannotOpen",
     "ClusterExecutor",
     "ClusterSettings",
+    "CompileSlot",
     "CpuUse",
     "DeadlineExpired",
     "Environment",
@@ -64,7 +66,6 @@ __all__ = [
     "ReferenceUnusable",
     "RequestFailed",
     "StartProcess",
-    "Turn",
     "Turns",
     "Usage",
     "Worker",

@@ -142,6 +142,10 @@ class Worker(ABC):
     def measure_memory(self) -> None:
         """Set :attr:`memory_bytes` to the memory that the worker and its children use now."""
 
+    def read_cpu_ticks(self) -> int | None:
+        """Return the processor time that the worker and its children have used; ``None`` if that is not known."""
+        return None
+
     @abstractmethod
     def take_output(self) -> Output:
         """Return the output of the worker's code since the last call, and forget it; also works during a request."""

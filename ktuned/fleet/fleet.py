@@ -5,7 +5,8 @@ decisions, and owns everything that belongs to no single worker:
 
 - each machine's *compile slots*, and its *gate* between compiles and timing;
 - the *turns* on each device, which all lanes of the device share;
-- two background tasks: one ends workers that have idled too long, the other kills workers that outgrow their memory.
+- two background tasks: one ends workers that have idled too long, the other kills workers that outgrow their memory,
+  and sets stalled compiles aside.
 
 A caller borrows a worker for a block (:meth:`Fleet.lend_worker`), or acquires it and releases it later. A worker whose
 caller fails or is cancelled is killed: its state cannot be inspected, and a new worker costs less than a wrong result.
@@ -27,6 +28,7 @@ from msgspec.structs import replace
 from ktuned.backends import cpu
 from ktuned.fleet import memory
 from ktuned.fleet.applications import Applications
+from ktuned.fleet.compile_slot import CompileSlot, hold_compile_slot
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.front_ends import FrontEnds
 from ktuned.fleet.lane_machine import (
@@ -80,6 +82,11 @@ fewer than a machine with hundreds of cores would run."""
 
 IDLE_SHARE = 0.125
 """Share of the machine's memory that all idle workers together may hold."""
+
+FEWEST_IDLE = 8
+CORES_OF_IDLE = 2
+"""Idle workers that are kept on a machine with few cores, and cores for each idle worker on a larger one: a machine
+with more devices has more cores, and a person may have a hundred projects."""
 
 
 def choose_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -140,6 +147,7 @@ class Fleet:
         self.gate = QuietGate(cores, on_extra_cores=self._confine_compilers)
         self._chosen_slots = compile_slots
         self.compile_slots = Turns(self._count_slots(), rank_of=rank_of, most_inside_of=count_compile_workers)
+        self._held_slots: set[CompileSlot] = set()
         # The empty name is this machine.
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
@@ -148,7 +156,11 @@ class Fleet:
         self._executor = executor
         self._spare_modules = tuple(spare_modules)
         self.machine = LaneMachine(
-            limits or FleetLimits(max_idle_bytes=IDLE_SHARE * memory.read_total_bytes()),
+            limits
+            or FleetLimits(
+                max_idle=max(FEWEST_IDLE, cpu.cores() // CORES_OF_IDLE),
+                max_idle_bytes=IDLE_SHARE * memory.read_total_bytes(),
+            ),
             compilers_of=lambda host: self._get_host(host).slots.most_inside,
             keeps_spares=keeps_spares,
         )
@@ -165,7 +177,7 @@ class Fleet:
         """Run the fleet's tasks and its executor for the block; afterwards every worker is killed and reaped."""
         async with self._executor.run_workers(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._review_idle)
-            self._tasks.start_soon(self._watch_memory)
+            self._tasks.start_soon(self._watch_busy_workers)
             try:
                 yield self
             finally:
@@ -197,6 +209,17 @@ class Fleet:
     def get_slots(self, environment: Environment) -> Turns:
         """Return the compile slots of an environment's machine."""
         return self._get_host(environment.host).slots
+
+    @asynccontextmanager
+    async def hold_compile_slot(self, environment: Environment, job: int) -> AsyncIterator[CompileSlot]:
+        """Wait for a compile slot of an environment's machine, and hold it for the block."""
+        host = self._get_host(environment.host)
+        async with hold_compile_slot(host.slots, host.gate, job) as slot:
+            self._held_slots.add(slot)
+            try:
+                yield slot
+            finally:
+                self._held_slots.remove(slot)
 
     def get_turns(self, device: Device) -> Turns:
         """Return the turns of a device. All its lanes share them, also those of different backends, which may name the
@@ -437,8 +460,8 @@ class Fleet:
             self.handle(TimePassed())
             self.front_ends.end_idle(idle_s)
 
-    async def _watch_memory(self) -> None:
-        """Kill workers that outgrow their limit, before the machine runs short."""
+    async def _watch_busy_workers(self) -> None:
+        """Kill workers that outgrow their limit, before the machine runs short; set stalled compiles aside."""
         while True:
             idle = set(self.machine.idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]
@@ -447,6 +470,8 @@ class Fleet:
                 await self._some_worker_busy.wait()
             for worker in busy:
                 memory.enforce_limit(worker, self.machine.memory_limits[worker.role])
+            for slot in list(self._held_slots):
+                await slot.check_progress(monotonic())
             await anyio.sleep(memory.CHECK_S)
 
     def describe_workers(self) -> tuple[WorkerInfo, ...]:

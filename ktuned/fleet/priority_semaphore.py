@@ -8,6 +8,8 @@ from a plain semaphore:
 - *A turn may be given back before its block ends* (:meth:`Turn.give_back`): a compile slot is free as soon as the
   compiler is done, while the worker still writes the artifact. The number of jobs inside their blocks is limited as
   well (``most_inside_of``); otherwise work that has given its turn back would pile up.
+- *A turn may be set aside* (:meth:`Turn.set_aside`): a compiler that waits for a pipe or a lock uses no processor. It
+  does not count any more, but at most as many turns are aside as there are turns.
 
 If a job is cancelled just as it gets a turn, the turn goes to the next one.
 """
@@ -54,14 +56,23 @@ RankOf = Callable[[int], int]
 class Turn:
     """A turn that a job holds until its block ends, or until it gives the turn back."""
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back: Callable[[], None] | None = give_back
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._is_held = True
+        self.is_aside = False
 
     def give_back(self) -> None:
         """Give the turn to the next job. A second call does nothing."""
-        give_back, self._give_back = self._give_back, None
-        if give_back is not None:
-            give_back()
+        if self._is_held:
+            self._is_held = False
+            self._turns.end_turn()
+
+    def set_aside(self) -> bool:
+        """Give the turn to the next job, and do not count as inside any more; return whether that is possible."""
+        if self._is_held and self._turns.begin_aside():
+            self.is_aside = True
+            self.give_back()
+        return self.is_aside
 
 
 class Turns:
@@ -86,6 +97,7 @@ class Turns:
         self._rank_of = rank_of
         self._most_inside_of = most_inside_of
         self._inside = 0
+        self._aside = 0
         self.borrowed_tokens = 0
         self._total = total_tokens
         self._clock = clock
@@ -122,12 +134,23 @@ class Turns:
         """Wait for a turn, and hold it for the block, or until it is given back."""
         await checkpoint_if_cancelled()
         await self._wait_for_turn(job)
-        turn = Turn(self._end_turn)
+        turn = Turn(self)
         try:
             yield turn
         finally:
             turn.give_back()
-            self._leave_block()
+            if turn.is_aside:
+                self._aside -= 1
+            else:
+                self._leave_block()
+
+    def begin_aside(self) -> bool:
+        """Count one block as aside instead of inside, unless as many are aside as there are turns."""
+        if self._aside >= self._total:
+            return False
+        self._aside += 1
+        self._inside -= 1
+        return True
 
     async def _wait_for_turn(self, job: int) -> None:
         if not self.is_full and not self._waiting:
@@ -143,7 +166,7 @@ class Turns:
                 self._waiting.remove(waiting)
             else:
                 # The turn came together with the cancellation, so the next job gets it.
-                self._end_turn()
+                self.end_turn()
                 self._leave_block()
             raise
 
@@ -155,7 +178,8 @@ class Turns:
         self._inside -= 1
         self._hand_out_turns()
 
-    def _end_turn(self) -> None:
+    def end_turn(self) -> None:
+        """Hand a turn that has ended to the next job."""
         self.borrowed_tokens -= 1
         self._hand_out_turns()
 

@@ -312,6 +312,10 @@ class WorkerProcess(Worker):
         """Set :attr:`memory_bytes` to what the process and its descendants have resident."""
         self.memory_bytes = memory.measure_tree(self.pid)
 
+    def read_cpu_ticks(self) -> int | None:
+        """Return the processor time of the process and its descendants, in clock ticks."""
+        return memory.measure_cpu_ticks(self.pid)
+
     def kill(self, why: str = "") -> None:
         """SIGKILL the whole process group; :attr:`gone` is set when the process has ended."""
         self._kill_reason = why or self._kill_reason

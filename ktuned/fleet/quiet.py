@@ -5,7 +5,8 @@ config. Six kinds of work pass the gate:
 
 =================================  ================================================================================
 a compile                          waits while it is quiet, and while anything waits for quiet or for several cores;
-                                   during a wide timing it needs a core that the timing leaves free
+                                   during a wide timing it needs a core that the timing leaves free; while it uses no
+                                   processor it does not count
 a timing on one core               waits only if wide timings leave no core; compilers are pinned to other cores
 a *wide* timing, on several cores  waits until its cores are free, and one more if anything compiles or starts
 *quiet*, for finalists             waits until no compile runs

@@ -4,9 +4,12 @@
 path              stamp
 ================  ==============================================================
 a file            SHA-256 of its bytes
-an absent one     empty; likewise for a pipe or a device, which cannot be read
+a pipe, a socket  ``special:`` and its kind: it cannot be read
+an absent one     empty; likewise for a link that leads nowhere
 a directory       ``dir``, if it only matters that it exists
-a listed one      ``dir:`` and a digest of the names in it
+a listed one      ``dir:`` and a digest of the names in it, with their kinds
+a tested file     its stamp, and after ``|`` its permissions, extended attributes and link,
+                  and after ``@`` the time of its last change, if code asked for it
 ================  ==============================================================
 
 A file that is reached through links is stamped under each path on the way: the links' paths, because a link's target
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -49,6 +53,8 @@ DIRECTORY = "dir"
 
 LISTING = f"{DIRECTORY}:"
 """Prefix of the stamp of a directory's names. If the directory is a link, its target follows after ``>``."""
+
+_SPECIAL = "special:"
 
 LARGE_BYTES = 4 << 20
 """From this size on, a file's digest is kept while its sight stays the same: to digest it takes some 10 ms."""
@@ -87,11 +93,34 @@ _kept: dict[Sight, str] = {}
 def stamp(path: Path) -> str:
     """Return the stamp of a file or of a directory's names; :data:`ABSENT` if nothing there can be read.
 
-    Hidden names and editors' copies in a directory do not count. Pipes and devices are not read, because a pipe would
-    make the reader wait, and a device has no end.
+    Pipes and devices are not read, because a pipe would make the reader wait, and a device has no end.
     """
     with pause_recording():
         return _digest_file(path)
+
+
+def stamp_attributes(path: Path, *, has_times: bool = False) -> str:
+    """Return the part of a regular file's stamp that says what ``stat`` shows of it; empty for anything else."""
+    with pause_recording():
+        try:
+            found = os.stat(path)
+            if not stat.S_ISREG(found.st_mode):
+                return ""
+            extended = os.listxattr(path)
+            text = f"|{stat.S_IMODE(found.st_mode):o}"
+            if extended:
+                values = [name.encode() + b"=" + os.getxattr(path, name) for name in sorted(extended)]
+                text += f"+{hashlib.sha256(bytes(0).join(values)).hexdigest()[:16]}"
+            if path.is_symlink():
+                text += f">{os.readlink(path)}"
+        except OSError:
+            return ""
+    return f"{text}@{found.st_mtime_ns}" if has_times else text
+
+
+def stamp_whole(path: Path) -> str:
+    """Return the stamp of a path with all parts that any stamp of it can have."""
+    return f"{stamp(path)}{stamp_attributes(path, has_times=True)}"
 
 
 def _digest_file(path: Path) -> str:
@@ -112,7 +141,16 @@ def _digest_file(path: Path) -> str:
             return _kept[sight]
     except OSError:
         listing = _digest_listing(path)
-        return listing and f"{listing}{_describe_target(path)}"
+        return f"{listing}{_describe_target(path)}" if listing else _describe_special(path)
+
+
+def _describe_special(path: Path) -> str:
+    """Return the stamp of a pipe, a socket or a device, which is not opened; :data:`ABSENT` for anything else."""
+    try:
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+    except OSError:
+        return ABSENT
+    return ABSENT if kind in (stat.S_IFREG, stat.S_IFDIR) else f"{_SPECIAL}{kind:o}"
 
 
 def stamp_directory(path: Path) -> str:
@@ -136,12 +174,16 @@ pause_recording: Callable[[], AbstractContextManager[None]] = nullcontext
 
 def _digest_listing(path: Path) -> str:
     try:
-        found = os.listdir(path)
-        names = sorted(name for name in found if not name.startswith((".", "__pycache__", "4913")))
+        with os.scandir(path) as entries:
+            names = sorted((os.fsencode(entry.name), _name_kind(entry)) for entry in entries)
     except OSError:
         return ABSENT
-    kept = (os.fsencode(name) for name in names if not name.endswith("~"))
-    return LISTING + hashlib.sha256(b"\0".join(kept)).hexdigest()
+    return LISTING + hashlib.sha256(b"\0".join(name + b"/" + kind for name, kind in names)).hexdigest()
+
+
+def _name_kind(entry: os.DirEntry[str]) -> bytes:
+    is_directory, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
+    return b"link" if entry.is_symlink() else b"dir" if is_directory else b"file" if is_file else b"special"
 
 
 def is_directory_stamp(digest: str) -> bool:
@@ -149,9 +191,20 @@ def is_directory_stamp(digest: str) -> bool:
     return digest.partition(">")[0] == DIRECTORY
 
 
+def is_special_stamp(digest: str) -> bool:
+    """Return whether a stamp is that of a pipe, a socket or a device."""
+    return digest.startswith(_SPECIAL)
+
+
 def stamps_agree(held: str, now: str) -> bool:
-    """Return whether two stamps of a path agree; a directory's names are compared if both stamps have them."""
+    """Return whether two stamps of a path agree in the parts that both have: names, attributes, times."""
     if held == now:
+        return True
+    (held, held_bar, held_rest), (now, now_bar, now_rest) = held.partition("|"), now.partition("|")
+    (one, _, time), (other, _, time_now) = held_rest.partition("@"), now_rest.partition("@")
+    if held_bar and (now_bar or now) and (one != other or (time and time_now and time != time_now)):
+        return False
+    if held == now or (held_bar and not held):
         return True
     (one, _, leads), (other, _, leads_now) = held.partition(">"), now.partition(">")
     are_directories = held.startswith(DIRECTORY) and now.startswith(DIRECTORY)

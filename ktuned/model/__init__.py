@@ -79,13 +79,19 @@ from ktuned.model.peaks import (
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.trace import (
+    ALL_VARIABLES,
+    ATTRIBUTES,
     DISTRIBUTION,
     ENVIRONMENT,
     UNOBSERVED,
     Observation,
     add_digests,
+    describe_environment,
     digest_variable,
     extend_digest,
+    is_own_variable,
+    merge_stamps,
+    read_variable,
     reduce_digest,
 )
 from ktuned.model.trial import NO_DETAIL, Bits, TrialDetail, TrialResult, have_same_bits
@@ -104,6 +110,8 @@ from ktuned.model.values import (
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
+    "ALL_VARIABLES",
+    "ATTRIBUTES",
     "BANDWIDTH_METRIC",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
@@ -176,6 +184,7 @@ __all__ = [
     "compute_gain",
     "compute_shares",
     "convert_to_cost",
+    "describe_environment",
     "describe_error",
     "digest_variable",
     "escape_controls",
@@ -191,11 +200,13 @@ __all__ = [
     "is_exact",
     "is_latency",
     "is_maximized",
+    "is_own_variable",
     "listed",
     "make_full_name",
     "make_key_problem",
     "maximize",
     "median",
+    "merge_stamps",
     "minimize",
     "name_arithmetic_metric",
     "name_figure",
@@ -205,6 +216,7 @@ __all__ = [
     "parse_key_problem",
     "read_device_kind",
     "read_objective",
+    "read_variable",
     "reduce_digest",
     "select_figure",
     "strip_numerics",

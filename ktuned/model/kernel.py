@@ -42,12 +42,14 @@ from ktuned.model.keys import (
 from ktuned.model.objective import ENERGY, LATENCY, Objective, is_exact, name_figure, read_objective
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.trace import (
+    ATTRIBUTES,
     DISTRIBUTION,
     ENVIRONMENT,
     UNOBSERVED,
     Observation,
     extend_digest,
     find_new_observations,
+    merge_stamps,
     reduce_digest,
 )
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
@@ -218,7 +220,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
             return entry.name
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
         name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
-        label = f"source:{name}"
+        label = f"source:{name}{' (attributes)' if entry.name.endswith(ATTRIBUTES) and not is_elsewhere else ''}"
         return f"{label} (its text)" if label in self._inspected_parts else label
 
     def convert_paths(self, convert: Callable[[str], str]) -> KernelInfo:
@@ -241,7 +243,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
             self,
             digest=extend_digest(self.digest, fresh),
             source_digest=extend_digest(self.source_digest, sources),
-            stamps={**{place: entry.digest for entry in fresh for place in entry.places}, **self.stamps},
+            stamps=_add_stamps(self.stamps, fresh),
             learned={**self.learned, **{entry.name: entry for entry in news}},
         )
 
@@ -261,8 +263,8 @@ class KernelInfo(msgspec.Struct, frozen=True):
         """Return an observation that contradicts what this kernel knows, because a file has changed since; or None."""
         for entry in found:
             known = {self.learned[entry.name].digest} if entry.name in self.learned else set()
-            if not entry.name.endswith("/"):
-                known |= {self.stamps[place] for place in entry.places if place in self.stamps}
+            if not entry.name.endswith(("/", ATTRIBUTES)):
+                known |= {self.stamps[place].partition("|")[0] for place in entry.places if place in self.stamps}
             if entry.digest.startswith(_DIRECTORY):
                 # The directory was known to exist. It is no contradiction if the names in it now count, too.
                 known.discard(_DIRECTORY)
@@ -329,6 +331,15 @@ class KernelInfo(msgspec.Struct, frozen=True):
             return self
         digest = sha256(f"{self.plan_digest} {canonical(msgspec.to_builtins(plan))}")
         return msgspec.structs.replace(self, plan=plan, plan_digest=digest)
+
+
+def _add_stamps(stamps: Mapping[str, str], entries: Iterable[Observation]) -> dict[str, str]:
+    """Return stamps with those of further entries; what is held of a path is kept."""
+    found = dict(stamps)
+    for entry in entries:
+        for place in entry.places:
+            found[place] = merge_stamps(found[place], entry.digest) if place in found else entry.digest
+    return found
 
 
 def _order_values(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:

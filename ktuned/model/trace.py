@@ -29,7 +29,16 @@ UNOBSERVED = "unobserved:"
 ``unobserved:VERSION:REASON``.
 """
 
+ALL_VARIABLES = "*"
+"""Stands for all variables of the environment, ktuned's own aside: a name that no variable can have."""
+
+ATTRIBUTES = "//attributes"
+"""End of a name that stands for a file's attributes, besides the name that stands for its bytes."""
+
 _BITS = 256
+
+_OWN_VARIABLES = ("LD_PRELOAD", "LD_AUDIT", "TMPDIR")
+"""Variables that the daemon sets for a worker, besides those that begin with ``KTUNED_``."""
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -62,6 +71,28 @@ class Observation(msgspec.Struct, frozen=True):
         return replace(self, places=tuple(map(convert, self.places)))
 
 
+def is_own_variable(name: str) -> bool:
+    """Return whether a variable is ktuned's own, and so no input of a kernel."""
+    return name.startswith("KTUNED_") or name in _OWN_VARIABLES
+
+
+def describe_environment(environment: Mapping[str, str]) -> str:
+    """Return the text that stands for all variables of an environment."""
+    return "\0".join(sorted(f"{name}={value}" for name, value in environment.items() if not is_own_variable(name)))
+
+
+def read_variable(name: str, environment: Mapping[str, str]) -> str | None:
+    """Return a variable's value in an environment, or the text of all of them; None if it is not set."""
+    return describe_environment(environment) if name == ALL_VARIABLES else environment.get(name)
+
+
+def merge_stamps(held: str, more: str) -> str:
+    """Return the stamp of a path with the parts of two stamps: its content, and after ``|`` its attributes."""
+    (content, bar, attributes), (other, other_bar, others) = held.partition("|"), more.partition("|")
+    merged = bar or other_bar
+    return f"{content or other}{merged}{attributes or others}"
+
+
 def digest_variable(value: str | None) -> str:
     """Return the digest of an environment variable's value; empty if it is not set."""
     # Imported here, like in sha256(), because commands that digest nothing should not wait for OpenSSL.
@@ -71,10 +102,14 @@ def digest_variable(value: str | None) -> str:
 
 
 def extend_digest(digest: str, entries: Iterable[Observation]) -> str:
-    """Return a digest with further entries added. Neither their order nor the number of steps changes the result."""
+    """Return a digest with further entries added. Neither their order nor the number of steps changes the result.
+
+    An absent name adds nothing: it may be another name on another machine. If it appears, it is read, and so added.
+    """
     total = _to_number(digest)
     for entry in entries:
-        total += int(sha256(f"{entry.name}\0{entry.decisive}"), 16)
+        if entry.decisive:
+            total += int(sha256(f"{entry.name}\0{entry.decisive}"), 16)
     return f"{total % (1 << _BITS):064x}"
 
 

@@ -4,16 +4,18 @@ map, and the variables that they read; in a bench, also the tensor at which it f
 
 from ktuned.observer.library import (
     OFF_VARIABLE,
+    REASON_VARIABLE,
     LibraryUnavailable,
     build_library,
     make_worker_variables,
     prepare_library,
 )
-from ktuned.observer.log import LOG_VARIABLE, Kind, Log, Note
+from ktuned.observer.log import LOG_VARIABLE, Kind, Log, Note, prove_observed
 
 __all__ = [
     "LOG_VARIABLE",
     "OFF_VARIABLE",
+    "REASON_VARIABLE",
     "Kind",
     "LibraryUnavailable",
     "Log",
@@ -21,4 +23,5 @@ __all__ = [
     "build_library",
     "make_worker_variables",
     "prepare_library",
+    "prove_observed",
 ]

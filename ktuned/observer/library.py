@@ -25,6 +25,9 @@ from ktuned.user_directories import NoHomeDirectory, find_user_directories
 OFF_VARIABLE = "KTUNED_UNOBSERVED"
 """The variable that switches the observer off, for programs that fail with a preloaded library."""
 
+REASON_VARIABLE = "KTUNED_NOT_OBSERVED"
+"""The variable that tells a worker why it has no observer."""
+
 TRUSTED_VARIABLE = "KTUNED_TRUSTED"
 SOURCE = Path(__file__).with_name("observer.c")
 COMPILERS = ("cc", "gcc", "clang")
@@ -92,7 +95,7 @@ def prepare_library() -> None:
 
 
 def make_worker_variables(scratch: Path, environment: Mapping[str, str], trusted: Sequence[str]) -> dict[str, str]:
-    """Make an empty log, and return the variables that turn on a worker's observer; none if that is impossible.
+    """Make an empty log, and return the variables that turn on a worker's observer, or the reason why there is none.
 
     Args:
         scratch: the directory for the log.
@@ -100,14 +103,14 @@ def make_worker_variables(scratch: Path, environment: Mapping[str, str], trusted
         trusted: directories whose programs may run without a check of who can write them.
     """
     if environment.get(OFF_VARIABLE):
-        return {}
+        return {REASON_VARIABLE: "the observer is switched off"}
     try:
         here = str(build_library())
         scratch.mkdir(parents=True, exist_ok=True)
         place = scratch / "observed"
         Log.create(place)
-    except (LibraryUnavailable, OSError):
-        return {}
+    except (LibraryUnavailable, OSError) as error:
+        return {REASON_VARIABLE: f"no observer runs below this worker: {error}"}
     found = {LOG_VARIABLE: str(place), TRUSTED_VARIABLE: ":".join(map(os.path.realpath, trusted))}
     for name in ("LD_PRELOAD", "LD_AUDIT"):
         found[name] = ":".join(filter(None, (here, environment.get(name, ""))))

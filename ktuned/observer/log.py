@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,7 @@ SIZE = _ARENA_AT + _ARENA
 """Size of the log: 4.5 MiB. A large compile enters some thousand names of 100 bytes."""
 
 _ENTRY = struct.Struct("<IIIBBH")
-_EPOCH_AT, _SILENT_AT = 4, 8
+_EPOCH_AT, _SILENT_AT, _OWNER_AT = 4, 8, 24
 
 
 class Kind(StrEnum):
@@ -43,9 +44,11 @@ class Kind(StrEnum):
     SEARCHED = "s"
     MAPPED = "m"
     VARIABLE = "v"
+    ENVIRONMENT = "e"
     CONNECTED = "c"
     HIDDEN = "h"
     REFUSED = "u"
+    RENAMED = "r"
 
 
 class Note(NamedTuple):
@@ -101,6 +104,10 @@ class Log:
         struct.pack_into("<I", self._map, _EPOCH_AT, epoch)
         return epoch
 
+    def set_owner(self, pid: int) -> None:
+        """Say which process runs the project's code; in all others, the system's own files are not noted."""
+        struct.pack_into("<I", self._map, _OWNER_AT, pid)
+
     def set_silent(self, is_silent: bool) -> None:
         """Stop noting in all processes, or start it again."""
         struct.pack_into("<I", self._map, _SILENT_AT, is_silent)
@@ -137,6 +144,36 @@ class Log:
         self._map[_INDEX_AT:_ARENA_AT] = bytes(_ARENA_AT - _INDEX_AT)
         struct.pack_into("<3I", self._map, 12, 0, 0, 0)
         self._read = 0
+
+
+def prove_observed(log: Log) -> str:
+    """Make one known access of each kind, and return what this process's observer does not see; empty if it sees all.
+
+    The settings of the observer are no proof: the loader may have dropped the library, or loaded a part of it.
+    """
+    # Imported here, because only workers prove anything.
+    import ctypes
+
+    log.begin_epoch()
+    name = f"ktuned-proof-{os.getpid()}"
+    with suppress(OSError):
+        os.stat(f"/{name}/tested")
+    with suppress(OSError), open(f"/{name}/opened"):
+        pass
+    ctypes.CDLL(None).getenv(name.encode())
+    child = os.posix_spawn("/bin/sh", ["sh", "-c", ":"], {LOG_VARIABLE: os.environ.get(LOG_VARIABLE, "")})
+    os.waitpid(child, 0)
+    notes = list(log.read_notes())
+    seen = {(note.kind, note.name) for note in notes}
+    proofs = {
+        "tests of files": (Kind.TESTED, f"/{name}/tested") in seen,
+        "opened files": (Kind.OPENED, f"/{name}/opened") in seen,
+        "variables": (Kind.VARIABLE, name) in seen,
+        "children": any(note.pid == child for note in notes),
+    }
+    missing = [what for what, is_seen in proofs.items() if not is_seen]
+    library = os.environ.get("LD_PRELOAD", "")
+    return f"the observer {library} does not see this worker's {', '.join(missing)}" if missing else ""
 
 
 def _is_mapped_here(place: str) -> bool:

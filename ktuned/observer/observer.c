@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -33,6 +34,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -41,7 +43,7 @@ enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096 };
 /* What was done with a name (log.py: Kind). */
 enum {
     OPENED = 'o', WRITTEN = 'w', TESTED = 't', LISTED = 'l', FOLLOWED = 'k', EXECUTED = 'x', SEARCHED = 's', MAPPED = 'm',
-    VARIABLE = 'v', CONNECTED = 'c', HIDDEN = 'h', REFUSED = 'u'
+    VARIABLE = 'v', ENVIRONMENT = 'e', CONNECTED = 'c', HIDDEN = 'h', REFUSED = 'u', RENAMED = 'r'
 };
 
 struct entry { uint32_t hash, epoch, pid; uint8_t kind, found; uint16_t length; char name[]; };
@@ -49,7 +51,7 @@ struct entry { uint32_t hash, epoch, pid; uint8_t kind, found; uint16_t length; 
 struct log {
     uint32_t magic, epoch, silent;
     _Atomic uint32_t count, used, full;
-    uint32_t reserved[10];
+    uint32_t owner, reserved[9];
     _Atomic uint32_t index[ENTRIES];
     _Atomic uint32_t slots[SLOTS];
     char arena[ARENA];
@@ -64,6 +66,7 @@ extern char **environ;
 static struct log *shared;
 static char log_setting[LONGEST], preload_setting[LONGEST], audit_setting[LONGEST], trust_setting[LONGEST];
 static const char *trusted = "";
+static int is_tool;
 static __thread int busy __attribute__((tls_model("initial-exec")));
 
 /* libc's own function, looked up once. */
@@ -73,6 +76,8 @@ static __thread int busy __attribute__((tls_model("initial-exec")));
         if (!real_##name) *(void **)&real_##name = dlsym(RTLD_NEXT, #name);        \
         return real_##name;                                                        \
     }
+static void note_path(char kind, int found, int directory, const char *name);
+static void note_text(char kind, int found, const char *text);
 #define VISIBLE __attribute__((visibility("default")))
 
 REAL(long, syscall, long, ...)
@@ -93,9 +98,25 @@ static void keep_setting(char *into, const char *name, const char *value) {
     memcpy(into + strlen(name) + 1, value, strlen(value) + 1);
 }
 
+/* Return whether an installed program is a compiler's or a linker's. These read variables by getenv alone. */
+static int is_of_toolchain(const char *path) {
+    static const char *const names[] = {"gcc", "g++", "cpp", "cc1", "cc1plus", "collect2", "as", "ld", "ld.bfd", "ld.gold", "lto1", "lto-wrapper",
+                                        "clang", "clang++", "lld", "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "nvlink", "bin2c", 0};
+    if (!(!strncmp(path, "/usr/", 5) && strncmp(path, "/usr/local/", 11)) && !strstr(path, "-packages/") && !strstr(path, "/cuda")) return 0;
+    const char *name = strrchr(path, '/') + 1;
+    size_t length = strlen(name), version = length;
+    while (version && strchr("0123456789.", name[version - 1])) --version;
+    if (version && version < length && name[version - 1] == '-') length = version - 1;
+    for (const char *const *one = names; *one; ++one) {
+        size_t own = strlen(*one);
+        if (length >= own && !strncmp(name + length - own, *one, own) && (length == own || name[length - own - 1] == '-')) return 1;
+    }
+    return 0;
+}
+
 /* Map the log that the environment names, and keep the settings that children need; without a log nothing is noted. */
 __attribute__((constructor(101))) static void open_log(int argc, char **argv, char **environment) {
-    (void)argc, (void)argv;
+    (void)argv;
     if (shared) return;
     const char *place = find_variable(environment ? environment : environ, LOG_VARIABLE);
     if (!place) return;
@@ -115,6 +136,15 @@ __attribute__((constructor(101))) static void open_log(int argc, char **argv, ch
         quietly(SYS_close, file);
     }
     --busy;
+    /* A process names its own program, because libc starts shells without passing here (system, popen). A program may
+     * read all its variables without getenv; the toolchain's programs are known not to. */
+    char program[LONGEST];
+    long length = argc && shared ? quietly(SYS_readlinkat, AT_FDCWD, "/proc/self/exe", program, sizeof program - 1) : 0;
+    if (length <= 0 || shared->owner == (uint32_t)getpid()) return;
+    program[length] = 0;
+    note_path(EXECUTED, 1, AT_FDCWD, program);
+    is_tool = is_of_toolchain(program);
+    if (!is_tool) note_text(ENVIRONMENT, 1, "");
 }
 
 /* Enter a name into the log, once for each epoch. A process that is killed in here leaves a hole in the index, but no
@@ -152,14 +182,17 @@ static void enter_name(uint8_t kind, uint8_t found, const char *name, size_t len
     atomic_store(&log->full, 1);
 }
 
-/* Return whether a path is the system's own: made by Linux (/proc, /sys, devices) or installed by its package manager.
- * The device and the toolchain stand for these. Programs and libraries are noted all the same. */
+static int is_worker(void) { return shared->owner == (uint32_t)getpid(); }
+
+/* Return whether a path is the system's own: made by Linux (/proc, /sys, devices), or, in any process but the worker,
+ * installed by the package manager. The device and the toolchain stand for these. The worker runs the project's code,
+ * whose reads of installed files count. Programs and libraries are noted all the same. */
 static int is_of_system(const char *name) {
     static const char *const places[] = {"/proc/", "/sys/", "/dev/", "/usr/", "/lib/", "/lib64/", "/lib32/", "/bin/", "/sbin/", 0};
     for (const char *const *place = places; *place; ++place)
         if (!strncmp(name, *place, strlen(*place)))
             return strncmp(name, "/usr/local/", 11) && strncmp(name, "/dev/shm/", 9) && !strstr(name, "/../") &&
-                   !strstr(name, "-packages/");
+                   !strstr(name, "-packages/") && (place < places + 3 || !is_worker());
     return 0;
 }
 
@@ -215,9 +248,14 @@ static int would_create(int directory, const char *name, int flags) {
     return is_absent;
 }
 
+/* A file is written if no earlier byte of it can be read: it is emptied, or new and not open for reading. A file that is
+ * only appended to is not noted, because another open must follow to read it. */
 static void note_open(int directory, const char *name, int flags, int makes, int result) {
-    int writes = (flags & O_ACCMODE) == O_WRONLY || flags & O_TRUNC || makes;
-    note_path(flags & (O_DIRECTORY | O_PATH) ? TESTED : writes && result >= 0 ? WRITTEN : OPENED, was_there(result >= 0), directory, name);
+    int is_blind = (flags & O_ACCMODE) == O_WRONLY;
+    int writes = flags & O_TRUNC || (makes && (is_blind || flags & O_EXCL));
+    if (result >= 0 && is_blind && !writes) return;
+    int kind = flags & (O_DIRECTORY | O_PATH) ? TESTED : writes && result >= 0 ? WRITTEN : OPENED;
+    note_path((char)kind, was_there(result >= 0), directory, name);
 }
 
 /* Return whether only this user and root can write a file and each step of the path to it (as ipc/trust.py does). The
@@ -307,12 +345,18 @@ OPENS_AT_CHECKED(__openat_2) OPENS_AT_CHECKED(__openat64_2)
     }
 CREATES(creat) CREATES(creat64)
 
+/* The flags that a stream's mode stands for; NULL only changes the mode of an open stream. */
+static int read_mode(const char *mode) {
+    int access = strchr(mode, '+') ? O_RDWR : *mode == 'r' ? O_RDONLY : O_WRONLY;
+    return access | (*mode == 'w' ? O_CREAT | O_TRUNC : *mode == 'a' ? O_CREAT | O_APPEND : 0) | (strchr(mode, 'x') ? O_EXCL : 0);
+}
+
 #define OPENS_STREAM(name)                                                         \
     REAL(FILE *, name, const char *, const char *)                                 \
     VISIBLE FILE *name(const char *path, const char *mode) {                       \
-        int makes = would_create(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);      \
+        int flags = read_mode(mode), makes = would_create(AT_FDCWD, path, flags);      \
         FILE *result = libc_##name()(path, mode);                                  \
-        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, makes, result ? 0 : -1); \
+        note_open(AT_FDCWD, path, flags, makes, result ? 0 : -1); \
         return result;                                                             \
     }
 OPENS_STREAM(fopen) OPENS_STREAM(fopen64)
@@ -320,9 +364,9 @@ OPENS_STREAM(fopen) OPENS_STREAM(fopen64)
 #define REOPENS_STREAM(name)                                                       \
     REAL(FILE *, name, const char *, const char *, FILE *)                         \
     VISIBLE FILE *name(const char *path, const char *mode, FILE *stream) {         \
-        int makes = would_create(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);      \
+        int flags = read_mode(mode), makes = would_create(AT_FDCWD, path, flags);      \
         FILE *result = libc_##name()(path, mode, stream);                          \
-        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, makes, result ? 0 : -1); \
+        note_open(AT_FDCWD, path, flags, makes, result ? 0 : -1); \
         return result;                                                             \
     }
 REOPENS_STREAM(freopen) REOPENS_STREAM(freopen64)
@@ -349,6 +393,7 @@ WALKS(int, nftw64, (const char *a, void *b, int c, int d), (a, b, c, d), const c
 WALKS(int, ftw, (const char *a, void *b, int c), (a, b, c), const char *, void *, int)
 WALKS(int, glob, (const char *a, int b, void *c, void *d), (a, b, c, d), const char *, int, void *, void *)
 WALKS(int, glob64, (const char *a, int b, void *c, void *d), (a, b, c, d), const char *, int, void *, void *)
+WALKS(int, wordexp, (const char *a, void *b, int c), (a, b, c), const char *, void *, int)
 WALKS(void *, fts_open, (char *const *a, int b, void *c), (a, b, c), char *const *, int, void *)
 WALKS(int, open_by_handle_at, (int a, struct file_handle *b, int c), (a, b, c), int, struct file_handle *, int)
 #define SCANS(name, entry)                                                         \
@@ -360,6 +405,13 @@ WALKS(int, open_by_handle_at, (int a, struct file_handle *b, int c), (a, b, c), 
         return result;                                                             \
     }
 SCANS(scandir, dirent) SCANS(scandir64, dirent64)
+
+REAL(ssize_t, getdents64, int, void *, size_t)
+VISIBLE ssize_t getdents64(int file, void *into, size_t size) {
+    ssize_t result = libc_getdents64()(file, into, size);
+    note_path(LISTED, 1, file, "");
+    return result;
+}
 
 /* Tests. */
 #define TESTS(result, name, parameters, arguments, directory, succeeded, ...)      \
@@ -390,6 +442,19 @@ TESTS(char *, realpath, (const char *path, char *b), (path, b), AT_FDCWD, got !=
 TESTS(char *, __realpath_chk, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, got != NULL, const char *, char *, size_t)
 TESTS(char *, canonicalize_file_name, (const char *path), (path), AT_FDCWD, got != NULL, const char *)
 
+TESTS(ssize_t, getxattr, (const char *path, const char *b, void *c, size_t d), (path, b, c, d), AT_FDCWD, got >= 0 || errno == ENODATA, const char *, const char *, void *, size_t)
+TESTS(ssize_t, lgetxattr, (const char *path, const char *b, void *c, size_t d), (path, b, c, d), AT_FDCWD, got >= 0 || errno == ENODATA, const char *, const char *, void *, size_t)
+TESTS(ssize_t, listxattr, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, got >= 0, const char *, char *, size_t)
+TESTS(ssize_t, llistxattr, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, got >= 0, const char *, char *, size_t)
+#define TESTS_OPEN(name, parameters, arguments, ...)                               \
+    REAL(ssize_t, name, int, __VA_ARGS__)                                          \
+    VISIBLE ssize_t name parameters {                                              \
+        note_path(TESTED, 1, file, "");                                            \
+        return libc_##name() arguments;                                            \
+    }
+TESTS_OPEN(fgetxattr, (int file, const char *a, void *b, size_t c), (file, a, b, c), const char *, void *, size_t)
+TESTS_OPEN(flistxattr, (int file, char *a, size_t b), (file, a, b), char *, size_t)
+
 /* The text of a link, which counts whether its target exists or not. */
 #define FOLLOWS(name, parameters, arguments, directory, ...)                       \
     REAL(ssize_t, name, __VA_ARGS__)                                               \
@@ -401,23 +466,45 @@ TESTS(char *, canonicalize_file_name, (const char *path), (path), AT_FDCWD, got 
 FOLLOWS(readlink, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, const char *, char *, size_t)
 FOLLOWS(readlinkat, (int a, const char *path, char *b, size_t c), (a, path, b, c), a, int, const char *, char *, size_t)
 
-/* What a run makes is no input of that run. */
-#define MAKES(name, parameters, arguments, directory, made, ...)                   \
+/* What a run makes is no input of that run, but what it makes it of may be: a link's target, and a file under its earlier
+ * name. A failed attempt shows what is there. */
+#define MAKES(name, parameters, arguments, directory, made, of, ...)               \
     REAL(int, name, __VA_ARGS__)                                                   \
     VISIBLE int name parameters {                                                  \
         int got = libc_##name() arguments;                                         \
-        if (!got) note_path(WRITTEN, 1, directory, made);                          \
+        if (got) note_path(TESTED, was_there(0), directory, made);                 \
+        else { of; note_path(WRITTEN, 1, directory, made); }                       \
         return got;                                                                \
     }
-MAKES(rename, (const char *a, const char *b), (a, b), AT_FDCWD, b, const char *, const char *)
-MAKES(renameat, (int a, const char *b, int c, const char *d), (a, b, c, d), c, d, int, const char *, int, const char *)
-MAKES(renameat2, (int a, const char *b, int c, const char *d, unsigned e), (a, b, c, d, e), c, d, int, const char *, int, const char *, unsigned)
-MAKES(link, (const char *a, const char *b), (a, b), AT_FDCWD, b, const char *, const char *)
-MAKES(linkat, (int a, const char *b, int c, const char *d, int e), (a, b, c, d, e), c, d, int, const char *, int, const char *, int)
-MAKES(symlink, (const char *a, const char *b), (a, b), AT_FDCWD, b, const char *, const char *)
-MAKES(symlinkat, (const char *a, int b, const char *c), (a, b, c), b, c, const char *, int, const char *)
-MAKES(mkdir, (const char *a, mode_t b), (a, b), AT_FDCWD, a, const char *, mode_t)
-MAKES(mkdirat, (int a, const char *b, mode_t c), (a, b, c), a, b, int, const char *, mode_t)
+static void note_link(const char *target, int directory, const char *made) {
+    char path[LONGEST];
+    const char *last = *target == '/' ? NULL : strrchr(made, '/');
+    int length = snprintf(path, sizeof path, "%.*s%s", last ? (int)(last - made + 1) : 0, made, target);
+    if (length < (int)sizeof path) note_path(OPENED, 1, directory, path);
+}
+MAKES(rename, (const char *a, const char *b), (a, b), AT_FDCWD, b, note_path(RENAMED, 1, AT_FDCWD, a), const char *, const char *)
+MAKES(renameat, (int a, const char *b, int c, const char *d), (a, b, c, d), c, d, note_path(RENAMED, 1, a, b), int, const char *, int, const char *)
+MAKES(renameat2, (int a, const char *b, int c, const char *d, unsigned e), (a, b, c, d, e), c, d, note_path(RENAMED, 1, a, b), int, const char *, int, const char *, unsigned)
+MAKES(link, (const char *a, const char *b), (a, b), AT_FDCWD, b, note_path(OPENED, 1, AT_FDCWD, a), const char *, const char *)
+MAKES(linkat, (int a, const char *b, int c, const char *d, int e), (a, b, c, d, e), c, d, note_path(OPENED, 1, a, b), int, const char *, int, const char *, int)
+MAKES(symlink, (const char *a, const char *b), (a, b), AT_FDCWD, b, note_link(a, AT_FDCWD, b), const char *, const char *)
+MAKES(symlinkat, (const char *a, int b, const char *c), (a, b, c), b, c, note_link(a, b, c), const char *, int, const char *)
+MAKES(mkdir, (const char *a, mode_t b), (a, b), AT_FDCWD, a, , const char *, mode_t)
+MAKES(mkdirat, (int a, const char *b, mode_t c), (a, b, c), a, b, , int, const char *, mode_t)
+MAKES(mkfifo, (const char *a, mode_t b), (a, b), AT_FDCWD, a, , const char *, mode_t)
+MAKES(mknod, (const char *a, mode_t b, dev_t c), (a, b, c), AT_FDCWD, a, , const char *, mode_t, dev_t)
+/* A name that cannot be removed shows whether it is there. */
+#define REMOVES(name, parameters, arguments, directory, ...)                       \
+    REAL(int, name, __VA_ARGS__)                                                   \
+    VISIBLE int name parameters {                                                  \
+        int got = libc_##name() arguments;                                         \
+        if (got) note_path(TESTED, was_there(0), directory, path);                 \
+        return got;                                                                \
+    }
+REMOVES(unlink, (const char *path), (path), AT_FDCWD, const char *)
+REMOVES(unlinkat, (int a, const char *path, int b), (a, path, b), a, int, const char *, int)
+REMOVES(rmdir, (const char *path), (path), AT_FDCWD, const char *)
+REMOVES(remove, (const char *path), (path), AT_FDCWD, const char *)
 #define MAKES_TEMPORARY(result, failed, name, parameters, arguments, ...)          \
     REAL(result, name, __VA_ARGS__)                                                \
     VISIBLE result name parameters {                                               \
@@ -432,34 +519,108 @@ MAKES_TEMPORARY(int, -1, mkostemp, (char *a, int b), (a, b), char *, int)
 MAKES_TEMPORARY(int, -1, mkostemps, (char *a, int b, int c), (a, b, c), char *, int, int)
 MAKES_TEMPORARY(char *, NULL, mkdtemp, (char *a), (a), char *)
 
-/* Variables, and other programs. */
+/* Variables. Installed code has some that say where to search and how to word messages; what it finds is noted itself. */
+static int is_of_messages(const char *name) {
+    static const char *const names[] = {"PATH", "HOME", "PWD", "OLDPWD", "LANG", "LANGUAGE", "TERM", "COLUMNS", "LINES", "COLORTERM",
+                                        "NO_COLOR", "FORCE_COLOR", "GCC_COLORS", "TMP", "TEMP", 0};
+    for (const char *const *one = names; *one; ++one)
+        if (!strcmp(*one, name)) return 1;
+    return !strncmp(name, "LC_", 3);
+}
+
+static void note_variable(const char *name, int found, const void *caller) {
+    if (!shared || shared->silent || busy || !name) return;
+    if (is_of_messages(name)) {
+        Dl_info by;
+        if (is_tool) return;
+        if (dladdr(caller, &by) && by.dli_fname && (strstr(by.dli_fname, "-packages/") || !strncmp(by.dli_fname, "/usr/", 5) || !strncmp(by.dli_fname, "/lib", 4))) return;
+    }
+    note_text(VARIABLE, found, name);
+}
 REAL(char *, getenv, const char *)
 VISIBLE char *getenv(const char *name) {
     if (!shared && !real_getenv) return (char *)find_variable(environ, name);
     char *value = libc_getenv()(name);
-    note_text(VARIABLE, value != NULL, name);
+    note_variable(name, value != NULL, __builtin_return_address(0));
     return value;
 }
 REAL(char *, secure_getenv, const char *)
 VISIBLE char *secure_getenv(const char *name) {
     char *value = libc_secure_getenv()(name);
-    note_text(VARIABLE, value != NULL, name);
+    note_variable(name, value != NULL, __builtin_return_address(0));
     return value;
 }
-REAL(int, connect, int, const struct sockaddr *, socklen_t)
-VISIBLE int connect(int file, const struct sockaddr *address, socklen_t length) {
-    int result = libc_connect()(file, address, length), saved = errno;
+/* libc reads the time zone's variable itself. */
+#define READS_ZONE(result, name, parameters, arguments, ...)                       \
+    REAL(result, name, __VA_ARGS__)                                                \
+    VISIBLE result name parameters {                                               \
+        const char *zone = find_variable(environ, "TZ");                           \
+        note_text(VARIABLE, zone != NULL, "TZ");                                   \
+        return libc_##name() arguments;                                            \
+    }
+READS_ZONE(struct tm *, localtime, (const time_t *a), (a), const time_t *)
+READS_ZONE(struct tm *, localtime_r, (const time_t *a, struct tm *b), (a, b), const time_t *, struct tm *)
+READS_ZONE(time_t, mktime, (struct tm *a), (a), struct tm *)
+REAL(int, shm_open, const char *, int, mode_t)
+VISIBLE int shm_open(const char *name, int flags, mode_t mode) {
+    char path[LONGEST];
+    snprintf(path, sizeof path, "/dev/shm/%s", name + strspn(name, "/"));
+    int makes = would_create(AT_FDCWD, path, flags), result = libc_shm_open()(name, flags, mode);
+    note_open(AT_FDCWD, path, flags, makes, result);
+    return result;
+}
+static void note_address(const struct sockaddr *address, socklen_t length, int failed) {
+    int saved = errno;
     if (address && address->sa_family == AF_UNIX && length > sizeof(sa_family_t)) {
         const char *path = ((const struct sockaddr_un *)address)->sun_path;
-        int is_absent = result && !was_there(0);
-        if (*path == '/') note_path(is_absent ? TESTED : CONNECTED, !is_absent, AT_FDCWD, path);
+        int is_absent = failed && !was_there(0);
+        if (*path == '/' || (*path && is_absent)) note_path(is_absent ? TESTED : CONNECTED, !is_absent, AT_FDCWD, path);
         else note_text(HIDDEN, 1, "a connection to another program");
     } else if (address && (address->sa_family == AF_INET || address->sa_family == AF_INET6)) {
         note_text(HIDDEN, 1, "a connection to another program");
     }
     errno = saved;
+}
+REAL(ssize_t, sendto, int, const void *, size_t, int, const struct sockaddr *, socklen_t)
+VISIBLE ssize_t sendto(int file, const void *data, size_t size, int flags, const struct sockaddr *address, socklen_t length) {
+    ssize_t result = libc_sendto()(file, data, size, flags, address, length);
+    note_address(address, length, result < 0);
     return result;
 }
+REAL(ssize_t, sendmsg, int, const struct msghdr *, int)
+VISIBLE ssize_t sendmsg(int file, const struct msghdr *message, int flags) {
+    ssize_t result = libc_sendmsg()(file, message, flags);
+    if (message) note_address(message->msg_name, message->msg_namelen, result < 0);
+    return result;
+}
+REAL(int, bind, int, const struct sockaddr *, socklen_t)
+VISIBLE int bind(int file, const struct sockaddr *address, socklen_t length) {
+    /* Others may send to it. */
+    if (address && (address->sa_family == AF_INET || address->sa_family == AF_INET6)) note_address(address, length, 0);
+    return libc_bind()(file, address, length);
+}
+REAL(int, connect, int, const struct sockaddr *, socklen_t)
+VISIBLE int connect(int file, const struct sockaddr *address, socklen_t length) {
+    int result = libc_connect()(file, address, length);
+    note_address(address, length, result);
+    return result;
+}
+
+/* From here on names may mean other files, or the observer may be left behind. */
+#define LEAVES(result, name, parameters, arguments, is_other, ...)                 \
+    REAL(result, name, __VA_ARGS__)                                                \
+    VISIBLE result name parameters {                                               \
+        if (is_other) note_text(HIDDEN, 1, #name "() leaves the observer's scope"); \
+        return libc_##name() arguments;                                            \
+    }
+LEAVES(int, chroot, (const char *a), (a), 1, const char *)
+LEAVES(int, unshare, (int a), (a), a & ~(CLONE_FILES | CLONE_FS | CLONE_SYSVSEM), int)
+LEAVES(int, setns, (int a, int b), (a, b), 1, int, int)
+LEAVES(int, setuid, (uid_t a), (a), a != geteuid(), uid_t)
+LEAVES(int, seteuid, (uid_t a), (a), a != geteuid(), uid_t)
+LEAVES(int, setreuid, (uid_t a, uid_t b), (a, b), b != (uid_t)-1 && b != geteuid(), uid_t, uid_t)
+LEAVES(int, setresuid, (uid_t a, uid_t b, uid_t c), (a, b, c), b != (uid_t)-1 && b != geteuid(), uid_t, uid_t, uid_t)
+LEAVES(void *, dlmopen, (Lmid_t a, const char *b, int c), (a, b, c), a != LM_ID_BASE, Lmid_t, const char *, int)
 
 /* Programs. A child gets the settings that it needs to be observed, whatever environment it is given. */
 static int may_run(const char *path) {
@@ -494,11 +655,35 @@ static void complete_environment(char **into, char *const *given) {
     into[at] = NULL;
 }
 
-static void note_program(const char *path) { note_path(EXECUTED, was_there(!quietly(SYS_faccessat, AT_FDCWD, path, X_OK, 0)), AT_FDCWD, path); }
+/* Note a program, and of a script its interpreter, which the kernel starts. */
+static void note_program(const char *path) {
+    note_path(EXECUTED, was_there(!quietly(SYS_faccessat, AT_FDCWD, path, X_OK, 0)), AT_FDCWD, path);
+    char line[256];
+    int saved = errno;
+    long file = quietly(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    long length = file < 0 ? 0 : quietly(SYS_read, file, line, sizeof line - 1);
+    if (file >= 0) quietly(SYS_close, file);
+    if (length > 3 && line[0] == '#' && line[1] == '!') {
+        line[length] = 0;
+        char *name = line + 2 + strspn(line + 2, " \t");
+        name[strcspn(name, " \t\n")] = 0;
+        if (*name == '/') note_path(EXECUTED, !quietly(SYS_faccessat, AT_FDCWD, name, X_OK, 0), AT_FDCWD, name);
+    }
+    errno = saved;
+}
+
+/* The loader itself can be run, with a program as an argument. */
+static void note_arguments(const char *path, char *const *arguments) {
+    const char *name = strrchr(path, '/');
+    if (strncmp(name ? name + 1 : path, "ld", 2) || !strstr(path, ".so")) return;
+    for (size_t at = 1; arguments && arguments[0] && arguments[at]; ++at)
+        if (strchr(arguments[at], '/')) note_program(arguments[at]);
+}
 
 REAL(int, execve, const char *, char *const *, char *const *)
 VISIBLE int execve(const char *path, char *const *arguments, char *const *environment) {
     note_program(path);
+    note_arguments(path, arguments);
     if (!may_run(path)) return -1;
     char *whole[count_entries(environment) + 5];
     complete_environment(whole, environment);
@@ -549,6 +734,7 @@ VISIBLE int execle(const char *path, const char *first, ...) { COLLECT; return e
         char path[LONGEST]; (void)path;                                            \
         const char *found = path_of;                                               \
         note_program(found);                                                       \
+        note_arguments(found, arguments);                                          \
         if (strchr(found, '/') && !may_run(found)) return EACCES;                  \
         char *whole[count_entries(environment) + 5];                               \
         complete_environment(whole, environment);                                  \
@@ -556,6 +742,15 @@ VISIBLE int execle(const char *path, const char *first, ...) { COLLECT; return e
     }
 SPAWNS(posix_spawn, file) SPAWNS(posix_spawnp, find_program(file, path))
 
+/* What a child opens before it runs its program. */
+REAL(int, posix_spawn_file_actions_addopen, posix_spawn_file_actions_t *, int, const char *, int, mode_t)
+VISIBLE int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int file, const char *path, int flags, mode_t mode) {
+    int makes = would_create(AT_FDCWD, path, flags);
+    int is_there = !quietly(SYS_faccessat, AT_FDCWD, path, F_OK, 0);
+    errno = ENOENT;
+    note_open(AT_FDCWD, path, flags, makes, is_there || makes ? 0 : -1);
+    return libc_posix_spawn_file_actions_addopen()(actions, file, path, flags, mode);
+}
 REAL(int, fexecve, int, char *const *, char *const *)
 VISIBLE int fexecve(int file, char *const *arguments, char *const *environment) {
     note_path(EXECUTED, 1, file, "");
@@ -585,9 +780,44 @@ VISIBLE long syscall(long number, ...) {
     case SYS_readlinkat: note_path(FOLLOWED, was_there(!failed), (int)a, (const char *)b); break;
     case 437 /* openat2 */: case 425 /* io_uring_setup */: case SYS_execve: case SYS_execveat: case SYS_open_by_handle_at:
         note_text(HIDDEN, 1, "a system call past libc");
+        break;
+    case SYS_getdents64: note_path(LISTED, 1, (int)a, ""); break;
+    case SYS_chroot: case SYS_unshare: case SYS_setns: case SYS_mount: case SYS_pivot_root:
+        note_text(HIDDEN, 1, "a system call that leaves the observer's scope");
     }
     return result;
 }
+
+/* libc is searched by a handle of its own, or a library binds to it first: then its functions would pass the observer by.
+ * A lookup of a function that the observer replaces is given the replacement; a deep binding is noted. The loader looks at
+ * the address that it returns to, to find its caller's scope, so both are entered by a jump. */
+#ifdef __x86_64__
+static void *(*real_dlopen)(const char *, int);
+static void *(*real_dlsym)(void *, const char *);
+__attribute__((used)) static void note_binding(const char *name, int flags) {
+    if (!real_dlopen) *(void **)&real_dlopen = dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5");
+    (void)name;
+    if (flags & RTLD_DEEPBIND) note_text(HIDDEN, 1, "a library that binds to libc before the observer (RTLD_DEEPBIND)");
+}
+__attribute__((used)) static void *find_replacement(void *handle, const char *name) {
+    static const void *own, *libc;
+    Dl_info found;
+    if (!real_dlsym) *(void **)&real_dlsym = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !shared) return NULL;
+    if (!libc && dladdr((void *)find_replacement, &found)) {
+        own = found.dli_fbase;
+        if (dladdr(dlvsym(RTLD_NEXT, "getpid", "GLIBC_2.2.5"), &found)) libc = found.dli_fbase;
+    }
+    void *ours = real_dlsym(RTLD_DEFAULT, name);
+    if (!ours || !dladdr(ours, &found) || found.dli_fbase != own) return NULL;
+    void *theirs = real_dlsym(handle, name);
+    return theirs && dladdr(theirs, &found) && found.dli_fbase == libc ? ours : NULL;
+}
+__asm__(".globl dlopen\n.type dlopen,@function\ndlopen:\n push %rdi\n push %rsi\n sub $8,%rsp\n call note_binding\n"
+        " add $8,%rsp\n pop %rsi\n pop %rdi\n jmp *real_dlopen(%rip)\n.size dlopen,.-dlopen\n"
+        ".globl dlsym\n.type dlsym,@function\ndlsym:\n push %rdi\n push %rsi\n sub $8,%rsp\n call find_replacement\n"
+        " add $8,%rsp\n pop %rsi\n pop %rdi\n test %rax,%rax\n jnz 1f\n jmp *real_dlsym(%rip)\n1: ret\n.size dlsym,.-dlsym\n");
+#endif
 
 /* The loader's own searches and mappings, in its audit name space. */
 VISIBLE unsigned int la_version(unsigned int version) {

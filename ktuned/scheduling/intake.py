@@ -47,7 +47,7 @@ from ktuned.catalog import (
     remake_root,
 )
 from ktuned.devices import Machine
-from ktuned.ipc import read_regular_file, stamp, stamps_agree
+from ktuned.ipc import read_regular_file, stamp_whole, stamps_agree
 from ktuned.model import KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
 from ktuned.protocol import FileError, Job, Root
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
@@ -363,7 +363,7 @@ class Intake:
 
 def _file_differs(stamps: Mapping[str, str]) -> bool:
     """Return whether a file has changed since it was stamped."""
-    return any(not stamps_agree(held, stamp(Path(path))) for path, held in stamps.items())
+    return any(not stamps_agree(held, stamp_whole(Path(path))) for path, held in stamps.items())
 
 
 def _find_undecorated_kernel(path: str) -> str:

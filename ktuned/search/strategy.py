@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ktuned.declaration import BoundSpace
+from ktuned.dependencies import ACCESSES
 from ktuned.model import Config, Outcome, Scalar, UsageError
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def installed_strategies() -> list[str]:
     """Return the names of the installed strategies, with ``auto``, which chooses among them."""
     from importlib.metadata import entry_points
 
-    return sorted({"auto", *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+    with ACCESSES.pause_recording():
+        return sorted({"auto", *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def load_strategy(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy]:
@@ -137,7 +139,8 @@ def load_strategy(name: str, points: Sequence[EntryPoint] | None = None) -> type
     """
     from importlib.metadata import entry_points
 
-    known = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
+    with ACCESSES.pause_recording():
+        known = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
     # Another distribution's strategy must not replace one of ktuned's own.
     found = {point.name: point for point in sorted(known, key=lambda point: point.value.startswith("ktuned."))}
     if name not in found:

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from ktuned.catalog import Catalog
 from ktuned.fleet import Fleet, Lane
-from ktuned.model import Device, KtunedError, NotFound
-from ktuned.protocol import CHECK, CheckAnswer, CheckedWinner, CheckParams, Job
+from ktuned.model import Device, KtunedError, NotFound, Outcome, TrialResult
+from ktuned.protocol import CHECK, AnswersChanged, CheckAnswer, CheckedWinner, CheckParams, Job, PublishEvent
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import Artifacts, Store, Winner
-from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck
+from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck, publish_winner
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         prepare: Makes the brief of a job.
         lane: Returns the lane of a device.
         scratch: The directory for sanitizer runs.
+        publish: Publishes that answers have changed, and a new winner.
     """
 
     catalog: Catalog
@@ -39,6 +40,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     prepare: Callable[[Job], JobBrief]
     lane: Callable[[Device], Lane]
     scratch: Path
+    publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -46,6 +48,8 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
     async def handle_check(self, params: CheckParams, peer: Peer) -> CheckAnswer:
         """Check the winners of a kernel, or only those of one problem; return a verdict for each.
+
+        A winner that is wrong is served no longer: its trial ends as the check did, and the next best replaces it.
 
         Raises:
             NotFound: there is no such kernel, or no winner.
@@ -64,8 +68,18 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
             checked = await self._check_winner(winner, sanitizers)
         except KtunedError as error:
             return found("not_checked", error.message, hint=error.hint)
+        if checked.outcome is not None:
+            await self._demote_winner(winner, checked.outcome, checked.message)
         verdict = "wrong" if checked.message else "right"
         return found(verdict, checked.message, report=checked.report, checks=checked.checks)
+
+    async def _demote_winner(self, winner: Winner, outcome: Outcome, message: str) -> None:
+        kernel = self.catalog.resolve_kernel(winner.context.kernel)
+        result = TrialResult(outcome, message=f"`ktuned check`: {message}")
+        follower = await self.store.finish_trial(winner.trial, result, objective=winner.objective)
+        self.publish(AnswersChanged(kernel=kernel.name, is_revoked=True))
+        if follower is not None:
+            publish_winner(self.publish, kernel, follower, None)
 
     async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
         trial = self.store.get_trial(winner.trial)

@@ -38,6 +38,7 @@ from msgspec.structs import replace
 
 from ktuned.fleet import (
     LIBRARY,
+    CompileSlot,
     DeadlineExpired,
     Environment,
     Fleet,
@@ -45,7 +46,6 @@ from ktuned.fleet import (
     HostLost,
     Output,
     RequestFailed,
-    Turn,
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
@@ -250,9 +250,7 @@ class CompileStage:
                 self._report_if_all_begun()
                 continue
             compiler = await self._await_compiler()
-            slots, gate = self._fleet.get_slots(compiler.environment), self._fleet.get_gate(compiler.environment)
-            # The slot first, then the gate: a job that only waits for a slot must not delay another job's quiet window.
-            async with slots.hold_turn(self._brief.job.id) as slot, gate.hold_for_compile():
+            async with self._fleet.hold_compile_slot(compiler.environment, self._brief.job.id) as slot:
                 self._report_if_all_begun()
                 # Look again: others may have compiled some of it while this group waited for its slot. Artifacts that
                 # others are still compiling are awaited below, without the slot.
@@ -309,7 +307,7 @@ class CompileStage:
                 return (free or reachable)[0]
             await anyio.sleep(ABSENT_S / 4)
 
-    async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
+    async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: CompileSlot) -> list[Instruction]:
         """Compile a group in one request; return the instructions for the configs without an artifact.
 
         Raises:
@@ -355,7 +353,7 @@ class CompileStage:
         compiler: Compiler,
         staging: str,
         reported: dict[str, replies.CompiledUnit],
-        slot: Turn,
+        slot: CompileSlot,
     ) -> None:
         """Send a group to a worker. ``reported`` receives each config's report, even if the request fails later."""
         brief, environment = self._brief, compiler.environment
@@ -368,6 +366,7 @@ class CompileStage:
             self._fleet.lend_worker(Role.COMPILE, environment) as worker,
             self._register_request(group) as began,
         ):
+            slot.worker = worker
             until = time()
             request = requests.Compile(
                 brief.kernel_ref,
@@ -388,6 +387,7 @@ class CompileStage:
                     on_computed=slot.give_back,
                 )
             finally:
+                slot.worker = None
                 for attempt in group:
                     if attempt.unit.key in reported:
                         attempt.record_place("compile", place, until)

@@ -28,7 +28,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import requests
-from ktuned.model import Outcome, Role, Unsupported, WorkerError
+from ktuned.model import FAILURES, Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import open_space
@@ -66,11 +66,13 @@ class CheckResult(msgspec.Struct, frozen=True):
 
     Attributes:
         message: What is wrong with the winner, or empty.
+        outcome: The outcome of a winner that is wrong; ``None`` for a right one, and if the fault is not the config's.
         report: The sanitizer's report, or empty.
         checks: The checks that were made.
     """
 
     message: str = ""
+    outcome: Outcome | None = None
     report: str = ""
     checks: tuple[str, ...] = ()
 
@@ -93,14 +95,16 @@ class WinnerCheck:
         """
         seeds = SEEDS if self._brief.kernel.is_judged else ()
         async with self._compile_winner(build) as unit:
-            message = await self._launch_config(
+            found = await self._launch_config(
                 requests.Trial((unit,), self._brief.preset, judge_contention=False), unit, 0
             )
             for seed in seeds:
-                message = message or await self._launch_config(requests.Check(unit), unit, seed)
-        return CheckResult(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
+                found = found if found.message else await self._launch_config(requests.Check(unit), unit, seed)
+        return replace(found, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
 
-    async def _launch_config(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
+    async def _launch_config(
+        self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int
+    ) -> CheckResult:
         """Launch a compiled config on the inputs of a seed; return what is wrong with it, or nothing."""
         attempt = Attempt(0, {}, unit, TrialState.COMPILED)
         try:
@@ -108,9 +112,11 @@ class WinnerCheck:
                 lambda: self._lane, attempt, request, self._brief.deadlines, seed
             )
         except RequestFailed as error:
-            return error.message
+            return CheckResult(error.message)
+        if result.outcome is Outcome.MEASURED:
+            return CheckResult()
         where = f" (seed {seed})" if seed else ""
-        return "" if result.outcome is Outcome.MEASURED else f"{result.message}{where}"
+        return CheckResult(f"{result.message}{where}", result.outcome if result.outcome in FAILURES else None)
 
     async def sanitize_winner(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> CheckResult:
         """Launch the config of a Build once under the sanitizer for its backend and device.
@@ -145,12 +151,24 @@ class WinnerCheck:
                 measured, output = await worker.send_request(requests.Check(unit), deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 report = sanitizer.read_report(error.output)
-                return CheckResult(report[0] if report else error.message, _cut_report(report), (sanitizer.name,))
-        report = sanitizer.read_report(output)
-        message = (
-            report[0] if report else "" if measured.result.outcome is Outcome.MEASURED else measured.result.message
-        )
-        return CheckResult(message, _cut_report(report), (sanitizer.name,))
+                # Without a report, the sanitizer itself may be the cause.
+                return self._judge_report(report, error.message, None, sanitizer)
+        result = measured.result
+        outcome = result.outcome if result.outcome in FAILURES else None
+        message = "" if result.outcome is Outcome.MEASURED else result.message
+        return self._judge_report(sanitizer.read_report(output), message, outcome, sanitizer)
+
+    def _judge_report(
+        self,
+        report: Sequence[str],
+        message: str,
+        outcome: Outcome | None,
+        sanitizer: _AddressSanitizer | _ComputeSanitizer,
+    ) -> CheckResult:
+        """Return the result of a launch under a sanitizer: its report, or else what the launch itself has shown."""
+        if report:
+            message, outcome = report[0], Outcome.MISMATCH
+        return CheckResult(message, outcome, _cut_report(report), (sanitizer.name,))
 
     @asynccontextmanager
     async def _lend_worker(self, environment: Environment) -> AsyncIterator[Worker]:

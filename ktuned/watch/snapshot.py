@@ -7,7 +7,7 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple
 
-from ktuned.ipc import ABSENT, Sight, read_sight, stamp, stamps_agree
+from ktuned.ipc import ABSENT, Sight, read_sight, stamp_whole, stamps_agree
 
 
 class SeenFile(NamedTuple):
@@ -64,7 +64,7 @@ class Snapshot:
         if known is not None and known.sight == sight:
             return known
         # The sight is taken before the bytes are read, so a change between the two shows in the next sight.
-        seen = SeenFile(sight, ABSENT if sight is None else stamp(Path(path)))
+        seen = SeenFile(sight, ABSENT if sight is None else stamp_whole(Path(path)))
         if sight is None or sight.is_settled(now_ns):
             self._seen[path] = seen
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ktuned.dependencies import ACCESSES, OBSERVER
 from ktuned.ipc import ABSENT, Places, requests, stamps_agree
-from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation
+from ktuned.model import ATTRIBUTES, ENVIRONMENT, UNOBSERVED, Observation
 from ktuned.worker.observations import (
     SourceChanged,
     make_observations,
@@ -31,6 +31,11 @@ class CodeTrace:
         self._reported: set[str] = set()
         self._extent = 0
 
+    def _find_known_stamp(self, name: str) -> str | None:
+        """Return the stamp with which a name was inspected, or None if the kernel does not depend on it."""
+        held = self._kernel.digests.get(name.removesuffix(ATTRIBUTES))
+        return None if name.endswith(ATTRIBUTES) and "|" not in (held or "") else held
+
     def take_new_observations(self, *, is_data: bool = False) -> tuple[Observation, ...]:
         """Return what is new since the last call, marked with ``is_data`` if it decides a problem's data.
 
@@ -46,12 +51,13 @@ class CodeTrace:
         opened, imported = ACCESSES.files, OBSERVER.files
         executed = name_files_in_project({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
         files = name_files_in_project({**opened, **imported}, self._root)
-        for name in files.keys() & self._kernel.digests.keys():
-            if not stamps_agree(self._kernel.digests[name], files[name]):
+        known = {name: self._find_known_stamp(name) for name in files}
+        for name, held in known.items():
+            if held is not None and not stamps_agree(held, files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
         # The inspection identifies an executed file by its syntax. If the file was also opened, its text counts.
         texts = name_files_in_project(opened, self._root).keys() & executed
-        unknown = {name: one for name, one in files.items() if name in texts or name not in self._kernel.digests}
+        unknown = {name: one for name, one in files.items() if name in texts or known[name] is None}
         observations = make_observations(unknown, self._root, executed - texts, is_data=is_data)
         for observation in observations:
             if refresh_observation(

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from time import time_ns
 
-from ktuned.dependencies import find_installed_place, find_owners
+from ktuned.dependencies import find_installed_place, find_owners, find_record_owner
 from ktuned.ipc import (
     ABSENT,
     Places,
@@ -23,7 +23,7 @@ from ktuned.ipc import (
     stamp,
     stamps_agree,
 )
-from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, digest_variable
+from ktuned.model import ATTRIBUTES, DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, digest_variable
 from ktuned.worker.observations import EXECUTED, SourceChanged, refresh_observation
 
 YOUNG_NS = 20_000_000
@@ -105,6 +105,12 @@ class CompilerTrace:
             )
             if not stamps_agree(observations[-1].digest, self._seen.get(path, observations[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(observations))
+            if bar := read.get(path, ABSENT).partition("|")[1]:
+                observations.append(
+                    refresh_observation(
+                        Observation(f"{name}{ATTRIBUTES}", read[path].partition(bar)[2], is_source=True), self._root
+                    )
+                )
         for variable, value in sorted(variables.items()):
             digest = digest_variable(value)
             if self._known_variables.get(variable) != digest:
@@ -121,6 +127,8 @@ class CompilerTrace:
         for path in map(normalize_path, read):
             place = find_installed_place(str(path))
             installed = find_owners(place) if place is not None and place != self._home else ()
+            if (listed := find_record_owner(str(path))) is not None:
+                installed = (listed,)
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
             name = make_relative(str(path), self._root)
             # Leave out directories above the project, which surely exist.

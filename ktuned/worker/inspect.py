@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ktuned.backends import Registry
 from ktuned.declaration import describe_kernel, load_file, load_if_changed
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
-from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp, stamp_files, stamps_agree
+from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp_files, stamp_whole, stamps_agree
 from ktuned.model import BackendError, KernelFileError, NotFound, Phase, canonical
 from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
@@ -36,7 +36,7 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     """
     for path, digest in resolve_digests(kernel, places).items():
         # A look at the disk is not enough: the file may have had other content at the moment of its import.
-        if not stamps_agree(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
+        if not stamps_agree(digest, stamp_whole(path)) or not OBSERVER.agrees_with(path, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
@@ -128,7 +128,10 @@ class Inspector:
                 replies.FileFault(error.code, error.message, error.hint, error.path, error.line, error.excerpt)
                 for error in errors
             ),
-            digests=self._stamp_files(files, {**loaded.files, **ACCESSES.files}, str(root)),
+            digests={
+                **{make_relative(str(path), str(root)): digest for path, digest in ACCESSES.start_files.items()},
+                **self._stamp_files(files, {**loaded.files, **ACCESSES.files}, str(root)),
+            },
         )
 
     def _stamp_files(self, files: set[Path], known_stamps: Mapping[Path, str], root: str) -> dict[str, str]:

@@ -230,6 +230,8 @@ def main(argv: list[str]) -> int:
     operations = Operations(places)
     if pending is None:
         reply.send_answer(replies.Done(replies.Ready(os.getpid())))
+    ACCESSES.prove_observed()
+    if pending is None:
         operations.import_for_role(role)
     for request in _read_requests(read_fd, pending):
         try:

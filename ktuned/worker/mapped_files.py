@@ -21,6 +21,8 @@ from contextlib import suppress
 from glob import glob
 from typing import NamedTuple
 
+from ktuned.dependencies import ACCESSES
+
 MAPS = "/proc/self/maps"
 
 _MAPPED = re.compile(rb"^\S+ \S(\S)(\S)(\S) \S+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)
@@ -74,12 +76,17 @@ class MappedFiles:
 
     def find_changed_file(self) -> str:
         """Return a file that has changed on the disk since it was mapped; empty if there is none."""
-        for name, known in self._known.items():
-            if known.stamp is not None and _stamp_file(name) != known.stamp:
-                return os.fsdecode(name)
+        with ACCESSES.pause_recording():
+            for name, known in self._known.items():
+                if known.stamp is not None and _stamp_file(name) != known.stamp:
+                    return os.fsdecode(name)
         return ""
 
     def _read_mapped_files(self) -> dict[bytes, MappedFile]:
+        with ACCESSES.pause_recording():
+            return self._look_at_mapped_files()
+
+    def _look_at_mapped_files(self) -> dict[bytes, MappedFile]:
         """Return the mapped files with their stamps. A known file keeps the stamp that it was first seen with."""
         mapped: dict[bytes, MappedFile] = {}
         for match in _MAPPED.finditer(_read_maps()):

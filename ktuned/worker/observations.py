@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_distribution
+from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_record_owner
 from ktuned.ipc import (
     ABSENT,
     DIRECTORY,
@@ -24,10 +24,20 @@ from ktuned.ipc import (
     make_absolute,
     make_relative,
     stamp,
+    stamp_attributes,
     stamp_directory,
     stamp_files,
 )
-from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
+from ktuned.model import (
+    ATTRIBUTES,
+    DISTRIBUTION,
+    ENVIRONMENT,
+    UNOBSERVED,
+    Observation,
+    UsageError,
+    digest_variable,
+    read_variable,
+)
 
 EXECUTED = "executed"
 """Meaning of an observation before it is looked at: the file was executed as Python, and counts by its syntax."""
@@ -54,13 +64,16 @@ def refresh_observation(observation: Observation, root: str) -> Observation:
     if observation.name.startswith(ENVIRONMENT):
         # Without changes by the kernel file's own code, because that code is in the digests already.
         environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
-        value = environment.get(observation.name.removeprefix(ENVIRONMENT))
+        value = read_variable(observation.name.removeprefix(ENVIRONMENT), environment)
         return replace(observation, digest=digest_variable(value))
     if observation.name.startswith(UNOBSERVED):
         return observation
     if observation.name.startswith(DISTRIBUTION):
         return _look_for_distribution(observation, root)
-    place = Path(make_absolute(observation.name, root))
+    place = Path(make_absolute(observation.name.removesuffix(ATTRIBUTES), root))
+    if observation.name.endswith(ATTRIBUTES):
+        attributes = stamp_attributes(place, has_times="@" in observation.digest)
+        return replace(observation, digest=attributes, places=(make_relative(str(place), root),))
     place_stamps = stamp_files([place])
     meaning = ""
     digest = place_stamps[str(place)]
@@ -90,13 +103,22 @@ def _look_for_distribution(observation: Observation, root: str) -> Observation:
 
 
 def name_files_in_project(files: Mapping[Path, str], root: str) -> dict[str, str]:
-    """Return files by their names in the project. The name of a directory that only has to exist ends in a slash."""
-    return {
-        f"{make_relative(str(path), root)}/" if is_directory_stamp(digest) else make_relative(str(path), root): digest
-        for path, digest in files.items()
+    """Return the names in the project of files, and of their attributes, with the parts of their stamps.
+
+    The name of a directory that only has to exist ends in a slash. The file that lists what a distribution installed
+    goes by the distribution.
+    """
+    found: dict[str, str] = {}
+    for path, whole in files.items():
+        digest, bar, attributes = whole.partition("|")
+        owner = find_record_owner(str(path)) if digest else None
+        name = make_relative(str(path), root) if owner is None else f"{DISTRIBUTION}{owner.name}"
+        if bar:
+            found[f"{name}{ATTRIBUTES}"] = f"{bar}{attributes}"
         # Leave out directories above the project, which surely exist.
-        if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")
-    }
+        if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/"):
+            found[f"{name}/" if is_directory_stamp(digest) else name] = digest
+    return found
 
 
 def make_observations(
@@ -120,7 +142,7 @@ def make_observations(
     for name, digest in sorted(files.items()):
         meaning = EXECUTED if name in executed else ""
         observation = refresh_observation(
-            Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root
+            Observation(name, digest, meaning, is_source=is_source, is_data=is_data), root
         )
         observations.append(
             observation if observation.digest == digest else replace(observation, digest=digest, meaning="")

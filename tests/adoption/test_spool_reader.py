@@ -1,4 +1,4 @@
-"""The spool as the daemon reads it: records once, counts at once, and no patience with anything else."""
+"""The spool as the daemon reads it: each record once, each count once, and nothing else is tolerated."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ktuned.spool import RECORD_SUFFIX, STAGED_PREFIX
 
 @pytest.fixture
 def reader(tmp_path: Path) -> SpoolReader:
-    """Return the reader of an empty spool."""
+    """The reader of an empty spool."""
     reader = SpoolReader(tmp_path / "spool")
     reader.make_directory()
     return reader
 
 
-def test_what_is_no_record_is_refused_with_one_notice_and_passed_over_if_it_cannot_be_removed(
+def test_anything_but_a_record_is_removed_with_one_notice(
     reader: SpoolReader,
 ) -> None:
-    """A strange file and a damaged record go; a directory cannot be removed, and is not named again."""
+    """Foreign files and damaged records are removed; a directory stays but is not reported again."""
     (reader.directory / "strange.txt").write_text("strange")
     (reader.directory / f"0{RECORD_SUFFIX}").write_bytes(b"damaged")
     (reader.directory / "directory").mkdir()
@@ -35,7 +35,7 @@ def test_what_is_no_record_is_refused_with_one_notice_and_passed_over_if_it_cann
 
 
 def test_a_file_that_is_being_written_stays_until_its_writer_must_have_died(reader: SpoolReader) -> None:
-    """After an hour it goes without a notice."""
+    """After an hour it is removed without a notice."""
     staged = reader.directory / f"{STAGED_PREFIX}one"
     staged.write_bytes(b"half")
     reader.read_files()
@@ -47,7 +47,7 @@ def test_a_file_that_is_being_written_stays_until_its_writer_must_have_died(read
 
 @pytest.mark.anyio
 async def test_a_new_file_is_noticed(reader: SpoolReader) -> None:
-    """At once, and not by the next survey."""
+    """It is noticed at once, before the next survey."""
     noticed = anyio.Event()
     with anyio.fail_after(20.0):
         async with anyio.create_task_group() as tasks:

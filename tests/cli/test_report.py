@@ -18,8 +18,8 @@ PROBLEM = {"N": 8}
 def daemon_answers(tmp_path: Path) -> dict[str, Any]:
     """Return the answers of a daemon whose store has trials of two kernels."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
-    store.add("p:gemm", PROBLEM, 20)
-    store.add("p:dot", PROBLEM, 20)
+    store.add_kernel("p:gemm", PROBLEM, 20)
+    store.add_kernel("p:dot", PROBLEM, 20)
     why = [make_standing_map(problem=PROBLEM, device=MODEL, status="stale", message="it changed")]
     return {"status": make_status_map(home=str(tmp_path)), "kernels": {"kernels": [make_kernel_map("p:gemm", why=why)]}}
 

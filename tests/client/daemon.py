@@ -27,7 +27,7 @@ from ktuned.serve.listener import bind_socket
 from ktuned.serve.method import Handler, Peer
 from ktuned.serve.server import Server
 from ktuned_client.table import make_kernel_key, make_winner_prefix
-from tests.serve.noise import Noise
+from tests.serve.noise import NoiseEvent
 
 START_S = 60.0
 """How long a server may take to serve, on a busy machine."""
@@ -156,7 +156,7 @@ class StubDaemon:
 
     def publish_noise(self, params: dict[str, Any], peer: Peer) -> None:
         for _ in range(params["count"]):
-            self.events.publish_event(Noise(job=params.get("job")))
+            self.events.publish_event(NoiseEvent(job=params.get("job")))
 
     def add_subscription(self, params: dict[str, Any], peer: Peer) -> StreamPosition:
         return self.events.add_subscription(peer, msgspec.convert(params, SubscribeParams))

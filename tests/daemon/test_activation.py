@@ -1,4 +1,4 @@
-"""A real daemon under a service manager's hand: activated by its socket, asked to reload, ending by itself."""
+"""A real daemon under a service manager: socket activation, reload, and the end when idle."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ ACCEPTS = 0x10000
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Generator[socket.socket]:
-    """Return the socket at which a manager would be notified."""
+def manager_socket(tmp_path: Path) -> Generator[socket.socket]:
+    """Return the socket at which the manager receives notifications."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
         listening.settimeout(PATIENCE_S)
         yield listening
 
 
-def heard(manager: socket.socket, wanted: str) -> list[str]:
-    """Return what is said up to and with the datagram that begins with ``wanted``."""
-    said: list[str] = []
-    while not said or not said[-1].startswith(wanted):
-        said.append(manager.recv(4096).decode())
-    return said
+def receive_states(manager: socket.socket, wanted: str) -> list[str]:
+    """Receive datagrams until one begins with ``wanted``, and return their lines."""
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith(wanted):
+        lines.append(manager.recv(4096).decode())
+    return lines
 
 
 def is_listened_at(path: Path) -> bool:
-    """Return whether someone accepts connections there: the file appears a moment before."""
+    """Return whether the socket accepts connections; its file appears a moment earlier."""
     entries = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return any(entry[-1] == str(path) and int(entry[3], 16) & ACCEPTS for entry in entries)
 
 
 @contextmanager
-def activated(directory: Path, manager: socket.socket, config: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run systemd-socket-activate, which becomes the daemon when someone connects."""
+def activate_daemon(directory: Path, manager: socket.socket, config: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Run systemd-socket-activate, which starts the daemon at the first connection."""
     assert ACTIVATE is not None
     place = directory / "run"
     place.mkdir(mode=0o700)
     (directory / "home").mkdir()
     (directory / "home" / "config.toml").write_text(config)
-    given = {
+    environment = {
         "KTUNED_HOME": str(directory / "home"),
         "NOTIFY_SOCKET": manager.getsockname(),
         "WATCHDOG_USEC": "200000",
@@ -64,7 +64,7 @@ def activated(directory: Path, manager: socket.socket, config: str = "") -> Iter
         # What marks our processes for the check of leaks.
         **{name: value for name, value in os.environ.items() if name.startswith("KTUNED_TEST")},
     }
-    options = [f"--setenv={name}={value}" for name, value in given.items()]
+    options = [f"--setenv={name}={value}" for name, value in environment.items()]
     with (directory / "serve.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -92,13 +92,13 @@ def activated(directory: Path, manager: socket.socket, config: str = "") -> Iter
 
 
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is not installed")
-def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, manager: socket.socket) -> None:
-    """The first connection starts it and is answered; it reports how it is, and leaves the manager's socket alone."""
+def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, manager_socket: socket.socket) -> None:
+    """The daemon notifies the manager, and does not remove its socket."""
     path = tmp_path / "run" / "k.sock"
-    with activated(tmp_path, manager) as process, Client(str(path)) as client:
+    with activate_daemon(tmp_path, manager_socket) as process, Client(str(path)) as client:
         assert client.call("hello", deadline_s=PATIENCE_S)["pid"] == process.pid
-        assert "READY=1" in heard(manager, "READY=1")[0]
-        heard(manager, "WATCHDOG=1")
+        assert "READY=1" in receive_states(manager_socket, "READY=1")[0]
+        receive_states(manager_socket, "WATCHDOG=1")
         status = client.call("status")
         assert status["socket"] == str(path)
         assert status["idle"]["exit_s"] == 1800
@@ -107,30 +107,29 @@ def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, 
 
         (tmp_path / "home" / "config.toml").write_text("idle_exit_s = 0\n")
         process.send_signal(signal.SIGHUP)
-        assert "MONOTONIC_USEC=" in heard(manager, "RELOADING=1")[-1]
-        heard(manager, "READY=1")
+        assert "MONOTONIC_USEC=" in receive_states(manager_socket, "RELOADING=1")[-1]
+        receive_states(manager_socket, "READY=1")
         assert client.call("status")["idle"]["exit_s"] == 0
 
         client.call("shutdown")
-        heard(manager, "STOPPING=1")
+        receive_states(manager_socket, "STOPPING=1")
         assert process.wait(PATIENCE_S) == 0
         # The manager still listens there: who comes now waits for the next daemon.
         assert path.exists()
 
 
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is not installed")
-def test_an_activated_daemon_ends_when_idle(tmp_path: Path, manager: socket.socket) -> None:
-    """Once its client has gone and nothing is left to do it ends, with success."""
-    with activated(tmp_path, manager, "idle_exit_s = 0.2\n") as process:
+def test_an_activated_daemon_ends_when_idle(tmp_path: Path, manager_socket: socket.socket) -> None:
+    """The exit status is 0."""
+    with activate_daemon(tmp_path, manager_socket, "idle_exit_s = 0.2\n") as process:
         with Client(str(tmp_path / "run" / "k.sock")) as client:
             client.call("hello", deadline_s=PATIENCE_S)
         assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is not installed")
-def test_a_socket_in_an_open_directory_is_refused(tmp_path: Path, manager: socket.socket) -> None:
-    """A handed-over socket is checked as our own is: one that others can replace is not served."""
-    with activated(tmp_path, manager) as process:
+def test_a_socket_in_an_open_directory_is_refused(tmp_path: Path, manager_socket: socket.socket) -> None:
+    with activate_daemon(tmp_path, manager_socket) as process:
         (tmp_path / "run").chmod(0o755)
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(tmp_path / "run" / "k.sock"))
@@ -139,7 +138,7 @@ def test_a_socket_in_an_open_directory_is_refused(tmp_path: Path, manager: socke
 
 
 def test_a_watched_directory_keeps_a_daemon_from_ending_idle(tmp_path: Path) -> None:
-    """A plain daemon has no limit; one with a limit stays while a directory is watched, and ends without."""
+    """Without a limit a daemon never ends when idle."""
     with Daemon(tmp_path) as daemon:
         assert daemon.process is not None
         assert daemon.client.call("status")["idle"]["exit_s"] == 0
@@ -156,8 +155,8 @@ def test_a_watched_directory_keeps_a_daemon_from_ending_idle(tmp_path: Path) -> 
         assert daemon.process.wait(PATIENCE_S) == 0
 
 
-def test_a_request_that_waits_is_answered_before_the_end(tmp_path: Path) -> None:
-    """`shutdown` drains: what was asked before it gets its answer, what comes after is reported why it does not."""
+def test_a_pending_request_is_answered_before_the_end(tmp_path: Path) -> None:
+    """Later requests get an error with the reason."""
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(SLOW.format(gates=str(daemon.gates)) + make_kernel_text("space(us=[50.0])"))
         with subprocess.Popen(
@@ -169,8 +168,8 @@ def test_a_request_that_waits_is_answered_before_the_end(tmp_path: Path) -> None
             daemon.wait_until((daemon.gates / "import.reached").exists, "the kernel file's import")
             daemon.client.call("shutdown")
             (daemon.gates / "import").touch()
-            said, _ = asking.communicate(timeout=PATIENCE_S)
-        assert '"jobs": [{' in said
+            output, _ = asking.communicate(timeout=PATIENCE_S)
+        assert '"jobs": [{' in output
         assert daemon.process is not None
         assert daemon.process.wait(PATIENCE_S) == 0
 

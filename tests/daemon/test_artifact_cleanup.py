@@ -1,4 +1,4 @@
-"""The cap of artifacts: what goes first, and what is never lost by it."""
+"""The limit on artifacts: which ones are removed, and what stays."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.e2e.harness import Daemon, make_kernel_text
 CONFIGS = "space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b'), dict(us=120.0, tag='c')])"
 
 
-def test_artifacts_go_and_results_stay(tmp_path: Path) -> None:
-    """Under a smaller cap the losers go before the winner, and every result is still there."""
+def test_artifacts_of_losers_are_removed_first(tmp_path: Path) -> None:
+    """Every result stays."""
     with Daemon(tmp_path) as daemon:
         daemon.write_kernel(make_kernel_text(CONFIGS))
         daemon.tune(path=str(tmp_path / "project"))

@@ -1,4 +1,4 @@
-"""Garbage collection in a daemon: what it is made of is not scanned, so that lookups do not wait for that."""
+"""Garbage collection in a daemon does not scan its modules and parts, so that lookups need not wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ except KtunedError as error:
 
 
 def test_the_collector_does_not_scan_modules_and_parts(tmp_path: Path) -> None:
-    """Before the first worker can start, all modules and parts are out of the collector's way."""
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout, done.stderr

@@ -15,8 +15,7 @@ from ktuned.daemon.systemd import Notifier
 from ktuned.protocol import WorkFigures
 
 
-def test_idleness_is_over_after_the_limit_without_activity() -> None:
-    """The time counts from the last look at which something held the daemon or had happened."""
+def test_the_daemon_ends_after_the_limit_without_activity() -> None:
     idle = Idleness(10.0, now=0.0)
     assert not idle.is_over([], 0, 0.0)
     assert not idle.is_over([], 0, 9.9)
@@ -24,8 +23,8 @@ def test_idleness_is_over_after_the_limit_without_activity() -> None:
 
 
 @pytest.mark.parametrize("reason", ["clients", "jobs", "watches"])
-def test_a_busy_daemon_is_never_idle(reason: str) -> None:
-    """With clients, jobs or watches it does not end, and afterwards the time begins again."""
+def test_clients_jobs_and_watches_keep_the_daemon_alive(reason: str) -> None:
+    """The time starts again when they are gone."""
     idle = Idleness(10.0, now=0.0)
     idle.is_over([], 0, 0.0)
     assert not idle.is_over([reason], 0, 1e9)
@@ -33,8 +32,7 @@ def test_a_busy_daemon_is_never_idle(reason: str) -> None:
     assert idle.is_over([], 0, 1e9 + 10)
 
 
-def test_a_client_between_two_looks_restarts_the_idle_time() -> None:
-    """A lookup that was answered meanwhile restarts the time, although its client is gone."""
+def test_a_client_between_two_checks_restarts_the_idle_time() -> None:
     idle = Idleness(10.0, now=0.0)
     idle.is_over([], 0, 0.0)
     assert not idle.is_over([], 1, 10.0)
@@ -44,7 +42,6 @@ def test_a_client_between_two_looks_restarts_the_idle_time() -> None:
 
 @hypothesis.given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.floats(0, 100)), max_size=30))
 def test_a_limit_of_zero_never_ends_the_daemon(looks: list[tuple[bool, int, float]]) -> None:
-    """Without a limit nothing ends the daemon, whatever happens."""
     idle, now = Idleness(0.0, now=0.0), 0.0
     for is_busy, activity, passed in looks:
         now += passed
@@ -54,10 +51,8 @@ def test_a_limit_of_zero_never_ends_the_daemon(looks: list[tuple[bool, int, floa
 @hypothesis.given(
     st.floats(0.1, 50), st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.floats(0, 30)), max_size=30)
 )
-def test_it_ends_exactly_when_nothing_happened_for_the_limit(
-    limit: float, looks: list[tuple[bool, int, float]]
-) -> None:
-    """Beside a model that keeps the whole history."""
+def test_the_idle_limit_agrees_with_a_model(limit: float, looks: list[tuple[bool, int, float]]) -> None:
+    """The model keeps the whole history."""
     idle, now, total = Idleness(limit, now=0.0), 0.0, 0
     last = 0.0
     seen = -1
@@ -72,7 +67,7 @@ def test_it_ends_exactly_when_nothing_happened_for_the_limit(
 
 
 def test_rates_reach_back_a_minute() -> None:
-    """A rate is the rise over the last minute, however long the daemon has run, and 0 at its start."""
+    """A rate is the increase over the last minute, and 0 at the start."""
     lookups = 5
     with Notifier() as notifier:
         life = Lifetime(
@@ -96,7 +91,7 @@ def test_rates_reach_back_a_minute() -> None:
 
 @pytest.mark.anyio
 async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) -> None:
-    """Within its period the manager hears of us twice; the end comes when nothing has gone on, and not before."""
+    """The watchdog is notified twice within its period."""
     busy = ["clients"]
     stopped = anyio.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -114,12 +109,12 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
             )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(life.run_until_cancelled)
-                heard: list[bytes] = []
+                datagrams: list[bytes] = []
                 with anyio.fail_after(30):
-                    while heard.count(b"WATCHDOG=1") < 4:
+                    while datagrams.count(b"WATCHDOG=1") < 4:
                         await anyio.wait_readable(manager)
-                        heard.append(manager.recv(100))
-                    assert b"STATUS=at rest" in heard
+                        datagrams.append(manager.recv(100))
+                    assert b"STATUS=at rest" in datagrams
                     assert not stopped.is_set()
                     busy.clear()
                     await stopped.wait()
@@ -127,8 +122,7 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
 
 
 @pytest.mark.anyio
-async def test_a_new_limit_counts_at_once() -> None:
-    """A reload that sets the limit does not wait for the next look."""
+async def test_a_reloaded_limit_counts_at_once() -> None:
     stopped = anyio.Event()
     with Notifier() as notifier:
         life = Lifetime(

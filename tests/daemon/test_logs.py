@@ -1,4 +1,4 @@
-"""The daemon's log: its forms, and whose ids its lines bear."""
+"""The daemon's log: its formats, and the ids in its lines."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ except ZeroDivisionError as error:
 
 
 def test_a_log_that_cannot_be_written_is_dropped() -> None:
-    """On a full disk the daemon goes on."""
+    """The daemon goes on when the disk is full."""
     words = [sys.executable, "-c", f"{SAYS}print('on')", "LOGFMT"]
     with open("/dev/full", "w") as full:
         assert subprocess.run(words, stdout=subprocess.PIPE, stderr=full, text=True).stdout == "on\n"
 
 
-def said(form: str) -> list[str]:
-    """Return the lines that a process logs in a form."""
+def log_in_process(form: str) -> list[str]:
+    """Return the lines that a process logs in a format."""
     done = subprocess.run([sys.executable, "-c", SAYS, form], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
     return done.stderr.splitlines()
 
 
-def test_json_is_one_event_a_line() -> None:
-    """Line ends and tracebacks stay inside their line; what is bound is in it."""
-    first, second = map(json.loads, said("JSON"))
+def test_json_logs_have_one_event_a_line() -> None:
+    """Line ends and tracebacks stay inside their line; bound values are included."""
+    first, second = map(json.loads, log_in_process("JSON"))
     assert (first["event"], first["level"], first["what"]) == ("said", "info", "a\nb")
     assert (first["job"], first["trial"]) == (3, 14)
     assert first["timestamp"]
@@ -50,9 +50,9 @@ def test_json_is_one_event_a_line() -> None:
     assert "job" not in second
 
 
-def test_the_journal_gets_priorities_and_no_stamps() -> None:
-    """Each line begins with its syslog priority; the rest is JSON without a time, which the journal has."""
-    lines = said("JOURNAL")
+def test_the_journal_gets_priorities_and_no_times() -> None:
+    """Each line begins with its syslog priority; the journal has its own times."""
+    lines = log_in_process("JOURNAL")
     assert [line[:3] for line in lines] == ["<6>", "<3>"]
     assert [set(json.loads(line[3:])) for line in lines] == [
         {"event", "level", "what", "job", "trial"},
@@ -61,24 +61,23 @@ def test_the_journal_gets_priorities_and_no_stamps() -> None:
 
 
 def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
-    """The variable counts only where stderr is still the stream that it names."""
+    """The variable counts only if stderr is the stream that it names."""
     reader, writer = os.pipe()
     try:
-        found = os.fstat(writer)
-        environ = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+        status = os.fstat(writer)
+        environ = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
         assert choose_format(environ, writer, as_json=False) is LogFormat.JOURNAL
         with (tmp_path / "file").open("w") as other:
             assert choose_format(environ, other.fileno(), as_json=True) is LogFormat.JSON
             assert choose_format({}, other.fileno(), as_json=False) is LogFormat.LOGFMT
-            gone = other.fileno()
-        assert not is_journal_stream(environ, gone)
+            closed = other.fileno()
+        assert not is_journal_stream(environ, closed)
     finally:
         os.close(reader)
         os.close(writer)
 
 
 def test_events_of_a_trial_carry_its_job_and_id(tmp_path: Path) -> None:
-    """A trial that crashes is found in the log by its job and its id."""
     daemon = Daemon(tmp_path)
     with daemon:
         daemon.write_kernel(make_kernel_text("space([dict(tag='a', does=''), dict(tag='b', does='segfault')])"))

@@ -14,32 +14,29 @@ from ktuned.tuning.limits import DEFAULT_DEADLINES
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A home without a ``config.toml``."""
+def empty_home(tmp_path: Path) -> Path:
+    """Return a home without a ``config.toml``."""
     return tmp_path / "home"
 
 
-def written(home: Path, text: str | bytes) -> Path:
-    """Write the home's ``config.toml``."""
+def write_config(home: Path, text: str | bytes) -> Path:
     home.mkdir(exist_ok=True)
     path = home / "config.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
-def test_without_a_file_all_settings_are_defaults(home: Path) -> None:
-    """Nothing need be configured."""
-    settings = load_settings({"KTUNED_HOME": str(home)})
-    assert (settings.state, settings.cache, settings.roots) == (home, home / "cache", ())
+def test_without_a_file_all_settings_are_defaults(empty_home: Path) -> None:
+    settings = load_settings({"KTUNED_HOME": str(empty_home)})
+    assert (settings.state, settings.cache, settings.roots) == (empty_home, empty_home / "cache", ())
     assert settings.deadlines == DEFAULT_DEADLINES
     assert settings.compile_slots == choose_compile_slots(len(os.sched_getaffinity(0)))
-    assert not home.exists()
+    assert not empty_home.exists()
 
 
-def test_each_field_of_the_file_is_followed(home: Path, tmp_path: Path) -> None:
-    """Each field arrives, with a root's own values."""
-    written(
-        home,
+def test_each_field_of_the_config_file_is_applied(empty_home: Path, tmp_path: Path) -> None:
+    write_config(
+        empty_home,
         f"""
         compile_slots = 3
         artifacts_gib = 0.5
@@ -53,7 +50,7 @@ def test_each_field_of_the_file_is_followed(home: Path, tmp_path: Path) -> None:
         env = {{ A = "1" }}
         """,
     )
-    settings = load_settings({"KTUNED_HOME": str(home)})
+    settings = load_settings({"KTUNED_HOME": str(empty_home)})
     assert (settings.compile_slots, settings.artifacts_bytes, settings.file.contention) == (3, 2**29, False)
     assert settings.deadlines == {**DEFAULT_DEADLINES, "compile": 7}
     (root,) = settings.roots
@@ -97,19 +94,19 @@ def test_each_field_of_the_file_is_followed(home: Path, tmp_path: Path) -> None:
         (b"# \xff", "utf-8"),
     ],
 )
-def test_a_wrong_field_is_one_line_of_error(home: Path, text: str | bytes, words: str) -> None:
-    """The error names the file and the field, and says how to mend it."""
-    path = written(home, text)
+def test_a_wrong_field_is_one_line_of_error(empty_home: Path, text: str | bytes, words: str) -> None:
+    """The error names the file and the field, with the remedy."""
+    path = write_config(empty_home, text)
     with pytest.raises(SettingsError) as refused:
-        load_settings({"KTUNED_HOME": str(home)})
+        load_settings({"KTUNED_HOME": str(empty_home)})
     assert refused.value.message.startswith(f"{path}: ")
     assert words in refused.value.message
     assert "\n" not in refused.value.message
     assert refused.value.hint
 
 
-def test_a_roots_interpreter_is_named_or_its_venv_or_ours(tmp_path: Path) -> None:
-    """The named one, else the root's own ``.venv``, else ours; its link is kept, for it is what makes a ``.venv``."""
+def test_a_root_s_interpreter_is_named_or_its_venv_or_the_daemon_s(tmp_path: Path) -> None:
+    """The venv's link is not resolved, because the link makes it a venv."""
     assert make_root(str(tmp_path)).python == sys.executable
     own = tmp_path / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)
@@ -123,12 +120,11 @@ def test_a_roots_interpreter_is_named_or_its_venv_or_ours(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("cores", "lanes", "slots"), [(1, 1, 1), (2, 1, 1), (16, 1, 15), (16, 4, 12), (2, 8, 1)])
 def test_compile_slots_are_the_cores_without_the_lanes_and_at_least_one(cores: int, lanes: int, slots: int) -> None:
-    """There is always one slot."""
     assert choose_compile_slots(cores, lanes) == slots
 
 
-def test_a_directory_or_pipe_as_config_is_refused_at_once(tmp_path: Path) -> None:
-    """A directory or a pipe in the place of config.toml is reported; a pipe would be waited at, by the whole daemon."""
+def test_a_directory_or_pipe_as_config_file_is_refused(tmp_path: Path) -> None:
+    """Reading a pipe would block the whole daemon."""
     (tmp_path / "directory" / "config.toml").mkdir(parents=True)
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "config.toml")

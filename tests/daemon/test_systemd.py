@@ -1,4 +1,4 @@
-"""What is said to a service manager and taken from one: real sockets, environments as systemd makes them."""
+"""Messages to a service manager and sockets from it, with real sockets and systemd's environment."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ktuned.model.errors import SettingsError
 PID = 4711
 
 
-def test_without_a_manager_nothing_is_handed_over() -> None:
-    """An ordinary environment hands over nothing, and stays as it is."""
+def test_without_a_manager_there_is_no_socket() -> None:
+    """The environment is unchanged."""
     environ = {"PATH": "/bin"}
     assert Handover.take_from_environ(environ, PID) == Handover()
     assert environ == {"PATH": "/bin"}
 
 
 def test_the_managers_variables_are_removed_from_the_environment() -> None:
-    """Workers do not inherit the manager's variables: they would take its socket for theirs."""
+    """Workers must not take the manager's socket for theirs."""
     environ = {
         "LISTEN_PID": str(PID + 1),
         "LISTEN_FDS": "1",
@@ -40,14 +40,14 @@ def test_the_managers_variables_are_removed_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize("pid", ["", "0", "1", str(PID + 1), f" {PID}", f"{PID}x"])
-def test_sockets_of_another_process_are_not_ours(pid: str) -> None:
-    """Only LISTEN_PID of this very process counts: variables outlive an exec that was meant for another."""
+def test_sockets_for_another_process_are_ignored(pid: str) -> None:
+    """LISTEN_PID names the process: the variables outlive an exec."""
     assert Handover.take_from_environ({"LISTEN_PID": pid, "LISTEN_FDS": "1"}, PID).descriptor is None
 
 
 @pytest.mark.parametrize("pid", ["1", "x"])
-def test_a_watchdog_of_another_process_is_not_ours(pid: str) -> None:
-    """WATCHDOG_PID names who is watched; without it everyone is."""
+def test_a_watchdog_for_another_process_is_ignored(pid: str) -> None:
+    """Without WATCHDOG_PID it is for every process."""
     assert Handover.take_from_environ({"WATCHDOG_PID": pid, "WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0
     assert Handover.take_from_environ({"WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0.001
 
@@ -64,7 +64,7 @@ def test_a_watchdog_of_another_process_is_not_ours(pid: str) -> None:
     ],
 )
 def test_broken_variables_are_one_line_of_error(variables: dict[str, str], complaint: str) -> None:
-    """A broken environment is one line, and never a daemon that listens somewhere else."""
+    """The daemon does not listen somewhere else instead."""
     with pytest.raises(SettingsError, match=complaint) as caught:
         Handover.take_from_environ({"LISTEN_PID": str(PID), **variables}, PID)
     assert caught.value.hint
@@ -120,7 +120,7 @@ def test_the_one_listening_socket_is_chosen(tmp_path: Path, kinds: str, count: s
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Generator[socket.socket]:
+def manager_socket(tmp_path: Path) -> Generator[socket.socket]:
     """Return a manager's notification socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
@@ -128,21 +128,21 @@ def manager(tmp_path: Path) -> Generator[socket.socket]:
         yield listening
 
 
-def test_each_state_is_one_datagram(manager: socket.socket) -> None:
-    """The assignments are those of sd_notify(3), one a line; a status is one line whatever it holds."""
-    with Notifier(manager.getsockname()) as notifier:
+def test_each_state_is_one_datagram(manager_socket: socket.socket) -> None:
+    """The assignments are those of sd_notify(3), one a line; a status is one line whatever it contains."""
+    with Notifier(manager_socket.getsockname()) as notifier:
         assert notifier.has_service_manager
         notifier.report_ready("2 jobs\nrunning")
         notifier.report_alive()
         notifier.report_reloading()
         notifier.report_stopping()
-    said = [manager.recv(4096).decode() for _ in range(4)]
-    assert said[0] == "READY=1\nSTATUS=2 jobs running"
-    assert said[1] == "WATCHDOG=1"
-    reloading, moment = said[2].split("\n")
+    datagrams = [manager_socket.recv(4096).decode() for _ in range(4)]
+    assert datagrams[0] == "READY=1\nSTATUS=2 jobs running"
+    assert datagrams[1] == "WATCHDOG=1"
+    reloading, moment = datagrams[2].split("\n")
     assert reloading == "RELOADING=1"
     assert moment.removeprefix("MONOTONIC_USEC=").isdigit()
-    assert said[3] == "STOPPING=1\nSTATUS=stopping"
+    assert datagrams[3] == "STOPPING=1\nSTATUS=stopping"
 
 
 def test_an_abstract_address_is_understood() -> None:
@@ -156,9 +156,9 @@ def test_an_abstract_address_is_understood() -> None:
         assert listening.recv(100) == b"WATCHDOG=1"
 
 
-def test_a_manager_that_is_gone_or_full_is_no_error(manager: socket.socket, tmp_path: Path) -> None:
-    """Nothing waits for a manager that does not read, and nothing fails for one that is not there."""
-    with Notifier(str(tmp_path / "nobody")) as nobody, Notifier(manager.getsockname()) as full:
+def test_a_missing_or_full_manager_is_no_error(manager_socket: socket.socket, tmp_path: Path) -> None:
+    """Nothing waits for a manager that does not read."""
+    with Notifier(str(tmp_path / "nobody")) as nobody, Notifier(manager_socket.getsockname()) as full:
         nobody.report_alive()
         for _ in range(2000):
             full.report_alive()
@@ -168,5 +168,5 @@ def test_a_manager_that_is_gone_or_full_is_no_error(manager: socket.socket, tmp_
 
 
 def test_the_first_descriptor_is_three() -> None:
-    """SD_LISTEN_FDS_START of sd-daemon.h."""
+    """The constant is SD_LISTEN_FDS_START of sd-daemon.h."""
     assert FIRST_DESCRIPTOR == 3

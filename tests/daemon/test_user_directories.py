@@ -16,7 +16,7 @@ from ktuned.user_directories import NoHomeDirectory, UserDirectories, find_user_
 
 @pytest.fixture
 def without_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be a user without an entry in /etc/passwd, and without any of the variables."""
+    """Make the user one without an entry in /etc/passwd and without the variables."""
 
     def refuse(uid: int) -> None:
         raise KeyError(uid)
@@ -43,14 +43,14 @@ def without_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_each_directory_follows_its_variable(environment: dict[str, str], state: str, cache: str, config: str) -> None:
-    """KTUNED_HOME comes first, then the XDG variable, if it is absolute, then HOME."""
+    """The order is KTUNED_HOME, an absolute XDG variable, HOME."""
     assert find_user_directories(environment) == UserDirectories(Path(state), Path(cache), Path(config))
 
 
 @pytest.mark.usefixtures("without_name")
 @pytest.mark.parametrize("find", [load_settings, state_directory])
-def test_without_any_home_there_is_one_line_with_the_remedy(find: object) -> None:
-    """Neither a traceback nor a directory called ``~``."""
+def test_without_a_home_there_is_one_line_with_the_remedy(find: object) -> None:
+    """There is neither a traceback nor a directory ``~``."""
     assert callable(find)
     with pytest.raises(SettingsError, match="there is no home directory") as refused:
         find()
@@ -61,7 +61,7 @@ def test_without_any_home_there_is_one_line_with_the_remedy(find: object) -> Non
 
 @pytest.mark.usefixtures("without_name")
 def test_a_user_without_a_name_needs_ktuned_home_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else is looked for, the observer's library included."""
+    """The observer's library is found there, too."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
     assert load_settings().state == tmp_path
     build_library.cache_clear()
@@ -72,10 +72,10 @@ def test_a_user_without_a_name_needs_ktuned_home_alone(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["my cache", "c:d", "tab\tbed"])
-def test_a_cache_that_the_linker_would_split_is_named(
+def test_a_cache_path_that_ld_preload_cannot_hold_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """LD_PRELOAD cannot hold the path, so workers get no observer, and the doctor names the reason."""
+    """Workers get no observer, and the doctor has the reason."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path / name))
     build_library.cache_clear()
     try:

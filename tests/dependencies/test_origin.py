@@ -45,6 +45,6 @@ def test_code_in_a_compilers_cache_is_foreign(tmp_path: Path, monkeypatch: pytes
 def test_a_project_inside_a_cache_directory_counts_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout below ``~/.cache`` is still its author's code; what compilers keep beside it is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    root = tmp_path / "torch" / "project"
+    root = tmp_path / "triton" / "project"
     assert _find_own_places(root / "tune_it.py", root) == (f"{root}/",)
     assert _find_own_places(Path("/src/project/tune_it.py"), Path("/src/project")) == ()

@@ -1,7 +1,7 @@
-"""A family of C configs whose classes of equal bits are known.
+"""Configs in C whose classes of equal bits are known.
 
-They differ by the order of a sum, by a fused multiply-add, by what is done to denormals or to signed zeros alone, and
-from launch to launch.
+The configs differ in the order of a sum, in a fused multiply-add, in denormals or in signed zeros; one differs from
+launch to launch.
 """
 
 from __future__ import annotations
@@ -48,20 +48,19 @@ void run(const float* x, const float* y, float* s, float* t, long rows, long col
 PLAIN, FLUSHES, POSITIVE_ZEROS, DIFFERS = range(4)
 
 
-def config(*, lanes: int = 1, fused: int = 0, does: int = PLAIN, slow: int = 0) -> dict[str, int]:
-    """Return a config of the family."""
+def make_config(*, lanes: int = 1, fused: int = 0, does: int = PLAIN, slow: int = 0) -> dict[str, int]:
     return {"LANES": lanes, "FUSED": fused, "DOES": does, "SLOW": slow}
 
 
-ANCHOR = config(slow=1)
-FAST = config()
-ORDERED = config(lanes=4)
-SLOWLY_ORDERED = config(lanes=4, slow=1)
-FUSED = config(fused=1)
-FLUSHING = config(does=FLUSHES)
-WITHOUT_NEGATIVE_ZERO = config(does=POSITIVE_ZEROS)
-RACY = config(does=DIFFERS)
-BROKEN = config(lanes=-1)
+ANCHOR = make_config(slow=1)
+FAST = make_config()
+ORDERED = make_config(lanes=4)
+SLOWLY_ORDERED = make_config(lanes=4, slow=1)
+FUSED = make_config(fused=1)
+FLUSHING = make_config(does=FLUSHES)
+WITHOUT_NEGATIVE_ZERO = make_config(does=POSITIVE_ZEROS)
+RACY = make_config(does=DIFFERS)
+BROKEN = make_config(lanes=-1)
 
 CLASSES = [[ANCHOR, FAST], [ORDERED, SLOWLY_ORDERED], [FUSED], [FLUSHING], [WITHOUT_NEGATIVE_ZERO]]
 """The true classes; :data:`RACY` has none."""
@@ -70,12 +69,12 @@ SPACE = [*(one for members in CLASSES for one in members), RACY]
 
 
 def make_daemon(directory: Path) -> Daemon:
-    """Return a daemon that knows the family's backend: a C compiler takes a thirtieth of what a C++ one takes."""
+    """Return a daemon with the family's backend: a C compiler takes a thirtieth of the time of a C++ compiler."""
     path = os.pathsep.join(map(str, (CC_BACKEND, FAKE_BACKEND)))
     return Daemon(directory, env={"PYTHONPATH": path, "CC_LOG": str(directory / "cc.log")})
 
 
-def family(
+def write_family(
     daemon: Daemon,
     *,
     numerics: str = "exact",
@@ -83,7 +82,7 @@ def family(
     default: Any = ANCHOR,
     problems: Any = ({"M": 16, "K": 64},),
 ) -> str:
-    """Write the family's files into a daemon's project; return the kernel file's path."""
+    """Write the family's files into a daemon's project and return the path of the kernel file."""
     text = f"""
 from ktuned import kernel, space, tensor
 from ktuned_cc import Build

@@ -1,4 +1,4 @@
-"""``ktuned check``: a winner is run again with all checks, and under a sanitizer where one is installed."""
+"""``ktuned check`` runs a winner again with all checks, and under a sanitizer if one is installed."""
 
 from __future__ import annotations
 
@@ -44,40 +44,45 @@ def it(p, c):
 """
 
 
-def _check(daemon: Daemon, *words: str) -> tuple[int, dict[str, object], str]:
+def check_winner(daemon: Daemon, *words: str) -> tuple[int, dict[str, object], str]:
     done = daemon.run_ktuned("check", "it", "--json", *words, timeout_s=200.0)
     return done.returncode, json.loads(done.stdout)["winners"][0] if done.stdout else {}, done.stderr
 
 
-def test_a_winner_is_checked_again(daemon: Daemon) -> None:
-    """With all checks; one that became wrong, as by a library that changed, is called wrong, and why."""
-    path = daemon.write_kernel(
-        make_kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])", reference=REFERENCE)
+def test_check_names_what_is_wrong_with_a_winner(daemon: Daemon) -> None:
+    """A winner can become wrong when a library changes; the next best config is served then."""
+    configs = (
+        "[dict(us=50.0, does='changes', gate='spoilt', tag='it'), dict(us=900.0, does='work', gate='', tag='next')]"
     )
+    path = daemon.write_kernel(make_kernel_text(f"space({configs})", early_stop="100.0", reference=REFERENCE))
     assert daemon.run_ktuned("check", "it").returncode == 1
     daemon.tune(path=str(path))
-    code, winner, _ = _check(daemon)
+    code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"], winner["checks"]) == (
         0, "right", ["guards", "again after timing", "seed 1", "seed 2"]
     )  # fmt: skip
+    assert "no sanitizer for the backend 'fake'" in str(check_winner(daemon, "--sanitize")[1]["message"])
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "it"
     (daemon.gates / "spoilt").touch()
-    code, winner, _ = _check(daemon)
+    code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"]) == (1, "wrong")
     assert "64 of 64 elements" in str(winner["message"])
-    assert "no sanitizer for the backend 'fake'" in str(_check(daemon, "--sanitize")[1]["message"])
+    assert daemon.fetch_trials()["it"]["outcome"] == "mismatch"
+    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "next"
+    assert check_winner(daemon)[1]["verdict"] == "right"
 
 
-def test_a_winner_is_checked_against_the_default(daemon: Daemon) -> None:
-    """Where that is the reference: of configs without a declared one the first that the device can load."""
+def test_check_compares_with_the_first_loadable_config(daemon: Daemon) -> None:
+    """Without a declared default, that config is the reference."""
     configs = "[dict(us=us, does=does) for us, does in ((40.0, 'unsupported'), (900.0, 'work'), (50.0, 'changes'))]"
     text = make_kernel_text(
         f"space({configs})", body="Build(**c, gate='spoilt' if c.does == 'changes' else '')", reference="'default'"
     )
     daemon.tune(path=str(daemon.write_kernel(text)))
-    code, winner, _ = _check(daemon)
+    code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"]) == (0, "right")
     (daemon.gates / "spoilt").touch()
-    code, winner, _ = _check(daemon)
+    code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"]) == (1, "wrong")
     assert "differs from the default's outputs" in str(winner["message"])
 
@@ -85,12 +90,12 @@ def test_a_winner_is_checked_against_the_default(daemon: Daemon) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ with libasan")
 def test_a_sanitizer_finds_what_guards_do_not(daemon: Daemon) -> None:
-    """A read of the element before a tensor hits no guard page; AddressSanitizer names the line, if it is there."""
+    """A read of the element before a tensor hits no guard page; AddressSanitizer, if installed, names the line."""
     path = daemon.write_kernel(KERNEL)
     (path.parent / "twice.cc").write_text(SOURCE)
     daemon.tune(path=str(path))
-    assert _check(daemon)[1]["verdict"] == "right"
-    code, winner, errors = _check(daemon, "--sanitize")
+    assert check_winner(daemon)[1]["verdict"] == "right"
+    code, winner, errors = check_winner(daemon, "--sanitize")
     assert code == 1, errors
     if not _has_library():
         assert "AddressSanitizer is not installed here" in str(winner["message"])
@@ -101,5 +106,5 @@ def test_a_sanitizer_finds_what_guards_do_not(daemon: Daemon) -> None:
 
 
 def _has_library() -> bool:
-    said = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
-    return said.startswith("/")
+    path = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    return path.startswith("/")

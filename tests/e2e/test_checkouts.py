@@ -1,4 +1,4 @@
-"""Worktrees and clones of one project: they share what was measured, as long as they hold the same code."""
+"""Worktrees and clones of one project share winners while they hold the same code."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ def it(p, c):
 
 
 def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
-    """A clone's first answer is the winner, with nothing queued; tuning it measures nothing; an edit is its own."""
+    """A clone's first lookup gets the winner, and tuning it measures nothing; an edit affects one clone only."""
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(FILE)
         (path.parent / "ktuned.toml").write_text('name = "shared"\n')

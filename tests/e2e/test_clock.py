@@ -1,4 +1,4 @@
-"""The machine's clock steps back: nothing waits for it, no age is negative, and what came later is still later."""
+"""A clock that steps back delays nothing, makes no age negative, and changes no order."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if "ktuned.worker" not in sys.orig_argv:
 """Imported by each interpreter at its start: the time of day is what a file says beside the real one."""
 
 
-def test_clock_that_steps_back(tmp_path: Path) -> None:
-    """A job under way and one that comes after are finished, served and listed in their order; so after a restart."""
+def test_a_clock_that_steps_back_changes_no_order(tmp_path: Path) -> None:
+    """Jobs under way and later jobs end, and are listed in order, also after a restart."""
     shim = tmp_path / "shim"
     shim.mkdir()
     (shim / "sitecustomize.py").write_text(SHIM)
@@ -53,19 +53,19 @@ def test_clock_that_steps_back(tmp_path: Path) -> None:
         assert second["state"] == "done"
         assert second["created"] < before - DAY_S / 2
 
-        _check_told(daemon, [second["id"], 1])
+        check_latest_job(daemon, [second["id"], 1])
         assert daemon.stop() == 0
         daemon.start()
-        _check_told(daemon, [second["id"], 1])
+        check_latest_job(daemon, [second["id"], 1])
 
 
-def _check_told(daemon: Daemon, jobs: list[int]) -> None:
-    """The latest job is listed first, the winner is fresh, and no age is below zero."""
+def check_latest_job(daemon: Daemon, jobs: list[int]) -> None:
+    """Check that the latest job is listed first, the winner is fresh, and no age is negative."""
     assert [job["id"] for job in daemon.client.call("jobs")["jobs"]] == jobs
     assert {trial["outcome"] for trial in daemon.fetch_trials().values()} == {"measured"}
     answer = daemon.client.call("lookup", kernel="it", problem={"n": 64})
     assert answer["status"] == "fresh"
     assert answer["age_s"] >= 0.0
-    shown = daemon.run_ktuned("jobs")
-    assert shown.returncode == 0, shown.stderr
-    assert not re.search(r"-\d", shown.stdout), shown.stdout
+    listed = daemon.run_ktuned("jobs")
+    assert listed.returncode == 0, listed.stderr
+    assert not re.search(r"-\d", listed.stdout), listed.stdout

@@ -1,4 +1,4 @@
-"""Compiling alone, by real commands against a real daemon."""
+"""``tune --compile-only`` with real commands and a real daemon."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def twice(p, c):
 
 @pytest.mark.timeout(5 * PATIENCE_S)
 def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
-    """By the C++ compiler, for what this machine needs: each config is shown, and the next job finds its artifact."""
+    """Each config is listed with its figures, and the next job finds its artifact."""
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(KERNEL, "tune_twice.py")
         path.with_name("twice.cc").write_text(SOURCE)
         compiled = daemon.run_ktuned("tune", str(path), "--compile-only", "--json", timeout_s=4 * PATIENCE_S)
         assert compiled.returncode == 0, compiled.stderr
-        *told, jobs = map(json.loads, compiled.stdout.splitlines())
-        outcomes = {entry["config"]["STEP"]: entry["outcome"] for entry in told}
+        *events, jobs = map(json.loads, compiled.stdout.splitlines())
+        outcomes = {entry["config"]["STEP"]: entry["outcome"] for entry in events}
         assert outcomes == {4: None, "no_number": "compile_error"}
-        artifacts = {entry["artifact"] for entry in told if entry["outcome"] is None}
+        artifacts = {entry["artifact"] for entry in events if entry["outcome"] is None}
         assert all(Path(artifact, "kernel.so").is_file() for artifact in artifacts)
         (job,) = jobs
         assert (job["state"], job["outcomes"]) == ("done", {"compiled": 1, "compile_error": 1})
@@ -65,7 +65,6 @@ def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_cancels_the_job_and_keeps_what_was_compiled(tmp_path: Path) -> None:
-    """Ctrl-C ends the command and its job; what was compiled stays."""
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(
             make_kernel_text("space([dict(does='gate_compile', gate='door')])", deadlines=UNHURRIED)
@@ -81,8 +80,8 @@ def test_ctrl_c_cancels_the_job_and_keeps_what_was_compiled(tmp_path: Path) -> N
             lambda: daemon.client.call("jobs")["jobs"][0]["waiters"] == 1, "the command to follow its job"
         )
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=PATIENCE_S)
-        watched, last = said.splitlines()
+        _, stderr = command.communicate(timeout=PATIENCE_S)
+        watched, last = stderr.splitlines()
         assert "is watched from now on" in watched
         assert (command.returncode, last) == (130, "cancelled; compiled configs are kept")
         daemon.wait_until(lambda: not daemon.client.call("status")["jobs"]["running"], "the job to end")

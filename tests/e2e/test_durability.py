@@ -1,4 +1,4 @@
-"""A daemon that is asked to stop, or killed: no process survives it, and the next one finishes the work.
+"""A daemon that is stopped or killed leaves no process, and the next daemon finishes its work.
 
 Many kills at random moments are in tests/chaos/test_kills.py.
 """
@@ -17,12 +17,12 @@ DRAIN_S = 30.0
 """How long a daemon that is asked to stop may take for what is under way, which would last longer."""
 
 
-def _alive(pids: set[int]) -> set[int]:
+def list_living(pids: set[int]) -> set[int]:
     return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
 
 
-def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> None:
-    """SIGTERM in the middle of a job exits 0, leaves no worker, and the next daemon finishes the job."""
+def test_sigterm_ends_cleanly_and_the_next_daemon_finishes_the_job(daemon: Daemon) -> None:
+    """The exit status is 0, and no worker stays."""
     space = "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
     path = daemon.write_kernel(make_kernel_text(space, deadlines=UNHURRIED))
     daemon.client.call("tune", path=str(path))
@@ -32,7 +32,7 @@ def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> N
     began = monotonic()
     assert daemon.stop() == 0
     assert monotonic() - began < DRAIN_S
-    assert not _alive(workers)
+    assert not list_living(workers)
     with closing(sqlite3.connect(f"file:{daemon.home}/ktuned.sqlite?mode=ro", uri=True)) as store:
         # The job is neither done nor failed, and no trial is left as if it still ran.
         assert {state for (state,) in store.execute("SELECT state FROM jobs")} <= {"queued", "running"}

@@ -1,4 +1,4 @@
-"""Nothing waits for ever, and no end goes without a word: of a tuning whose file is wrong, of a daemon."""
+"""A tuning of a wrong file and a killed daemon leave an error, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ERRORS = {
 """What is saved into a known kernel file, and a word of its error."""
 
 
-def test_a_tuning_of_a_known_file_that_is_wrong_now_ends_with_its_error(daemon: Daemon) -> None:
-    """By its path or its name, in one line; it worked before, and works again once the file is mended."""
+def test_tuning_a_file_that_became_wrong_ends_with_its_error(daemon: Daemon) -> None:
+    """The kernel may be named by path or by name; the repaired file is tuned."""
     path = daemon.write_kernel(TEXT)
     assert daemon.run_ktuned("tune", str(path)).returncode == 0
     for number, (text, word) in enumerate(ERRORS.values()):
@@ -36,8 +36,8 @@ def test_a_tuning_of_a_known_file_that_is_wrong_now_ends_with_its_error(daemon: 
         assert daemon.run_ktuned("tune", "project:it" if number % 2 else str(path)).returncode == 0
 
 
-def test_a_job_ends_when_its_file_becomes_wrong_while_it_waits(daemon: Daemon) -> None:
-    """A client that waits for it learns so, and does not wait until the file is mended."""
+def test_a_job_ends_if_its_file_becomes_wrong_meanwhile(daemon: Daemon) -> None:
+    """The client that waits for the job gets its end at once, not after a repair of the file."""
     gate = daemon.make_gate("first")
     path = daemon.write_kernel(
         make_kernel_text("space([dict(us=20.0, gate='first', tag='a'), dict(us=20.0, tag='b', gate='')])")
@@ -51,8 +51,8 @@ def test_a_job_ends_when_its_file_becomes_wrong_while_it_waits(daemon: Daemon) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda one: one.name)
-def test_a_daemon_that_a_signal_ends_leaves_a_line(tmp_path: Path, number: signal.Signals) -> None:
-    """For the next one's status, with the stacks where the interpreter could write them."""
+def test_status_reports_a_daemon_that_a_signal_ended(tmp_path: Path, number: signal.Signals) -> None:
+    """The report has the stacks if the interpreter could write them."""
     daemon = Daemon(tmp_path, forked=False)
     with daemon:
         assert daemon.process is not None

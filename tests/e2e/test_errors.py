@@ -1,4 +1,4 @@
-"""What goes wrong around a daemon: one line that says how to mend it, the right exit code, nothing lost."""
+"""Errors around a daemon are one line with a remedy and the right exit status, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon for the tests that leave it as it was. Its workers start in full: deadlines of starts are tried."""
+def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run a daemon for tests that leave it unchanged. It starts its workers itself, for the deadline of starts."""
     with Daemon(tmp_path_factory.mktemp("shared"), forked=False) as running:
         yield running
 
 
-def _one_line(text: str) -> str:
+def check_one_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     assert len(lines) == 1, text
     return lines[0]
 
 
-def _serve(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def run_second_daemon(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ktuned", "start", "--foreground", *words],
         env=env,
@@ -44,37 +44,38 @@ def _serve(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_second_daemon_says_who_holds_the_socket(shared: Daemon) -> None:
-    """A second ``serve`` names the first one's process and how to stop it; the first one is untouched."""
-    second = _serve({**shared.env, "KTUNED_HOME": str(shared.directory / "other")})
+def test_a_second_daemon_names_the_process_that_holds_the_socket(shared_daemon: Daemon) -> None:
+    """The first daemon is not disturbed."""
+    second = run_second_daemon({**shared_daemon.env, "KTUNED_HOME": str(shared_daemon.directory / "other")})
     assert second.returncode == NOT_REACHED
-    assert shared.process is not None
-    line = _one_line(second.stderr)
-    assert f"pid {shared.process.pid}" in line
+    assert shared_daemon.process is not None
+    line = check_one_line(second.stderr)
+    assert f"pid {shared_daemon.process.pid}" in line
     assert "ktuned stop" in line
-    assert shared.run_ktuned("status").returncode == DONE
+    assert shared_daemon.run_ktuned("status").returncode == DONE
 
 
-def test_second_daemon_on_the_same_home_is_refused(shared: Daemon) -> None:
+def test_second_daemon_on_the_same_home_is_refused(shared_daemon: Daemon) -> None:
     """Two daemons never share a store, even with two sockets."""
-    second = _serve({**shared.env, "KTUNED_SOCKET": str(shared.directory / "run" / "other" / "k.sock")})
+    second = run_second_daemon(
+        {**shared_daemon.env, "KTUNED_SOCKET": str(shared_daemon.directory / "run" / "other" / "k.sock")}
+    )
     assert second.returncode == NOT_REACHED
-    assert shared.process is not None
-    assert f"pid {shared.process.pid}" in _one_line(second.stderr)
+    assert shared_daemon.process is not None
+    assert f"pid {shared_daemon.process.pid}" in check_one_line(second.stderr)
 
 
-def test_config_that_says_nonsense(tmp_path: Path) -> None:
-    """A wrong field of ``config.toml`` is one line with the file and the field."""
+def test_a_wrong_config_file_is_one_line(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, config="[deadlines]\ncompiling = 3\n")
-    refused = _serve(daemon.env)
+    refused = run_second_daemon(daemon.env)
     assert refused.returncode == USAGE
-    line = _one_line(refused.stderr)
+    line = check_one_line(refused.stderr)
     assert "config.toml" in line
     assert "compiling" in line
 
 
-def test_malformed_kernel_file(daemon: Daemon) -> None:
-    """A kernel file that is wrong is one line with file and line; the root's other kernels are tuned."""
+def test_a_wrong_kernel_file_is_one_line(daemon: Daemon) -> None:
+    """The other kernels of the root are tuned."""
     daemon.write_kernel(make_kernel_text(SPACE))
     wrong = daemon.write_kernel(
         "from ktuned import kernel\n@kernel(backend='fake', spaec=1)\ndef f(p, c): ...\n", "tune_x.py"
@@ -97,7 +98,7 @@ def _may_mount() -> bool:
 
 @pytest.mark.skipif(not _may_mount(), reason="this user may not mount a small file system to fill")
 def test_a_full_disk_ends_the_job_and_lookups_go_on(tmp_path: Path) -> None:
-    """A disk that fills up in the middle ends the job with what to do; nothing reported is lost, lookups go on."""
+    """The job's message has the remedy; published results stay."""
     daemon = Daemon(tmp_path)
     # The daemon's home is a tmpfs of 2 MiB, mounted in a namespace of its own.
     home = daemon.home
@@ -136,8 +137,8 @@ def test_a_full_disk_ends_the_job_and_lookups_go_on(tmp_path: Path) -> None:
         daemon.client.close()
 
 
-def test_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
-    """A daemon that inspected, compiled, measured and served has imported no torch, no backend, no kernel file."""
+def test_the_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
+    """Neither after inspecting, compiling, measuring and serving."""
     daemon = Daemon(tmp_path)
     try:
         daemon.start("-X", "importtime")
@@ -158,8 +159,7 @@ def test_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
     assert not any(name.startswith(("ktuned.worker", "ktuned.declaration")) for name in imported)
 
 
-def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon(daemon: Daemon) -> None:
-    """10^9 configs with a budget of 20 trials: 20 trials, and the daemon's memory is what it was."""
+def test_a_space_of_1e9_configs_starts_at_once_and_takes_no_memory(daemon: Daemon) -> None:
     axes = ", ".join(f"k{index}={list(range(1, 11))}" for index in range(9))
     text = make_kernel_text(f"space({axes})", trials="20").replace("Build(**c)", "Build(us=50.0 + c.k0)")
     small = daemon.write_kernel(make_kernel_text(SPACE).replace("def it(", "def small("), "tune_small.py")
@@ -170,8 +170,8 @@ def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
 
-def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon) -> None:
-    """SIGHUP takes in a new root; a wrong ``config.toml`` is one line in ``status``, and changes nothing."""
+def test_sighup_applies_the_config_file_or_changes_nothing(daemon: Daemon) -> None:
+    """An error is a line in ``status``."""
     config = daemon.home / "config.toml"
     path = daemon.write_kernel(make_kernel_text(SPACE))
     assert daemon.process is not None
@@ -187,47 +187,46 @@ def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon
     assert daemon.client.call("kernels")["kernels"]
 
 
-def test_reload_tells_what_changed_or_what_is_wrong(shared: Daemon) -> None:
-    """``config --reload`` names the settings that changed; a wrong file is its one error, and changes nothing."""
-    config = shared.home / "config.toml"
+def test_config_reload_names_the_changed_settings_or_the_error(shared_daemon: Daemon) -> None:
+    config = shared_daemon.home / "config.toml"
     before = config.read_text()
     config.write_text(before + "idle_exit_s = 0\nartifacts_gib = 1.0\n")
-    told = shared.run_ktuned("config", "--reload")
-    assert (told.returncode, told.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
-    assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
+    result = shared_daemon.run_ktuned("config", "--reload")
+    assert (result.returncode, result.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
+    assert shared_daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
 
     config.write_text(before + "artifacts_gib = -1\n")
-    refused = shared.run_ktuned("config", "--reload")
+    refused = shared_daemon.run_ktuned("config", "--reload")
     assert (refused.returncode, refused.stdout) == (USAGE, "")
     assert f"{config}: artifacts_gib is -1" in refused.stderr
-    assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
-    assert "artifacts_gib" in shared.client.call("status")["notices"][0]
+    assert shared_daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
+    assert "artifacts_gib" in shared_daemon.client.call("status")["notices"][0]
 
     config.write_text(before + "artifacts_gib = 1.0\nidle_exit_s = 0\n")
-    assert shared.client.call("reload") == {"path": str(config), "changed": []}
-    assert shared.client.call("status")["notices"] == []
+    assert shared_daemon.client.call("reload") == {"path": str(config), "changed": []}
+    assert shared_daemon.client.call("status")["notices"] == []
     config.write_text(before)
-    shared.client.call("reload")
+    shared_daemon.client.call("reload")
 
 
-def test_reload_follows_deadlines(shared: Daemon) -> None:
-    """Whatever watches a deadline watches the new one: of a worker's start, and of what backends are asked."""
-    config = shared.home / "config.toml"
+def test_reload_applies_deadlines(shared_daemon: Daemon) -> None:
+    """Cases: the start of a worker, and the probe of backends."""
+    config = shared_daemon.home / "config.toml"
     before = config.read_text()
     messages = {"spawn": "did not start a worker within 1e-06 s", "inspect": "inspect timed out after 1e-06 s"}
     for phase, message in messages.items():
         config.write_text(f"{before}[deadlines]\n{phase} = 0.000001\n")
-        assert shared.client.call("reload")["changed"]
-        (environment,) = shared.client.call("backends")["environments"]
+        assert shared_daemon.client.call("reload")["changed"]
+        (environment,) = shared_daemon.client.call("backends")["environments"]
         assert message in environment["error"]["message"]
     config.write_text(before)
-    shared.client.call("reload")
-    (environment,) = shared.client.call("backends")["environments"]
+    shared_daemon.client.call("reload")
+    (environment,) = shared_daemon.client.call("backends")["environments"]
     assert environment["error"] is None
 
 
 def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
-    """A config that crashed is not run again, by no job and no daemon, until it is forgotten."""
+    """A config that crashed is not run again by any job or daemon until its kernel is forgotten."""
     space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"
     path = daemon.write_kernel(make_kernel_text(space))
     daemon.tune(path=str(path))
@@ -245,8 +244,8 @@ def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     assert daemon.fetch_trials()["b"]["outcome"] == "crashed"
 
 
-def test_nothing_outlives_its_worker_however_it_detached(tmp_path: Path) -> None:
-    """A process without its worker's group, session, parent and environment ends nevertheless."""
+def test_no_process_outlives_its_worker(tmp_path: Path) -> None:
+    """Cases: a process without its worker's group, session, parent and environment."""
     with Daemon(tmp_path, forked=False) as daemon:
         _outlives_nothing(daemon)
 
@@ -261,19 +260,19 @@ def _outlives_nothing(daemon: Daemon) -> None:
         """
     )
     assert daemon.run_ktuned("tune", str(path)).returncode == NOT_REACHED
-    left = int(path.with_name("left").read_text())
-    daemon.wait_until(lambda: not Path(f"/proc/{left}").exists(), "the process that the kernel file left to end")
+    pid = int(path.with_name("left").read_text())
+    daemon.wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the process that the kernel file left to end")
 
 
-def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Daemon) -> None:
-    """Anyone who asks learns within one deadline which process it is, and how to end it."""
+def test_a_stopped_daemon_is_named(daemon: Daemon) -> None:
+    """Clients and commands learn its pid and the remedy within one deadline."""
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     try:
         began = monotonic()
         refused = daemon.run_ktuned("tune", "it")
         assert refused.returncode == NO_DAEMON
-        line = _one_line(refused.stderr)
+        line = check_one_line(refused.stderr)
         assert "did not answer" in line
         assert f"kill -9 {daemon.process.pid}" in line
         assert monotonic() - began < 40
@@ -281,25 +280,25 @@ def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Dae
         daemon.process.send_signal(signal.SIGCONT)
 
 
-def test_a_store_found_damaged_after_it_was_opened_is_moved_aside(tmp_path: Path) -> None:
-    """One start is enough, whatever bytes were flipped: it goes on with a fresh one, and says so."""
+def test_a_damaged_store_is_moved_aside(tmp_path: Path) -> None:
+    """One start is enough: the daemon continues with an empty store and says so."""
     daemon = Daemon(tmp_path)
     with daemon:
         daemon.write_kernel(make_kernel_text(SPACE))
     store = daemon.home / "ktuned.sqlite"
-    held = bytearray(store.read_bytes())
-    held[4096:] = bytes(byte ^ 0xFF for byte in held[4096:])
-    store.write_bytes(held)
+    content = bytearray(store.read_bytes())
+    content[4096:] = bytes(byte ^ 0xFF for byte in content[4096:])
+    store.write_bytes(content)
     with daemon:
-        said = daemon.run_ktuned("status").stderr
-        assert "was damaged" in said
+        stderr = daemon.run_ktuned("status").stderr
+        assert "was damaged" in stderr
         (aside,) = daemon.home.glob("ktuned.sqlite.damaged-*")
-        assert aside.name in said
-        assert said.rstrip().endswith("`") or ".recover" in said
+        assert aside.name in stderr
+        assert stderr.rstrip().endswith("`") or ".recover" in stderr
 
 
-def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemon) -> None:
-    """A save meanwhile is reported in status, and is not forgotten."""
+def test_a_save_during_a_full_disk_is_tuned_later(daemon: Daemon) -> None:
+    """``status`` reports it meanwhile."""
     path = daemon.write_kernel(make_kernel_text(SPACE))
     assert daemon.run_ktuned("tune", str(path)).returncode == DONE
     store = daemon.home / "ktuned.sqlite"
@@ -316,18 +315,18 @@ def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemo
     daemon.wait_until(lambda: daemon.run_ktuned("status").stderr == "", "the notice to go")
 
 
-def test_a_refused_file_s_line_says_what_mends_it(shared: Daemon) -> None:
-    """In ``tune`` and in ``kernels``."""
-    path = shared.write_kernel(make_kernel_text(SPACE))
+def test_the_line_of_a_refused_file_has_its_remedy(shared_daemon: Daemon) -> None:
+    """Both in ``tune`` and in ``kernels``."""
+    path = shared_daemon.write_kernel(make_kernel_text(SPACE))
     path.chmod(0o666)
-    complaint, watched = shared.run_ktuned("tune", str(path)).stderr.splitlines()
+    complaint, watched = shared_daemon.run_ktuned("tune", str(path)).stderr.splitlines()
     assert f"chmod go-w {path}" in complaint
     assert "is watched from now on" in watched
-    assert f"chmod go-w {path}" in shared.run_ktuned("kernels").stdout
+    assert f"chmod go-w {path}" in shared_daemon.run_ktuned("kernels").stdout
 
 
-def test_damaged_rows_cost_themselves_alone(tmp_path: Path) -> None:
-    """What SQLite cannot notice is left out, reported in status, and made again; the winner is served as before."""
+def test_damaged_rows_are_left_out_and_made_again(tmp_path: Path) -> None:
+    """SQLite does not notice them; ``status`` reports them, and the winner is served."""
     daemon = Daemon(tmp_path)
     with daemon:
         assert daemon.run_ktuned("tune", str(daemon.write_kernel(make_kernel_text(SPACE)))).returncode == DONE

@@ -1,4 +1,4 @@
-"""Nothing of one config reaches the next: whatever it does to its process, the others find that as it was."""
+"""No config affects the next one, whatever it does to its process."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KINDS = (
 )
 
 
-def space_of(kinds: list[str]) -> str:
-    """Return a space of one config for each kind, in this order."""
+def make_space(kinds: list[str]) -> str:
+    """Return a space with one config for each kind of state, in this order."""
     return f"space([dict(us=20.0, does='pollutes', tag=tag) for tag in {kinds!r}])"
 
 
 @pytest.mark.parametrize("seed", [1])
 def test_the_order_of_configs_does_not_matter(daemon: Daemon, seed: int) -> None:
-    """Each config is wrong where it finds what another one has changed; in any order all are right."""
+    """Each config is wrong if it finds state that another one has changed."""
     numbers = random.Random(seed)
     kinds = numbers.sample(KINDS, 8)
     orders = kinds, numbers.sample(kinds, len(kinds))
@@ -40,16 +40,16 @@ def test_the_order_of_configs_does_not_matter(daemon: Daemon, seed: int) -> None
     for number, order in enumerate(orders):
         options = {"reference": "lambda x: dict(y=2 * x)", "strategy": "'exhaustive'", "name": f"'it{number}'"}
         # Some ways to change the process take longer than all else.
-        daemon.write_kernel(make_kernel_text(space_of(order), early_stop="1e6", **options), f"tune_{number}.py")
+        daemon.write_kernel(make_kernel_text(make_space(order), early_stop="1e6", **options), f"tune_{number}.py")
         daemon.tune(path=str(daemon.directory / "project" / f"tune_{number}.py"))
-        found = daemon.fetch_trials(f"it{number}")
-        outcomes.append({tag: trial["outcome"] for tag, trial in found.items()})
+        trials = daemon.fetch_trials(f"it{number}")
+        outcomes.append({tag: trial["outcome"] for tag, trial in trials.items()})
     assert outcomes[0] == outcomes[1]
     assert set(outcomes[0].values()) == {"measured"}
 
 
-def test_a_library_of_the_project_starts_afresh_for_each_config(daemon: Daemon) -> None:
-    """What it counts in one config is not there for the next."""
+def test_a_project_s_library_is_reloaded_for_each_config(daemon: Daemon) -> None:
+    """Its counter starts again."""
     project = daemon.directory / "project"
     project.mkdir(exist_ok=True)
     source = project / "counts.c"

@@ -1,4 +1,4 @@
-"""Inputs that an application saved: kernels are measured with them, and an edit or a loss of the file is noticed."""
+"""Inputs that an application saved: an edit or a loss of their file is noticed."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ KERNEL = make_kernel_text(
 ).replace("from ktuned import", "import ktuned\nfrom ktuned import", 1)
 
 
-def _save(path: Path, value: float) -> None:
+def save_tensor(path: Path, value: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({"x": np.full(64, value, "float32")}, path)
 
 
-def _list_changes(daemon: Daemon) -> list[str]:
+def list_changes(daemon: Daemon) -> list[str]:
     (why,) = daemon.client.call("kernels", kernel="it", why=True)["kernels"][0]["why"]
     return [change["where"] for change in why["changes"]]
 
 
-def _until(daemon: Daemon, status: str) -> None:
+def wait_until_status(daemon: Daemon, status: str) -> None:
     daemon.wait_until(lambda: daemon.client.lookup("it", PROBLEM).status == status, f"a {status} answer")
 
 
 def test_a_saved_tensor_is_an_input_and_its_edit_makes_the_winner_stale(daemon: Daemon) -> None:
-    """The edit is tuned again, with the new numbers; the old file brings the old winner back."""
+    """The edit is tuned with the new numbers; the old file restores the old winner."""
     saved = daemon.directory / "project/saved/x.safetensors"
-    _save(saved, 0.5)
+    save_tensor(saved, 0.5)
     _, (job,) = daemon.tune(path=str(daemon.write_kernel(KERNEL)))
     assert job["state"] == "done", job["message"]
     assert daemon.client.lookup("it", PROBLEM).status == "fresh"
 
-    _save(saved, 7.0)
-    daemon.wait_until(lambda: _list_changes(daemon) == ["saved/x.safetensors"], "the change to be named")
+    save_tensor(saved, 7.0)
+    daemon.wait_until(lambda: list_changes(daemon) == ["saved/x.safetensors"], "the change to be named")
     assert daemon.client.lookup("it", PROBLEM).status == "stale"
     daemon.tune(kernel="it")
     newest = daemon.client.call("results", kernel="it", order="newest", limit=2)["trials"]
     assert {trial["outcome"] for trial in newest} == {"mismatch"}
 
-    _save(saved, 0.5)
-    _until(daemon, "fresh")
+    save_tensor(saved, 0.5)
+    wait_until_status(daemon, "fresh")

@@ -1,4 +1,4 @@
-"""A stock MessagePack-RPC client that knows nothing of ktuned drives the daemon: headless Neovim."""
+"""Headless Neovim, a MessagePack-RPC client that knows nothing of ktuned, drives the daemon."""
 
 import json
 import shutil
@@ -14,8 +14,7 @@ SCRIPT = Path(__file__).with_suffix(".lua").with_stem("neovim")
 
 
 @pytest.mark.skipif(shutil.which("nvim") is None, reason="there is no nvim (apt-get install neovim)")
-def test_neovim_asks_and_receives_events(daemon: Daemon, tmp_path: Path) -> None:
-    """``sockconnect`` and ``rpcrequest`` get every answer, errors as errors, and events come as notifications."""
+def test_neovim_gets_answers_errors_and_events(daemon: Daemon, tmp_path: Path) -> None:
     daemon.write_kernel(make_kernel_text("space([dict(us=300.0)])", default="dict(us=300.0)"))
     daemon.client.call("tune", path=str(tmp_path / "project"), trials=1)
     daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the first winner")

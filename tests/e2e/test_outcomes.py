@@ -1,4 +1,4 @@
-"""Every way in which a config can end, from the kernel file to the lookup."""
+"""Every way in which a config can end."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ FAILURES = {
 }
 
 
-def _space(*names: str) -> str:
+def make_space(*names: str) -> str:
     return f"space([{', '.join([HEALTHY, *(FAILURES[name][0] for name in names)])}])"
 
 
 def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon) -> None:
-    """One job over all kinds of bad configs: each ends as what it is, none hides another, the winner is right."""
+    """One job has all kinds of bad configs; none hides another, and the winner is right."""
     text = make_kernel_text(
-        _space(*FAILURES), default=DEFAULT, deadlines=DEADLINES, early_stop="30.0", reference=REFERENCE
+        make_space(*FAILURES), default=DEFAULT, deadlines=DEADLINES, early_stop="30.0", reference=REFERENCE
     )
     path = daemon.write_kernel(text)
     events, (job,) = daemon.tune(path=str(path))
@@ -79,8 +79,8 @@ WRONG = {
 }
 
 
-def test_each_wrong_config_is_caught_and_no_other_is_blamed(tmp_path: Path) -> None:
-    """Each kind between some that are right, which alone are measured, however fast the others are."""
+def test_each_wrong_config_is_a_mismatch_and_the_right_ones_are_measured(tmp_path: Path) -> None:
+    """Wrong and right configs alternate; the wrong ones are faster."""
     with Daemon(tmp_path) as daemon:
         bad = [(does, does) for does in WRONG] + [("first_seed 2", "first_seed")]
         good = [(f"work {number}", "work") for number in range(3)]
@@ -108,8 +108,8 @@ def test_each_wrong_config_is_caught_and_no_other_is_blamed(tmp_path: Path) -> N
         assert hit.config["does"] == "work"
 
 
-def test_without_the_observers_library_a_crash_does_not_name_the_tensor(tmp_path: Path) -> None:
-    """There is none without a C compiler: the outcome is the same, and the message is that of any other crash."""
+def test_without_guards_a_crash_does_not_name_the_tensor(tmp_path: Path) -> None:
+    """Guards need the observer's library, which needs a C compiler."""
     configs = "dict(us=300, does='beyond', tag='beyond'), dict(us=300, does='work', tag='best')"
     with Daemon(tmp_path, env={OFF_VARIABLE: "1"}) as daemon:
         daemon.tune(path=str(daemon.write_kernel(make_kernel_text(f"space([{configs}])", reference=REFERENCE))))
@@ -118,8 +118,8 @@ def test_without_the_observers_library_a_crash_does_not_name_the_tensor(tmp_path
     assert crashed["message"].startswith("the worker was killed by SIGSEGV during first_launch")
 
 
-def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
-    """Where the best was right only for its first inputs, nothing is served, and the job's message says why."""
+def test_a_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
+    """The best config is right for its first inputs only, and is not served."""
     path = daemon.write_kernel(
         make_kernel_text("space([dict(us=200, does='first_seed', tag='it')])", reference=REFERENCE)
     )
@@ -130,7 +130,7 @@ def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
 
 
 def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
-    """What an outcome keeps reports what happened."""
+    """Check the details of some trials."""
     segfault = daemon.fetch_trial(trials["segfault"]["id"])
     assert segfault["detail"]["signal"] == "SIGSEGV"
     assert "Segmentation fault" in segfault["detail"]["stderr"]
@@ -153,8 +153,8 @@ def _check_told_after_commit(events: list[Event]) -> None:
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
 
 
-def test_many_compile_at_once(tmp_path: Path) -> None:
-    """Several compile slots, each with its own staging: no config is disturbed by another's compile."""
+def test_parallel_compiles_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Each compile slot has its own staging directory."""
     entries = ", ".join(f"dict(us={100.0 + index}, does='work', tag='t{index}')" for index in range(18))
     with Daemon(tmp_path, config="compile_slots = 6\n") as daemon:
         _, (job,) = daemon.tune(

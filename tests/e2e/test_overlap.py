@@ -1,4 +1,4 @@
-"""Jobs overlap: the next ones are explored and compiled while one is measured, and get the lane one by one."""
+"""Jobs overlap: the next jobs compile while one is measured, and get the lane one after the other."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ KERNEL = make_kernel_text(
 )
 
 
-def channel(daemon: Daemon, name: str) -> int:
-    """Return how many configs are in a job's channel."""
-    found: int = daemon.client.call("status")["channels"].get(name, {"used": 0})["used"]
-    return found
+def count_in_channel(daemon: Daemon, name: str) -> int:
+    """Return the number of configs in a job's channel."""
+    used: int = daemon.client.call("status")["channels"].get(name, {"used": 0})["used"]
+    return used
 
 
-def ask(daemon: Daemon) -> list[int]:
-    """Ask for all three jobs; return their ids."""
+def request_jobs(daemon: Daemon) -> list[int]:
+    """Request all three jobs and return their ids."""
     return [job["id"] for job in daemon.client.call("tune", path=str(daemon.write_kernel(KERNEL)))["jobs"]]
 
 
+def list_states(daemon: Daemon, jobs: list[int]) -> list[str]:
+    states = {job["id"]: job["state"] for job in daemon.client.call("jobs")["jobs"]}
+    return [states[job] for job in jobs]
+
+
 def hold_first_at_launch(daemon: Daemon, jobs: list[int]) -> None:
-    """Wait until the first job is being measured, and the others have all compiled and wait for the lane."""
+    """Wait until the first job is measured and the others have compiled everything."""
     daemon.make_gate("launch").wait_until_reached()
-    for job in jobs[1:]:
-        # The lane's task has one in its hands.
-        daemon.wait_until(lambda job=job: channel(daemon, f"bench (job {job})") == 2, f"job {job} to be compiled")  # type: ignore[misc]
+    # Each channel holds two of three configs, because the lane's task has taken one.
+    names = [f"bench (job {job})" for job in jobs[1:]]
+    daemon.wait_until(lambda: all(count_in_channel(daemon, name) == 2 for name in names), "all to be compiled")
 
 
 def test_the_next_jobs_are_compiled_while_one_is_measured(tmp_path: Path) -> None:
-    """All of them, while the first config of the first job is in its launch; then each has the lane in turn."""
+    """The first config of the first job is in its launch meanwhile; then each job has the lane in turn."""
     with (
         Daemon(tmp_path, config="compile_slots = 2\n") as daemon,
         daemon.client.tune(path=daemon.write_kernel(KERNEL)) as tuning,
@@ -48,37 +53,29 @@ def test_the_next_jobs_are_compiled_while_one_is_measured(tmp_path: Path) -> Non
         assert [described[job]["waits_for"] for job in jobs] == ["", *[f"job {jobs[0]} has the device"] * 2]
         assert [described[job]["done"] for job in jobs] == [0, 0, 0]
         daemon.make_gate("launch").open()
-        told = [(event["type"], event["job"]) for event in tuning if event["type"] in ("trial_done", "job_done")]
+        ends = [(event["type"], event["job"]) for event in tuning if event["type"] in ("trial_done", "job_done")]
         # The lane goes to and fro between no two of them, and they decide when nothing compiles any more.
-        assert told == [("trial_done", job) for job in jobs for _ in range(3)] + [("job_done", job) for job in jobs]
+        assert ends == [("trial_done", job) for job in jobs for _ in range(3)] + [("job_done", job) for job in jobs]
 
 
-def test_a_killed_daemon_resumes_all_jobs_that_ran(tmp_path: Path) -> None:
-    """None is lost, and what they had compiled is not compiled again."""
+def test_a_killed_daemon_resumes_all_running_jobs(tmp_path: Path) -> None:
+    """Nothing is compiled twice."""
     with Daemon(tmp_path, config="compile_slots = 2\n") as daemon:
-        jobs = ask(daemon)
+        jobs = request_jobs(daemon)
         hold_first_at_launch(daemon, jobs)
         daemon.kill()
         daemon.make_gate("launch").open()
         daemon.start()
 
-        def ended() -> list[str]:
-            found = {job["id"]: job["state"] for job in daemon.client.call("jobs")["jobs"]}
-            return [found[job] for job in jobs]
-
-        daemon.wait_until(lambda: ended() == ["done"] * 3, "the jobs to be done")
+        daemon.wait_until(lambda: list_states(daemon, jobs) == ["done"] * 3, "the jobs to be done")
         assert daemon.compile_log.read_text().count("compile ") == 9
 
 
 def test_a_cancelled_job_leaves_the_lane_to_the_next(tmp_path: Path) -> None:
-    """At once, although it stands in a launch that does not end."""
+    """The lane is free at once, although the cancelled job is in a launch that does not end."""
     with Daemon(tmp_path, config="compile_slots = 2\n") as daemon:
-        first, *others = jobs = ask(daemon)
+        jobs = request_jobs(daemon)
         hold_first_at_launch(daemon, jobs)
-        daemon.client.call("cancel", job=first)
+        daemon.client.call("cancel", job=jobs[0])
 
-        def ended() -> list[str]:
-            found = {job["id"]: job["state"] for job in daemon.client.call("jobs")["jobs"]}
-            return [found[job] for job in (first, *others)]
-
-        daemon.wait_until(lambda: ended() == ["cancelled", "done", "done"], "the others to be done")
+        daemon.wait_until(lambda: list_states(daemon, jobs) == ["cancelled", "done", "done"], "the others to be done")

@@ -1,4 +1,4 @@
-"""From a save to the new winner: what is tuned again, what is not, and what lookups answer meanwhile."""
+"""From a save to the new winner: what is tuned again, and what lookups answer meanwhile."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ OTHER_BODY = "Build(**{**c, 'us': c.us + 1.0})"
 """The same configs, compiled to something else: what was measured before does not hold."""
 
 
-def _text(us: float = 300.0, gate: str = "", **options: str) -> str:
+def make_text(us: float = 300.0, gate: str = "", **options: str) -> str:
     return make_kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
 
 
-def _jobs(daemon: Daemon) -> list[dict[str, Any]]:
+def list_jobs(daemon: Daemon) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = daemon.client.call("jobs")["jobs"]
     return sorted(jobs, key=lambda job: int(job["id"]))
 
 
-def _settled(daemon: Daemon, count: int) -> bool:
-    jobs = _jobs(daemon)
+def are_jobs_done(daemon: Daemon, count: int) -> bool:
+    jobs = list_jobs(daemon)
     return len(jobs) >= count and all(job["state"] not in ("queued", "running") for job in jobs)
 
 
-def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon) -> None:
-    """Another function is another digest: ``stale`` until it is measured again; a comment is no change."""
+def test_an_edit_is_stale_and_then_fresh_and_a_comment_changes_nothing(daemon: Daemon) -> None:
     # Another gate would be another space, without the winner.
-    text = _text(gate="door")
+    text = make_text(gate="door")
     door = daemon.make_gate("door")
     door.open()
     path = daemon.write_kernel(text)
@@ -45,107 +44,106 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     path.write_text(f"# a comment\n{text}\n\n# and another\n")
     # A second file, saved after the comment, is the event that reports that the comment has been seen.
     daemon.write_kernel(text.replace("def it(", "def other("), "tune_other.py")
-    daemon.wait_until(lambda: len(_jobs(daemon)) == 2, "the other kernel's job")
-    daemon.wait_until(lambda: _settled(daemon, 2), "it to end")
-    assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
+    daemon.wait_until(lambda: len(list_jobs(daemon)) == 2, "the other kernel's job")
+    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "it to end")
+    assert [job["kernel"] for job in list_jobs(daemon)] == ["project:it", "project:other"]
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
     door.close()
-    daemon.write_kernel(_text(gate="door", body=OTHER_BODY))
+    daemon.write_kernel(make_text(gate="door", body=OTHER_BODY))
     door.wait_until_reached()
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.status == "stale"
     assert hit.config is not None
     assert hit.config["tag"] == "a"
     door.open()
-    daemon.wait_until(lambda: _settled(daemon, 3), "the re-tune")
+    daemon.wait_until(lambda: are_jobs_done(daemon, 3), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-    assert _jobs(daemon)[-1]["reason"] == "saved"
-    assert len(_jobs(daemon)) == 3
+    assert list_jobs(daemon)[-1]["reason"] == "saved"
+    assert len(list_jobs(daemon)) == 3
 
 
-def _reading(daemon: Daemon, reading: str, more: str = "") -> Path:
+def write_reading_kernel(daemon: Daemon, reading: str, more: str = "") -> Path:
     """Write a kernel file whose reference reads something first."""
-    text = _text(reference="doubled").replace("@kernel(", f"@kernel({more}", 1)
+    text = make_text(reference="doubled").replace("@kernel(", f"@kernel({more}", 1)
     head, _, tail = text.partition("@kernel(")
     function = f"import pathlib, subprocess\n\ndef doubled(x):\n    {reading}\n    return dict(y=2 * x)\n\n"
     return daemon.write_kernel(f"{head}{function}@kernel({tail}")
 
 
 def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
-    """A data file that only computing the reference opens is followed: an edit is stale, and tuned again."""
+    """An edit of the data file makes the winner stale."""
     data = daemon.directory / "weights.bin"
     data.write_text("1")
-    path = _reading(daemon, f"pathlib.Path({str(data)!r}).read_text()")
+    path = write_reading_kernel(daemon, f"pathlib.Path({str(data)!r}).read_text()")
     daemon.tune(path=str(path))
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     data.write_text("2")
     daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
-    daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
+    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     assert any("weights.bin" in name for name in daemon.client.call("kernels")["kernels"][0]["learned"])
 
 
-def test_what_cannot_be_observed_is_not_fresh(daemon: Daemon) -> None:
-    """A kernel that asks another program is stale, queues nothing and says why; declared files make it fresh."""
+def test_an_unobservable_kernel_is_stale(daemon: Daemon) -> None:
+    """A kernel that connects to another program is stale and queues nothing; ``depends`` makes it fresh."""
     asking = "import socket; socket.socket().connect_ex(('127.0.0.1', 9))"
-    path = _reading(daemon, asking)
+    path = write_reading_kernel(daemon, asking)
     daemon.tune(path=str(path))
     answer = daemon.client.lookup("it", dict(n=64))
     assert (answer.status, answer.latency_us is not None) == ("stale", True)
     assert answer.message.startswith("not fully observed: a connection to another program")
-    assert len(_jobs(daemon)) == 1
+    assert len(list_jobs(daemon)) == 1
     entry = daemon.client.call("kernels", kernel="it", why=True)["kernels"][0]["why"][0]
     assert (entry["status"], entry["message"]) == ("stale", answer.message)
-    _reading(daemon, asking, "depends='data/*.bin', ")
-    daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
+    write_reading_kernel(daemon, asking, "depends='data/*.bin', ")
+    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
 
-def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
-    """A file that no longer imports is reported with its line; its winner is served, other files are tuned."""
-    path = daemon.write_kernel(_text())
+def test_a_broken_file_is_one_line_and_hides_no_other(daemon: Daemon) -> None:
+    """The winner of the broken file is served, and other files are tuned."""
+    path = daemon.write_kernel(make_text())
     daemon.tune(path=str(path))
-    path.write_text(_text() + "\nimport nonsense_module\n")
+    path.write_text(make_text() + "\nimport nonsense_module\n")
     daemon.wait_until(lambda: daemon.client.call("kernels")["errors"], "the error")
     (error,) = daemon.client.call("kernels")["errors"]
-    assert error["message"].startswith(f"{path}:{len(_text().splitlines()) + 2}: ")
+    assert error["message"].startswith(f"{path}:{len(make_text().splitlines()) + 2}: ")
     assert "nonsense_module" in error["message"]
     hit = daemon.client.lookup("it", dict(n=64))
     assert (hit.status, hit.message) == ("stale", error["message"])
     assert hit.config is not None
     assert error["message"] in daemon.run_ktuned("kernels", "it").stdout
 
-    other = daemon.write_kernel(_text().replace("def it(", "def other("), "tune_other.py")
-    daemon.wait_until(lambda: _settled(daemon, 2), "the other kernel's tuning")
+    other = daemon.write_kernel(make_text().replace("def it(", "def other("), "tune_other.py")
+    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the other kernel's tuning")
     assert daemon.client.lookup("other", dict(n=64)).status == "fresh"
     assert other.exists()
 
-    path.write_text(_text())
+    path.write_text(make_text())
     daemon.wait_until(
         lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the mended file to be taken in"
     )
     assert daemon.client.lookup("it", dict(n=64)).message == ""
     assert daemon.client.call("kernels")["errors"] == []
-    assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
+    assert [job["kernel"] for job in list_jobs(daemon)] == ["project:it", "project:other"]
 
 
-def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -> None:
-    """What was saved while no one watched is stale at once, and tuned again without being asked for."""
-    path = daemon.write_kernel(_text())
+def test_an_edit_without_a_daemon_is_tuned_at_the_next_start(daemon: Daemon) -> None:
+    path = daemon.write_kernel(make_text())
     daemon.tune(path=str(path))
     daemon.stop()
-    path.write_text(_text(body=OTHER_BODY))
+    path.write_text(make_text(body=OTHER_BODY))
     daemon.start()
-    daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
+    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
 
-def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
-    """While a re-tune runs, a loop of lookups gets valid configs, within its deadline, and ends on the new winner."""
+def test_lookups_during_a_retune_get_valid_configs_in_time(daemon: Daemon) -> None:
+    """The last lookup gets the new winner."""
     door = daemon.make_gate("door")
     door.open()
-    daemon.tune(path=str(daemon.write_kernel(_text(gate="door"))))
+    daemon.tune(path=str(daemon.write_kernel(make_text(gate="door"))))
     door.close()
     deadline_s, is_over = 10.0, threading.Event()
     hits: list[tuple[float, Hit]] = []
@@ -160,12 +158,12 @@ def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
     thread = threading.Thread(target=application)
     thread.start()
     try:
-        more = _text(gate="door", body=OTHER_BODY)
+        more = make_text(gate="door", body=OTHER_BODY)
         daemon.write_kernel(more.replace("])", ", dict(us=50.0, does='work', tag='c', gate='door')])", 1))
         door.wait_until_reached()
         daemon.wait_until(lambda: bool(hits) and hits[-1][1].status == "stale", "the loop to see that it is stale")
         door.open()
-        daemon.wait_until(lambda: _settled(daemon, 2), "the re-tune")
+        daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
         daemon.wait_until(lambda: (hits[-1][1].config or {}).get("tag") == "c", "the loop to see the new winner")
     finally:
         is_over.set()
@@ -176,29 +174,31 @@ def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
     assert hits[-1][1].status == "fresh"
 
 
-def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None:
-    """What does not compile is reported by its first line; the old winner stays, and the undone edit is fresh again."""
-    path = daemon.write_kernel(_text())
+def test_an_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None:
+    """Undoing the edit makes the winner fresh again."""
+    path = daemon.write_kernel(make_text())
     daemon.tune(path=str(path))
-    broken = _text(reference="lambda x: dict(y=x * 2)").replace("Build(**c)", "Build(**{**c, 'does': 'compile_error'})")
+    broken = make_text(reference="lambda x: dict(y=x * 2)").replace(
+        "Build(**c)", "Build(**{**c, 'does': 'compile_error'})"
+    )
     path.write_text(broken)
-    daemon.wait_until(lambda: _settled(daemon, 2), "the failing job")
-    job = _jobs(daemon)[-1]
+    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the failing job")
+    job = list_jobs(daemon)[-1]
     assert job["state"] == "failed"
     assert "compile_error: fake.c:1: error: no" in job["message"]
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.status == "stale"
     assert "compile_error: fake.c:1: error: no" in hit.message
     assert "compile_error: fake.c:1: error: no" in daemon.run_ktuned("lookup", "it", "-p", "n=64").stdout
-    told = daemon.run_ktuned("kernels", "it").stdout
-    assert "stale" in told
-    assert "tune_it.py: `reference` changed" in told
-    assert "fake.c:1: error: no" in told
+    output = daemon.run_ktuned("kernels", "it").stdout
+    assert "stale" in output
+    assert "tune_it.py: `reference` changed" in output
+    assert "fake.c:1: error: no" in output
 
     compiled = len(daemon.compile_log.read_text().splitlines())
-    path.write_text(_text())
+    path.write_text(make_text())
     daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner")
-    daemon.wait_until(lambda: _settled(daemon, 3), "the job that finds all known")
-    assert not _jobs(daemon)[-1]["cost"].get("lane_s")
+    daemon.wait_until(lambda: are_jobs_done(daemon, 3), "the job that finds all known")
+    assert not list_jobs(daemon)[-1]["cost"].get("lane_s")
     assert len(daemon.compile_log.read_text().splitlines()) == compiled
     assert "fresh; nothing changed since" in daemon.run_ktuned("kernels", "it").stdout

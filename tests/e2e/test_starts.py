@@ -19,9 +19,9 @@ def start_at_once(daemon: Daemon) -> list[str]:
         subprocess.Popen([sys.executable, "-m", "ktuned", "start"], env=daemon.env, stderr=subprocess.PIPE, text=True)
         for _ in range(COMMANDS)
     ]
-    said = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * COMMANDS, said
-    return said
+    outputs = [process.communicate(timeout=PATIENCE_S)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * COMMANDS, outputs
+    return outputs
 
 
 def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
@@ -31,7 +31,9 @@ def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
     """
     daemon = Daemon(tmp_path)
     for _ in range(2):
-        starts = [line for said in start_at_once(daemon) for line in said.splitlines() if "started a daemon" in line]
+        starts = [
+            line for output in start_at_once(daemon) for line in output.splitlines() if "started a daemon" in line
+        ]
         holder = find_holder(daemon.home)
         assert holder is not None
         assert holder.socket == str(daemon.socket)

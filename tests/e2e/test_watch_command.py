@@ -1,4 +1,4 @@
-"""``ktuned watch --once``: the check that CI runs."""
+"""``ktuned watch --once``, the check for CI."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ FIGURE = r"[\d.]+ [µm]s"
 """A latency as it is reported; how large it is on a busy machine is not what is tested here."""
 
 
-def text_of(us: float = 300.0, gate: str = "", **options: str) -> str:
+def make_text(us: float = 300.0, gate: str = "", **options: str) -> str:
     """Return a kernel file with a config that works and one that does not compile."""
     return make_kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
 
 
 def test_once_is_a_regression_check(tmp_path: Path) -> None:
-    """It tunes what is stale alone, and exits with 1 when a winner got slower, or when an edit does not work.
+    """It tunes what is stale alone, and exits with 1 if a winner got slower or an edit does not work.
 
-    Under the policy ``manual`` a save starts nothing: the check is what asks for it, and who waits overrides.
+    Under the policy ``manual`` a save starts no job; the check overrides the policy.
     """
     with Daemon(tmp_path, config='policy = "manual"\n') as daemon:
-        path = daemon.write_kernel(text_of(300.0))
+        path = daemon.write_kernel(make_text(300.0))
         first = daemon.run_ktuned("watch", "--once", str(path))
         assert first.returncode == 0, first.stderr
         assert re.search(rf"project:it +n=64 .* – +{FIGURE} +– +new", first.stdout)
-        again = daemon.run_ktuned("watch", "--once", "--json", str(path))
-        (compared,) = json.loads(again.stdout.splitlines()[-1])["comparisons"]
-        assert (again.returncode, compared["verdict"], compared["ratio"]) == (0, "same", 1.0)
+        second = daemon.run_ktuned("watch", "--once", "--json", str(path))
+        (compared,) = json.loads(second.stdout.splitlines()[-1])["comparisons"]
+        assert (second.returncode, compared["verdict"], compared["ratio"]) == (0, "same", 1.0)
         assert len(daemon.client.call("jobs")["jobs"]) == 1
 
-        path.write_text(text_of(3000.0, body="Build(**{**c, 'us': c.us + 1.0})"))
+        path.write_text(make_text(3000.0, body="Build(**{**c, 'us': c.us + 1.0})"))
         daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the save to be seen")
         daemon.wait_until(lambda: bool(daemon.client.call("jobs", state="queued")["jobs"]), "its job")
         status = daemon.run_ktuned("status").stdout
@@ -44,7 +44,7 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
         assert slower.returncode == 1
         assert re.search(rf"{FIGURE} +{FIGURE} +0\.\d\d× +slower", slower.stdout)
 
-        path.write_text(text_of(6000.0, body="Build(**{**c, 'us': c.us + 2.0})"))
+        path.write_text(make_text(6000.0, body="Build(**{**c, 'us': c.us + 2.0})"))
         tolerated = daemon.run_ktuned("watch", "--once", "--tolerance", "10000%", str(path))
         assert tolerated.returncode == 0, tolerated.stdout
 
@@ -55,13 +55,14 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
         assert daemon.run_ktuned("watch", "--once", "--tolerance", "much", str(path)).returncode == 2
 
 
-def test_once_compares_winners_by_other_objectives(daemon: Daemon) -> None:
-    """Beside the winner by latency, in their own unit, and after tuning them again for the edit."""
-    path = daemon.write_kernel(text_of(300.0, metrics="dict(speed=lambda p, t: p.n / t)"))
+def test_once_compares_winners_by_other_objectives_in_their_unit(daemon: Daemon) -> None:
+    path = daemon.write_kernel(make_text(300.0, metrics="dict(speed=lambda p, t: p.n / t)"))
     assert daemon.run_ktuned("tune", str(path)).returncode == 0
     assert daemon.run_ktuned("tune", "it", "--objective", "max:speed").returncode == 0
     path.write_text(path.read_text().replace("Build(**c)", "Build(**{**c, 'us': c.us + 1.0})"))
-    ran = daemon.run_ktuned("watch", "--once", "--tolerance", "10000%", str(path))
-    assert ran.returncode == 0, ran.stderr + ran.stdout
-    assert re.search(r"project:it +n=64 by max:speed +.* \S+ speed +\S+ speed +[\d.]+× +same", ran.stdout), ran.stdout
-    assert re.search(rf"project:it +n=64  .*{FIGURE} +{FIGURE} ", ran.stdout), ran.stdout
+    result = daemon.run_ktuned("watch", "--once", "--tolerance", "10000%", str(path))
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert re.search(r"project:it +n=64 by max:speed +.* \S+ speed +\S+ speed +[\d.]+× +same", result.stdout), (
+        result.stdout
+    )
+    assert re.search(rf"project:it +n=64  .*{FIGURE} +{FIGURE} ", result.stdout), result.stdout

@@ -29,8 +29,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(fill, fill);
 """
 
 
-def test_edits_of_what_only_the_compiler_finds(tmp_path: Path) -> None:
-    """By flag; and by macro, of any suffix, a file that appears earlier in the search than the one that was read."""
+def test_edits_of_files_that_only_the_compiler_finds_are_noticed(tmp_path: Path) -> None:
+    """Cases: a flag's file, a macro's file, and a new file earlier in the search path."""
     project = tmp_path / "project"
     for directory in ("first", "late"):
         (project / directory).mkdir(parents=True)

@@ -27,15 +27,15 @@ CONFIGS: Mapping[str, dict[str, Scalar]] = {
 
 
 def load_kernel() -> Kernel:
-    """Return the example as a worker reads it."""
+    """Load the example as a worker does."""
     loaded = load_file(DIRECTORY / "tune_softmax.py", DIRECTORY)
     assert loaded.errors == ()
     (kernel,) = loaded.kernels
     return kernel
 
 
-def inputs(device: str) -> Mapping[str, Any]:
-    """Return a small matrix with a row that is all one number, and room for the result."""
+def make_tensors(device: str) -> Mapping[str, Any]:
+    """Return a small matrix with one constant row, and an array for the result."""
     import torch
 
     x = torch.linspace(-8, 8, 7 * 4096, device=device).half().view(7, 4096)
@@ -43,8 +43,8 @@ def inputs(device: str) -> Mapping[str, Any]:
     return {"x": x, "y": torch.full_like(x, float("nan"))}
 
 
-def verify(tensors: Mapping[str, Any]) -> None:
-    """Check the result against float64."""
+def check_tensors(tensors: Mapping[str, Any]) -> None:
+    """Compare the result with float64."""
     import torch
 
     expected = tensors["x"].double().softmax(dim=1)
@@ -58,8 +58,8 @@ EXAMPLE = BackendExample(
     sources=(SOURCE,),
     kernel_file=SOURCE,
     kernel="softmax",
-    inputs=inputs,
-    verify=verify,
+    inputs=make_tensors,
+    verify=check_tensors,
     target="sm_90a",
 )
 
@@ -77,8 +77,8 @@ def compile_configs(into: Path, target: str) -> dict[str, tuple[Unit, Compiled]]
     return {result.key: (units[result.key], result) for result in TvmFfiCuda().compile(list(units.values()), into)}
 
 
-def test_the_space_is_worth_a_tuner() -> None:
-    """Some hundred configs of all methods, the default among them; each is built by the CUDA backend."""
+def test_the_space_has_some_hundred_valid_configs() -> None:
+    """Of all methods, with the default among them."""
     kernel = load_kernel()
     (problem,) = kernel.list_problems()
     configs = list(kernel.bind_space(problem))
@@ -91,7 +91,7 @@ def test_the_space_is_worth_a_tuner() -> None:
 
 @needs_nvcc
 def test_every_method_compiles_without_a_gpu_and_does_not_spill(tmp_path: Path) -> None:
-    """As one library of three functions and three kernels, which a new process loads up to where a GPU is needed."""
+    """They are one library of three functions and three kernels, which a new process loads until it needs a GPU."""
     for _, result in compile_configs(tmp_path, "sm_90a").values():
         assert result.outcome is None, result.message
         assert len(result.facts["kernels"]) == 3
@@ -102,18 +102,18 @@ def test_every_method_compiles_without_a_gpu_and_does_not_spill(tmp_path: Path) 
 
 
 @pytest.mark.gpu
-def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
-    """The conformance suite passes with the example, launch included."""
+def test_the_example_passes_the_conformance_suite(tmp_path: Path) -> None:
+    """With a launch."""
     check_backend(TvmFfiCuda(), EXAMPLE, tmp_path)
 
 
 @pytest.mark.gpu
 def test_every_method_agrees_with_torch(tmp_path: Path) -> None:
-    """In float64, also for rows that no block of rows divides."""
+    """In float64, also for rows that are no multiple of a block."""
     devices = TvmFfiCuda().devices()
     assert not isinstance(devices, Absent)
     for name, (unit, result) in compile_configs(tmp_path, devices[0].target).items():
         assert result.outcome is None, result.message
-        tensors = inputs("cuda:0")
+        tensors = make_tensors("cuda:0")
         TvmFfiCuda().load(tmp_path / name, unit, devices[0]).bind(tensors)()
-        verify(tensors)
+        check_tensors(tensors)

@@ -1,4 +1,4 @@
-"""Every GPU example, from a daemon's start to an application: tuned, served again without work, launched elsewhere."""
+"""Every GPU example: tuned by a daemon, served again without work, launched by an application."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ print(hit.status, hit.config)
     "name", ["gpu_gemm", "cuda_softmax", "cutedsl_rmsnorm", "attention_choice", "triton_softmax", "triton_matmul"]
 )
 def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
-    """The winner beats the default; a second daemon compiles nothing, measures nothing and serves the same."""
+    """A second daemon compiles and measures nothing; the winner beats the default."""
     if name == "cutedsl_rmsnorm":
         pytest.importorskip("cutlass")
     # `fast` leaves a compile that takes much longer than the others, as torch.compile's do, to the next job.
@@ -70,27 +70,27 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
         _, jobs = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         assert jobs, daemon.log.read_text()
         for job in jobs:
-            assert job["state"] == "done", _story(daemon, job)
-            assert job["best_us"] is not None, _story(daemon, job)
-            assert job["default_us"] is not None, _story(daemon, job)
-            assert job["best_us"] < job["default_us"], _story(daemon, job)
-            assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, _story(daemon, job)
+            assert job["state"] == "done", describe_job(daemon, job)
+            assert job["best_us"] is not None, describe_job(daemon, job)
+            assert job["default_us"] is not None, describe_job(daemon, job)
+            assert job["best_us"] < job["default_us"], describe_job(daemon, job)
+            assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, describe_job(daemon, job)
         hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
-        first = [_story(daemon, job) for job in jobs]
+        first = [describe_job(daemon, job) for job in jobs]
     with Daemon(tmp_path, tensors="torch") as daemon:
         _, again = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         for job in again:
-            assert job["state"] == "done", _story(daemon, job)
+            assert job["state"] == "done", describe_job(daemon, job)
             spent = {what: job["cost"].get(what, 0.0) for what in ("compile_s", "lane_s", "open_s", "finalists_s")}
-            assert not any(spent.values()), "\n".join([*first, _story(daemon, job)])
+            assert not any(spent.values()), "\n".join([*first, describe_job(daemon, job)])
         served = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
         assert hit.status == "fresh", hit
         assert (served.status, served.config) == ("fresh", hit.config), served
-        _launch_elsewhere(name, daemon.env)
+        run_application(name, daemon.env)
 
 
-def _story(daemon: Daemon, job: Mapping[str, Any]) -> str:
-    """Return what became of a job: its figures, what it tried that did not end well, and the daemon's last words."""
+def describe_job(daemon: Daemon, job: Mapping[str, Any]) -> str:
+    """Describe a job: its figures, its failures, and the last lines of the daemon's log."""
     trials = daemon.client.call("results", kernel=job["kernel"], limit=2000)["trials"]
     lines = [f"job {job['id']}: {job['state']} {job['message']} {job['outcomes']} {job['cost']}"]
     lines.append(f"best {job['best_us']} us, default {job['default_us']} us, reference {job['reference_us']} us")
@@ -102,8 +102,8 @@ def _story(daemon: Daemon, job: Mapping[str, Any]) -> str:
     return "\n".join([*lines, daemon.log.read_text()[-4000:]])
 
 
-def _launch_elsewhere(name: str, environment: dict[str, str]) -> None:
-    """Run the application of an example that has one."""
+def run_application(name: str, environment: dict[str, str]) -> None:
+    """Run the application of an example, if it has one."""
     command = {
         "gpu_gemm": [sys.executable, str(EXAMPLES / "gpu_app.py")],
         "cuda_softmax": [sys.executable, "-c", LIBRARY_APPLICATION],

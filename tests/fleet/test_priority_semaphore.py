@@ -195,3 +195,22 @@ async def test_jobs_that_gave_their_turn_back_are_bounded_as_well() -> None:
             assert (hall.served, turns.borrowed_tokens) == ([3, 4], 2)
         await hall.leave(3, 4)
     assert (turns.borrowed_tokens, turns.is_full) == (0, False)
+
+
+async def test_turns_set_aside_count_as_nothing_but_are_bounded() -> None:
+    """A compiler that waits for something holds up nobody; of such compilers there are at most as many as turns."""
+    turns = Turns()
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(turns, tasks)
+        async with turns.hold_turn(1) as first:
+            await hall.come(2)
+            assert first.set_aside()
+            await wait_all_tasks_blocked()
+            assert (hall.served, turns.borrowed_tokens) == ([2], 1)
+            await hall.leave(2)
+            async with turns.hold_turn(3) as second:
+                assert not second.set_aside()
+                assert turns.is_full
+        async with turns.hold_turn(4) as third:
+            assert third.set_aside()
+    assert (turns.borrowed_tokens, turns.is_full) == (0, False)

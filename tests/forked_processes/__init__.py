@@ -1,6 +1,6 @@
-"""Daemons and workers of tests: forked from processes that have imported and looked up what such a one needs.
+"""Daemons and workers of tests, forked from processes that have done their imports and look-ups.
 
-The imports and the look-ups of a daemon take 0.4 s of CPU, a worker's 0.2 s, its first probe 0.3 s, and tests start
-hundreds of daemons and over two thousand workers. A forked one is a process like any other: with a session, an
-environment, descriptors and a directory of its own. Tests of starts have theirs started as users do.
+Imports and look-ups take a daemon 0.4 s of CPU, a worker 0.2 s and its first probe 0.3 s, and tests start hundreds
+of daemons and over two thousand workers. A forked process has its own session, environment, descriptors and
+directory. Tests of starts start their processes as users do.
 """

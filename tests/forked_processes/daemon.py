@@ -1,7 +1,6 @@
-"""``ktuned start --foreground``, whose workers are forked by the tests' parents: they end with it, like a daemon's own.
+"""``ktuned start --foreground`` whose workers are forked by the tests' parents and end with the daemon.
 
-A variable has the connections to the parents. A worker in another environment than theirs is started as users' daemons
-do.
+A variable holds the connections to the parents. A worker in another environment than theirs is started normally.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 from ktuned.cli import main
 from ktuned.cli.commands.start import skip_unused_imports
-from tests.forked_processes.forker import LENT, ForkedWorker, Forker, deciding
+from tests.forked_processes.forker import LENT_PARENTS_VARIABLE, ForkedWorker, Forker, select_import_variables
 
 with skip_unused_imports():
     from ktuned import daemon
@@ -25,19 +24,24 @@ with skip_unused_imports():
     from ktuned.daemon.process import run
 
 
-class Forkers:
+class ForkersByRole:
     """The parents of a daemon's workers, by role."""
 
-    def __init__(self, lent: Mapping[str, Any]) -> None:
-        self._deciding = lent["deciding"]
-        self._by_role = {role: Forker(_take_connection(number)) for role, number in lent["roles"].items()}
+    def __init__(self, parents: Mapping[str, Any]) -> None:
+        self._deciding = parents["deciding"]
+        self._by_role = {role: Forker(_take_connection(number)) for role, number in parents["roles"].items()}
 
-    def start(
+    def start_worker(
         self, command: Sequence[str], *, cwd: str, env: Mapping[str, str], pass_fds: Sequence[int], **options: Any
     ) -> ForkedWorker | subprocess.Popen[bytes]:
-        """Fork a worker if a parent is like it, else start it."""
+        """Fork a worker if its parent has the same environment, otherwise start it."""
         forker = self._by_role.get(command[4])
-        if forker is None or command[0] != sys.executable or not os.path.isdir(cwd) or deciding(env) != self._deciding:
+        if (
+            forker is None
+            or command[0] != sys.executable
+            or not os.path.isdir(cwd)
+            or select_import_variables(env) != self._deciding
+        ):
             return subprocess.Popen(command, cwd=cwd, env=env, pass_fds=pass_fds, **options)
         return ForkedWorker(forker, command, cwd, env, pass_fds)
 
@@ -47,8 +51,8 @@ def _take_connection(number: int) -> socket.socket:
     return socket.socket(fileno=number)
 
 
-def serve(arguments: Sequence[str]) -> int:
-    """Run the command, with forked workers; return its exit status."""
-    forkers = Forkers(json.loads(os.environ.pop(LENT)))
-    daemon.run = functools.partial(run, replacements=Replacements(start_process=forkers.start))
+def run_command(arguments: Sequence[str]) -> int:
+    """Run the command with forked workers; return its exit status."""
+    forkers = ForkersByRole(json.loads(os.environ.pop(LENT_PARENTS_VARIABLE)))
+    daemon.run = functools.partial(run, replacements=Replacements(start_process=forkers.start_worker))
     return main(arguments)

@@ -1,4 +1,4 @@
-"""The asking side of a parent of forked processes: what a test's process, or a daemon's, needs to have one forked."""
+"""The side of a parent's connection that asks for forked processes: a test's process or a daemon."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ import msgpack
 
 from tests.forked_processes.parent import MAX_MESSAGE
 
-LENT = "TEST_LENT_PARENTS"
-"""The variable of a forked daemon that has the descriptors by role, and the environment that decides about imports."""
+LENT_PARENTS_VARIABLE = "TEST_LENT_PARENTS"
+"""A forked daemon's variable with its descriptors by role, and with the variables that affect imports."""
 
-_DECIDING = ("PYTHON", "XDG_CACHE_HOME", "LD_", "FAKE_TENSORS")
-"""Beginnings of variables that decide what an interpreter imports: a process and its parent have the same."""
+_IMPORT_PREFIXES = ("PYTHON", "XDG_CACHE_HOME", "LD_", "FAKE_TENSORS")
+"""Prefixes of variables that affect imports: a process and its parent must have equal values."""
 
 
-def deciding(environment: Mapping[str, str]) -> dict[str, str]:
+def select_import_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a forked process and its parent must have in common."""
-    return {name: value for name, value in environment.items() if name.startswith(_DECIDING)}
+    return {name: value for name, value in environment.items() if name.startswith(_IMPORT_PREFIXES)}
 
 
 class Forker:
-    """One connection to a parent: the processes forked over it end with it, as a daemon's workers end with the daemon.
+    """A connection to a parent. The processes forked over it end with it, as workers end with their daemon.
 
     Args:
-        connection: the connection, over which one request is answered at a time.
+    connection: answers one request at a time.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
 
-    def ask(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int:
+    def send_request(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int:
         """Send a request and return the answer, a number."""
         socket.send_fds(self.connection, [msgpack.packb(message)], descriptors)
         answer: int = msgpack.unpackb(self.connection.recv(MAX_MESSAGE))
         return answer
 
-    def fork(
+    def fork_process(
         self,
         command: Sequence[str],
         cwd: str,
@@ -52,18 +52,18 @@ class Forker:
     ) -> int:
         """Have a process forked with this command, directory, environment, descriptors and output; return its id."""
         message = {"command": list(command), "directory": cwd, "environment": dict(env), "numbers": list(pass_fds)}
-        return self.ask(message, [*output, *pass_fds])
+        return self.send_request(message, [*output, *pass_fds])
 
 
 class ForkedWorker:
-    """A forked worker, with what :class:`subprocess.Popen` has of one."""
+    """A forked worker with the attributes of :class:`subprocess.Popen` that a daemon uses."""
 
     def __init__(self, forker: Forker, command: Sequence[str], cwd: str, env: Mapping[str, str], fds: Sequence[int]):
         self._forker = forker
         stdout, their_stdout = os.pipe()
         stderr, their_stderr = os.pipe()
         try:
-            self.pid = forker.fork(command, cwd, env, fds, (their_stdout, their_stderr))
+            self.pid = forker.fork_process(command, cwd, env, fds, (their_stdout, their_stderr))
         finally:
             os.close(their_stdout)
             os.close(their_stderr)
@@ -71,18 +71,17 @@ class ForkedWorker:
         self.stderr: IO[bytes] | None = os.fdopen(stderr, "rb")
 
     def wait(self) -> int:
-        """Reap the process, which has ended, and return its exit code.
-
-        Without the parent, the test run was killed. This daemon then ends, too: it would call this method for ever.
+        """Reap the ended process and return its exit code.
+        If the parent is gone, the test run was killed. This daemon exits then: it would call this method for ever.
         """
         try:
-            return self._forker.ask({"wait": self.pid})
+            return self._forker.send_request({"wait": self.pid})
         except (OSError, ValueError):
             os._exit(1)
 
 
 class ForkedDaemon:
-    """A forked daemon, with what tests use of :class:`subprocess.Popen`."""
+    """A forked daemon with the attributes of :class:`subprocess.Popen` that tests use."""
 
     def __init__(self, forker: Forker, pid: int) -> None:
         self._forker = forker
@@ -92,7 +91,7 @@ class ForkedDaemon:
     def poll(self) -> int | None:
         """Return the exit code if the process has ended."""
         if self.returncode is None and self._has_ended_after(0):
-            self.returncode = self._forker.ask({"wait": self.pid})
+            self.returncode = self._forker.send_request({"wait": self.pid})
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -109,7 +108,6 @@ class ForkedDaemon:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def _has_ended_after(self, timeout: float | None) -> bool:

@@ -1,7 +1,7 @@
-"""Parent of daemons, or of workers of one role: imports what they import, then forks one for each request.
+"""Parent of daemons, or of workers of one role: it does their imports, then forks one process for each request.
 
-Run with a socket's descriptor, a role (or :data:`DAEMON`), and bytes of padding in the environment: that is the room
-for a forked process's own environment, as ``/proc`` shows it.
+Arguments are a socket's descriptor and a role (or :data:`DAEMON`). Padding in its environment reserves room for a
+forked process's own environment, as ``/proc`` shows it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 import msgpack
 
 DAEMON = "daemon"
-"""In the place of a role: a parent of daemons."""
+"""Takes the place of a role: a parent of daemons."""
 
-VARIABLE = "KTUNED_OBSERVER"
+LOG_VARIABLE = "KTUNED_OBSERVER"
 PARENT_LOG = "parent-of-workers"
-"""The name of the log that a parent of workers has; each of its workers has one of its own."""
+"""The name of the log of a parent of workers; each worker has a log of its own."""
 
 MAX_MESSAGE = 1 << 18
 MAX_DESCRIPTORS = 16
@@ -36,21 +36,21 @@ MAX_DESCRIPTORS = 16
 _MAP_FIXED = 0x10
 
 _ABOVE = 400
-"""Descriptors are moved here before they get the numbers that a worker expects: no number is taken by then."""
+"""Descriptors are moved above this number first, so that the numbers that a worker expects are free."""
 
 
 def main(control: socket.socket, role: str) -> None:
-    """Fork a process for each request, and answer with its id; answer ``wait`` with a dead one's exit code."""
+    """Fork a process for each request and answer with its id; answer ``wait`` with an ended process's exit code."""
     run = _prepare_daemon() if role == DAEMON else _prepare_worker(role)
     gc.collect()
     gc.freeze()
-    _serve(control, run)
+    _serve_requests(control, run)
 
 
 def _prepare_daemon() -> Callable[[], NoReturn]:
     repository = str(Path(sys.argv[1]).parents[2])
     sys.path.insert(0, repository)
-    from tests.forked_processes.daemon import serve
+    from tests.forked_processes.daemon import run_command
 
     sys.path.remove(repository)
 
@@ -59,7 +59,7 @@ def _prepare_daemon() -> Callable[[], NoReturn]:
         sys.argv = ["ktuned", *sys.orig_argv[3:]]
         code = 1
         try:
-            code = serve(sys.argv[1:])
+            code = run_command(sys.argv[1:])
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -76,10 +76,10 @@ def _prepare_worker(role: str) -> Callable[[], NoReturn]:
     from ktuned.ipc import Places
     from ktuned.worker.main import Operations, run
 
-    _look_installed_packages_up()
+    _look_up_installed_packages()
     Operations(Places({}, "", "")).import_for_role(role)
     if role == "inspect":
-        _look_toolchains_up()
+        _look_up_toolchains()
     if role == "bench" and "FAKE_TENSORS" in os.environ:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(os.environ["FAKE_TENSORS"])
@@ -94,9 +94,8 @@ def _prepare_worker(role: str) -> Callable[[], NoReturn]:
     return run_worker
 
 
-def _look_installed_packages_up() -> None:
-    """Look up plugins, and which distribution each package belongs to, which takes a worker 0.1 s.
-
+def _look_up_installed_packages() -> None:
+    """Look up plugins, and the distribution of each package, which takes a worker 0.1 s.
     Workers have the parent's path, and nothing is installed there meanwhile.
     """
     import functools
@@ -107,15 +106,14 @@ def _look_installed_packages_up() -> None:
 
     importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)  # type: ignore[assignment]
     prepare_origins()
-    for place in filter(None, (find_installed_place(f"{path}/x") for path in sys.path)):
-        # Only of a package that no distribution has named after itself all lists are read.
-        find_owners(InstalledPlace(place.site, "no package"))
+    for installed_place in filter(None, (find_installed_place(f"{path}/x") for path in sys.path)):
+        # All lists are read only for a package that no distribution names after itself.
+        find_owners(InstalledPlace(installed_place.site, "no package"))
 
 
-def _look_toolchains_up() -> None:
-    """Import the backends and read their compilers, which takes a probe 0.3 s; digests are kept by files' sights.
-
-    Not where there is a GPU: some fingerprints initialise its driver, which a forked process then cannot use.
+def _look_up_toolchains() -> None:
+    """Import the backends and read their compilers, which takes a probe 0.3 s; digests are cached.
+    With a GPU this is skipped: some fingerprints initialise its driver, which a forked process cannot use.
     """
     if os.path.exists("/dev/nvidiactl"):
         return
@@ -126,10 +124,10 @@ def _look_toolchains_up() -> None:
     registry = Registry()
     for name in registry.names:
         plugin = registry.find_distribution(name)
-        # Backends that tests bring read tests' variables.
+        # The tests' own backends read variables of the tests.
         if plugin is None or not Path(str(plugin.locate_file(""))).is_relative_to(sys.prefix):
             continue
-        # One that fails here fails in the probe, which reports it.
+        # A backend that fails here fails in the probe, too, which reports it.
         with contextlib.suppress(Exception):
             backend = registry.load(name)
             for path in backend.toolchain_files():
@@ -137,35 +135,35 @@ def _look_toolchains_up() -> None:
             backend.fingerprint()
 
 
-def _serve(control: socket.socket, run: Callable[[], NoReturn]) -> None:
-    """Serve the tests' connection, and those of daemons, until the tests' ends; what it forked for one ends with it."""
-    forked: dict[socket.socket, set[int]] = {control: set()}
+def _serve_requests(control: socket.socket, run: Callable[[], NoReturn]) -> None:
+    """Serve the tests' connection and those of daemons until the tests end; processes end with their connection."""
+    pids_by_connection: dict[socket.socket, set[int]] = {control: set()}
     while True:
-        ready, _, _ = select.select(list(forked), [], [])
+        ready, _, _ = select.select(list(pids_by_connection), [], [])
         for connection in ready:
-            data, received = _receive(connection)
+            data, received = _receive_request(connection)
             if not data:
-                _end(forked.pop(connection))
+                _kill_processes(pids_by_connection.pop(connection))
                 connection.close()
                 if connection is control:
                     return
                 continue
             message = msgpack.unpackb(data)
             if "connect" in message:
-                forked[socket.socket(fileno=received[0])] = set()
+                pids_by_connection[socket.socket(fileno=received[0])] = set()
                 answer = 0
             elif "wait" in message:
                 answer = os.waitstatus_to_exitcode(os.waitpid(message["wait"], 0)[1])
-                forked[connection].remove(message["wait"])
+                pids_by_connection[connection].remove(message["wait"])
             else:
-                answer = _fork(connection, message, received, run)
-                forked[connection].add(answer)
+                answer = _fork_process(connection, message, received, run)
+                pids_by_connection[connection].add(answer)
             with contextlib.suppress(BrokenPipeError):
                 connection.send(msgpack.packb(answer))
 
 
-def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a request and the descriptors that came with it; nothing when the other side is gone."""
+def _receive_request(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a request and its descriptors; empty bytes if the other side is gone."""
     try:
         data, ancillary, _, _ = connection.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
     except ConnectionResetError:
@@ -176,33 +174,35 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(descriptors)
 
 
-def _end(processes: set[int]) -> None:
-    """Kill what was forked for a process that has ended: the kernel does so to a daemon's own workers."""
+def _kill_processes(processes: set[int]) -> None:
+    """Kill the processes of a connection that has ended, as the kernel does with a daemon's own workers."""
     for pid in processes:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int], run: Callable[[], NoReturn]) -> int:
+def _fork_process(
+    control: socket.socket, message: dict[str, Any], descriptors: list[int], run: Callable[[], NoReturn]
+) -> int:
     """Return the id of a process that leads its own session."""
-    ready, leads = os.pipe()
+    ready, has_session = os.pipe()
     pid = os.fork()
     if not pid:
         control.close()
         os.close(ready)
         os.setsid()
-        os.close(leads)
-        _take_on(message, descriptors)
+        os.close(has_session)
+        _become_requested_process(message, descriptors)
         run()
-    os.close(leads)
+    os.close(has_session)
     os.read(ready, 1)
     for descriptor in (ready, *descriptors):
         os.close(descriptor)
     return pid
 
 
-def _take_on(message: dict[str, Any], descriptors: list[int]) -> None:
-    """Have the command, the environment, the directory and the descriptors of a request."""
+def _become_requested_process(message: dict[str, Any], descriptors: list[int]) -> None:
+    """Take the command, environment, directory and descriptors of a request."""
     import fcntl
     import tempfile
 
@@ -217,26 +217,25 @@ def _take_on(message: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(message["directory"])
     os.environ.clear()
     os.environ.update(message["environment"])
-    _show(message["environment"])
-    # What the parent has found by its own environment.
+    _overwrite_proc_environment(message["environment"])
+    # The parent has cached these for its own environment.
     tempfile.tempdir = None
     origin.list_cache_directories.cache_clear()
     origin.is_foreign.cache_clear()
-    _follow_log(os.environ.get(VARIABLE))
+    _switch_log(os.environ.get(LOG_VARIABLE))
     sys.orig_argv = message["command"]
 
 
-def _follow_log(place: str | None) -> None:
-    """Have the observer, which came into this process with the parent, write to the worker's log.
-
-    It is there twice, once for libc's calls and once for the loader, and each copy has mapped the parent's log.
+def _switch_log(path: str | None) -> None:
+    """Make the observer, which the parent has loaded, write to the worker's log.
+    The observer is loaded twice, for libc's calls and for the loader; each copy has mapped the parent's log.
     """
-    if place is None:
+    if path is None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    descriptor = os.open(place, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDWR)
     for line in Path("/proc/self/maps").read_text().splitlines():
         if line.endswith(f"/{PARENT_LOG}"):
             start, end = (int(number, 16) for number in line.split()[0].split("-"))
@@ -246,8 +245,8 @@ def _follow_log(place: str | None) -> None:
     os.close(descriptor)
 
 
-def _show(environment: dict[str, str]) -> None:
-    """Overwrite the environment that ``/proc`` shows, which is the memory that this process began with."""
+def _overwrite_proc_environment(environment: dict[str, str]) -> None:
+    """Overwrite the environment that ``/proc`` shows, which is the memory with which this process began."""
     start, end = map(int, Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[47:49])
     block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
     if len(block) > end - start:

@@ -1,4 +1,4 @@
-"""The wheels of the distributions, each built once for the tests of this directory."""
+"""The wheels of the distributions, each built once."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ build.build_wheel(into)
 
 @pytest.fixture(scope="package")
 def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that builds a distribution's wheel, from its sdist as a release would."""
+    """Return a function that builds a distribution's wheel from its sdist, as a release does."""
 
     @cache
     def build(name: str) -> Path:

@@ -1,9 +1,10 @@
-"""Program that ends a release's preparation: builds all distributions, installs each alone, and tries it.
+"""Builds all distributions, installs each alone, and tries it: the last step of preparing a release.
 
-``make release-check`` runs it. For each distribution a wheel and an sdist are built into ``dist/``, the wheel from the
-sdist. Each wheel is then installed with its dependencies into a new virtual environment, as ``pipx`` would, and its
-smoke test runs there: its packages are imported, its entry points are loaded, and ``ktuned`` starts, checks the
-installation and stops. Those whose dependencies take gigabytes are installed without them unless ``--all`` is given.
+``make release-check`` runs this program. It builds a wheel and an sdist of each distribution into ``dist/``, the wheel
+from the sdist. It installs each wheel with its dependencies into a new virtual environment, as ``pipx`` would, and runs
+a smoke test there: importing its packages, loading its entry points, and for ``ktuned`` a start, a check of the
+installation and a stop. Distributions whose dependencies take gigabytes are installed without them unless ``--all``
+is given.
 """
 
 from __future__ import annotations
@@ -53,31 +54,31 @@ print(name, found.version, len(found.entry_points), "entry points", *(f"needs {o
 """
 
 
-def build(names: Sequence[str], into: Path) -> dict[str, Path]:
-    """Build the sdist and, from it, the wheel of each distribution; return the wheels."""
+def build_distributions(names: Sequence[str], into: Path) -> dict[str, Path]:
+    """Build the sdist and the wheel of each distribution, and return the wheels."""
     wheels = {}
     for name in names:
-        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(PROJECTS[name][0])])
+        run_command([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(PROJECTS[name][0])])
         (sdist, wheel) = (max(into.glob(f"{name.replace('-', '_')}-*{end}"), key=_written_at) for end in ENDINGS)
         assert sdist.name.startswith(wheel.name.partition("-py3")[0]), f"{name} has no sdist of the wheel's version"
         wheels[name] = wheel
     return wheels
 
 
-def try_one(name: str, wheels: dict[str, Path], directory: Path, *, with_dependencies: bool) -> None:
-    """Install a wheel into a new environment, and run its smoke test."""
+def try_wheel(name: str, wheels: dict[str, Path], directory: Path, *, with_dependencies: bool) -> None:
+    """Install a wheel into a new environment and run its smoke test."""
     environment = directory / f"env-{name}"
     venv.create(environment, with_pip=False)
     python = environment / "bin/python"
     links = str(wheels[name].parent)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--find-links", links]
-    _run([*pip, *([] if with_dependencies else ["--no-deps"]), str(wheels[name])])
-    _run([str(python), "-I", "-c", SMOKE, PROJECTS[name][1], name, "1" if with_dependencies else "0"])
+    run_command([*pip, *([] if with_dependencies else ["--no-deps"]), str(wheels[name])])
+    run_command([str(python), "-I", "-c", SMOKE, PROJECTS[name][1], name, "1" if with_dependencies else "0"])
     if name == "ktuned":
         home = directory / "home"
         variables = {"KTUNED_HOME": str(home), "KTUNED_SOCKET": str(directory / "run/k.sock")}
         for words in (["--version"], ["--help"], ["start"], ["status"], ["stop"]):
-            _run([str(environment / "bin/ktuned"), *words], {**os.environ, **variables})
+            run_command([str(environment / "bin/ktuned"), *words], {**os.environ, **variables})
     shutil.rmtree(environment)
 
 
@@ -85,7 +86,7 @@ def _written_at(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _run(command: Sequence[str], env: dict[str, str] | None = None) -> None:
+def run_command(command: Sequence[str], env: dict[str, str] | None = None) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -94,18 +95,18 @@ def _run(command: Sequence[str], env: dict[str, str] | None = None) -> None:
 
 
 def main() -> None:
-    """Build and try the distributions that are named, or all."""
+    """Build and try the given distributions, or all."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", default=[], help="default: all")
     parser.add_argument("--all", action="store_true", help="install the dependencies of heavy ones, too")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where they are built")
-    given = parser.parse_args()
-    wheels = build(list(PROJECTS), given.dist)
+    options = parser.parse_args()
+    wheels = build_distributions(list(PROJECTS), options.dist)
     with tempfile.TemporaryDirectory(prefix="ktuned-release-") as directory:
-        for name in given.names or PROJECTS:
+        for name in options.names or PROJECTS:
             sys.stdout.write(f"{name}\n")
-            try_one(name, wheels, Path(directory), with_dependencies=given.all or name not in HEAVY)
-    sys.stdout.write(f"{len(given.names or PROJECTS)} distributions can be released; they are in {given.dist}\n")
+            try_wheel(name, wheels, Path(directory), with_dependencies=options.all or name not in HEAVY)
+    sys.stdout.write(f"{len(options.names or PROJECTS)} distributions can be released; they are in {options.dist}\n")
 
 
 if __name__ == "__main__":

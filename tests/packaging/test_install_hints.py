@@ -1,4 +1,4 @@
-"""Everything that messages and documents say of installing: distributions and extras that exist."""
+"""Install commands in messages and documents name distributions and extras that exist."""
 
 import re
 import tomllib
@@ -36,27 +36,26 @@ _OPTIONS = re.compile(r"(?:^| )--?[a-z-]+(?: (?:dist|https?:\S+))?")
 _PROSE = re.compile(r"(?: {2,}#| &&| \(| into |, | to | for |\"\)? | until| brings).*")
 
 
-def _sources() -> Iterator[Path]:
+def list_sources() -> Iterator[Path]:
     yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
     for name in ("ktuned", "client", "plugins", "docs", "examples"):
         yield from (path for path in sorted((ROOT / name).rglob("*.*")) if path.suffix in (".py", ".md"))
 
 
-def _named(command: str) -> list[str]:
-    """Return the requirements that a command names; what is only known when it is printed stands in braces."""
+def list_requirements(command: str) -> list[str]:
+    """Return the requirements of a command; placeholders stand in braces."""
     words = _OPTIONS.sub("", _PROSE.sub("", command))
     return [] if "{" in words else [quoted or plain for quoted, plain in _REQUIREMENT.findall(words)]
 
 
-def test_what_is_to_be_installed_exists() -> None:
-    """Each ``pip install`` names our distributions or their requirements, and each extra is declared."""
-    wrong = [f"{path.relative_to(ROOT)}: {fault}" for path in _sources() for fault in _faults(path.read_text())]
+def test_install_commands_name_existing_distributions_and_extras() -> None:
+    wrong = [f"{path.relative_to(ROOT)}: {fault}" for path in list_sources() for fault in find_faults(path.read_text())]
     assert wrong == []
 
 
-def _faults(text: str) -> Iterator[str]:
+def find_faults(text: str) -> Iterator[str]:
     for command in _COMMAND.findall(text):
-        for requirement in map(Requirement, _named(command)):
+        for requirement in map(Requirement, list_requirements(command)):
             name = canonicalize_name(requirement.name)
             if name not in KNOWN or not requirement.extras <= {*_OPTIONAL.get(name, ())}:
                 yield f"pip install {command}"
@@ -66,9 +65,8 @@ def _faults(text: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("text", ["pip install 'ktuned[gpu]'", "needs `ktuned[tvm_ffi]`", "pip install nvidia-nvml"])
-def test_what_does_not_exist_is_found(text: str) -> None:
-    """An extra that no distribution declares, and a distribution that nothing requires, are faults."""
-    assert list(_faults(text))
+def test_unknown_distributions_and_extras_are_found(text: str) -> None:
+    assert list(find_faults(text))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +79,13 @@ def test_what_does_not_exist_is_found(text: str) -> None:
         ('{distribution} into {sys.executable}"', []),
     ],
 )
-def test_requirements_of_a_command(command: str, named: list[str]) -> None:
-    """Options, remarks and what is filled in later are no requirements."""
-    assert _named(command) == named
+def test_options_comments_and_placeholders_are_no_requirements(command: str, named: list[str]) -> None:
+    assert list_requirements(command) == named
 
 
 @pytest.mark.parametrize("name", [name for name in PROJECTS if name not in ("ktuned", "ktuned-client")])
 def test_each_plugin_has_an_extra_that_hints_name(name: str) -> None:
-    """A missing plugin is installed by an extra of ktuned, which brings it, and hints name that one."""
+    """Hints for a missing plugin name that extra."""
     extra = name.removeprefix("ktuned-")
     assert [Requirement(text).name for text in _OPTIONAL["ktuned"][extra]] == [name]
     assert suggest_distribution(name.replace("-", "_")) == f"'ktuned[{extra}]'"
@@ -96,7 +93,7 @@ def test_each_plugin_has_an_extra_that_hints_name(name: str) -> None:
         assert install_hint(backend) == f"pip install 'ktuned[{extra}]'"
 
 
-def test_packages_of_the_field_are_known_by_their_distributions() -> None:
-    """An import that is missing from a kernel file is named by what pip installs."""
+def test_packages_of_the_field_are_named_by_their_distribution() -> None:
+    """The hint for a missing import in a kernel file has the name that pip needs."""
     for package in ("cutlass", "numpy", "tilelang", "torch", "triton", "tvm_ffi"):
         assert suggest_distribution(package) in KNOWN

@@ -1,4 +1,4 @@
-"""The tutorial, by its words alone: in an environment that has the wheels, NumPy, and no torch."""
+"""The tutorial, executed in an environment with the wheels and NumPy, without torch."""
 
 import os
 import re
@@ -19,8 +19,8 @@ MARK = "@@ command "
 
 
 @pytest.fixture
-def home(wheel_of: Callable[[str], Path], tmp_path: Path) -> Path:
-    """Return a home directory with the wheels of a checkout, which is what the tutorial begins with."""
+def tutorial_home(wheel_of: Callable[[str], Path], tmp_path: Path) -> Path:
+    """Return a home directory with the wheels of a checkout, the tutorial's starting point."""
     links = tmp_path / "ktuned/dist"
     links.mkdir(parents=True)
     for wheel in map(wheel_of, ("ktuned", "ktuned-client", "ktuned-tvm-ffi")):
@@ -33,29 +33,33 @@ def home(wheel_of: Callable[[str], Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(home: Path) -> Iterator[dict[str, str]]:
-    """Yield the environment of the tutorial's shell; its daemon ends with the test in any case."""
+def shell_environment(tutorial_home: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment of the tutorial's shell; its daemon is stopped afterwards."""
     dropped = ("PYTHON", "VIRTUAL_ENV", "PIP_FIND_LINKS", "KTUNED")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     yield {
         **inherited,
-        "HOME": str(home),
+        "HOME": str(tutorial_home),
         "XDG_CACHE_HOME": cache,
         # Most modules of what it installs are never imported.
         "PIP_NO_COMPILE": "1",
-        "KTUNED_HOME": str(home / "state"),
-        "KTUNED_SOCKET": str(home / "run/ktuned.sock"),
-        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "KTUNED_HOME": str(tutorial_home / "state"),
+        "KTUNED_SOCKET": str(tutorial_home / "run/ktuned.sock"),
+        "PATH": f"{tutorial_home / 'bin'}{os.pathsep}{os.environ['PATH']}",
     }
-    ktuned = home / "tutorial/.venv/bin/ktuned"
+    ktuned = tutorial_home / "tutorial/.venv/bin/ktuned"
     if ktuned.exists():
-        own = {**inherited, "KTUNED_HOME": str(home / "state"), "KTUNED_SOCKET": str(home / "run/ktuned.sock")}
+        own = {
+            **inherited,
+            "KTUNED_HOME": str(tutorial_home / "state"),
+            "KTUNED_SOCKET": str(tutorial_home / "run/ktuned.sock"),
+        }
         subprocess.run([ktuned, "stop"], env=own, capture_output=True, timeout=60)
 
 
-def script(page: str) -> tuple[str, list[tuple[str, list[str]]]]:
-    """Return a page as a script of bash, and its commands with the output that it shows for each.
+def make_script(page: str) -> tuple[str, list[tuple[str, list[str]]]]:
+    """Return a page as a bash script, and its commands with the shown output of each.
 
     A block of code is the content of the file that the text before it names last.
     """
@@ -76,33 +80,37 @@ def script(page: str) -> tuple[str, list[tuple[str, list[str]]]]:
     return "\n".join(lines), commands
 
 
-def outputs(text: str) -> dict[int, str]:
+def split_outputs(text: str) -> dict[int, str]:
     """Return the output of each command by its number."""
     parts = re.split(rf"^{MARK}(\d+)\n", text, flags=re.MULTILINE)[1:]
-    return {int(number): said for number, said in zip(parts[::2], parts[1::2], strict=True)}
+    return {int(number): output for number, output in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def words(line: str) -> list[str]:
-    """Return what is the same on every machine: words in lower case, and names of knobs."""
+def keep_common_words(line: str) -> list[str]:
+    """Return what is equal on every machine: words in lower case, and names of knobs."""
     return re.findall(r"\b(?:[a-z]{4,}|[A-Z]+(?==))\b", line)
 
 
-def test_the_tutorial_leads_to_a_served_winner(home: Path, environment: dict[str, str]) -> None:
-    """Each command of the page succeeds, in order, and prints what the page shows; torch is not installed."""
+def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_environment: dict[str, str]) -> None:
+    """The environment has no torch."""
     index = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "--timeout=10", "msgspec"]
-    asked = subprocess.run([*index, "--dest", str(home / "asked")], capture_output=True, text=True)
-    if asked.returncode:
-        pytest.skip(f"pip's package index does not answer: {asked.stderr.strip().splitlines()[-1:]}")
-    (home / "bin").mkdir()
-    (home / "bin/python3").symlink_to(Path(sys.executable).resolve())
+    download = subprocess.run([*index, "--dest", str(tutorial_home / "asked")], capture_output=True, text=True)
+    if download.returncode:
+        pytest.skip(f"pip's package index does not answer: {download.stderr.strip().splitlines()[-1:]}")
+    (tutorial_home / "bin").mkdir()
+    (tutorial_home / "bin/python3").symlink_to(Path(sys.executable).resolve())
 
-    steps, commands = script((ROOT / "docs/tutorial.md").read_text())
-    done = subprocess.run(["bash", "-c", steps], cwd=home, env=environment, capture_output=True, text=True, timeout=200)
+    steps, commands = make_script((ROOT / "docs/tutorial.md").read_text())
+    done = subprocess.run(
+        ["bash", "-c", steps], cwd=tutorial_home, env=shell_environment, capture_output=True, text=True, timeout=200
+    )
 
-    said = outputs(done.stdout)
-    last, _ = commands[max(said, default=0)]
+    printed = split_outputs(done.stdout)
+    last, _ = commands[max(printed, default=0)]
     assert done.returncode == 0, f"`{last}` failed\n{done.stdout}\n{done.stderr}"
     for number, (command, shown) in enumerate(commands):
         for line in shown:
-            assert [word for word in words(line) if word not in said[number]] == [], f"{command}: {said[number]}"
-    assert not list((home / "tutorial/.venv").glob("lib/python*/site-packages/torch"))
+            assert [word for word in keep_common_words(line) if word not in printed[number]] == [], (
+                f"{command}: {printed[number]}"
+            )
+    assert not list((tutorial_home / "tutorial/.venv").glob("lib/python*/site-packages/torch"))

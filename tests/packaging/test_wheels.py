@@ -1,4 +1,4 @@
-"""The three wheels: what they say of themselves, what they hold, and that ktuned works from them alone."""
+"""The wheels: their metadata, their contents, and that ktuned works from them alone."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.distributions import PROJECTS, ROOT
-from tests.packaging.release_check import HEAVY, try_one
+from tests.packaging.release_check import HEAVY, try_wheel
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,13 +25,13 @@ UNITS = ("ktuned.service", "ktuned.socket")
 """systemd's user units, which are installed with ktuned."""
 
 
-def _metadata(wheel: Path) -> Message:
+def read_metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         return Parser().parsestr(archive.read(name).decode())
 
 
-def _entry_points(wheel: Path) -> dict[str, dict[str, str]]:
+def read_entry_points(wheel: Path) -> dict[str, dict[str, str]]:
     parser = ConfigParser(delimiters=("=",))
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
@@ -42,8 +42,8 @@ def _entry_points(wheel: Path) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_metadata_is_complete(wheels: dict[str, Path], name: str) -> None:
-    """Name, licence, Python range, description and typing are stated, as PEP 639 wants them."""
-    metadata = _metadata(wheels[name])
+    """Name, licence (PEP 639), Python range, description and typing."""
+    metadata = read_metadata(wheels[name])
     classifiers = metadata.get_all("Classifier", [])
     assert metadata["Name"] == name
     assert metadata["License-Expression"] == "Apache-2.0"
@@ -56,11 +56,11 @@ def test_metadata_is_complete(wheels: dict[str, Path], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_a_wheel_holds_its_package_alone(wheels: dict[str, Path], name: str) -> None:
-    """No tests, examples or other distributions stray into a wheel, and every module of the package is in it."""
+def test_a_wheel_contains_its_package_alone(wheels: dict[str, Path], name: str) -> None:
+    """Every module of it, and no tests, examples or other distributions."""
     project, package = PROJECTS[name]
     with zipfile.ZipFile(wheels[name]) as archive:
-        held = {entry for entry in archive.namelist() if ".dist-info/" not in entry}
+        entries = {entry for entry in archive.namelist() if ".dist-info/" not in entry}
     expected = {
         path.relative_to(project).as_posix()
         for path in (project / package).rglob("*")
@@ -68,30 +68,29 @@ def test_a_wheel_holds_its_package_alone(wheels: dict[str, Path], name: str) -> 
     }
     if name == "ktuned":
         expected |= {f"{wheels[name].name.partition('-py3')[0]}.data/data/share/systemd/user/{unit}" for unit in UNITS}
-    assert held == expected
-    assert f"{package}/py.typed" in held
+    assert entries == expected
+    assert f"{package}/py.typed" in entries
 
 
-def test_make_builds_every_distribution() -> None:
-    """``make wheels`` forgets no project of the repository, nor do these tests."""
+def test_make_wheels_builds_every_distribution() -> None:
+    """The tests of this directory know every distribution, too."""
     steps = subprocess.run(["make", "-n", "wheels"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    built = {(ROOT / place).resolve() for place in re.findall(r"\./\S+", steps.partition("--wheel-dir dist")[2])}
-    found = {path.parent for pattern in ("*", "client/*", "plugins/*/*") for path in ROOT.glob(pattern)
+    built = {(ROOT / argument).resolve() for argument in re.findall(r"\./\S+", steps.partition("--wheel-dir dist")[2])}
+    directories = {path.parent for pattern in ("*", "client/*", "plugins/*/*") for path in ROOT.glob(pattern)
              if path.name == "pyproject.toml"}  # fmt: skip
-    assert built == found == {project for project, _ in PROJECTS.values()}
+    assert built == directories == {project for project, _ in PROJECTS.values()}
 
 
-def test_make_checks_a_release(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """``make release-check`` runs the program that builds and tries them; here it tries those that are light."""
+def test_make_release_check_tries_every_distribution(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """The test tries the light ones."""
     steps = subprocess.run(["make", "-n", "release-check"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "tests/packaging/release_check.py" in steps
     (tmp_path / "home").mkdir()
-    try_one("ktuned-client", wheels, tmp_path, with_dependencies=False)
+    try_wheel("ktuned-client", wheels, tmp_path, with_dependencies=False)
     assert set(PROJECTS) > HEAVY
 
 
-def test_licences_are_one(wheels: dict[str, Path]) -> None:
-    """Each wheel carries the same full text of the licence."""
+def test_each_wheel_has_the_licence(wheels: dict[str, Path]) -> None:
     texts = set()
     for wheel in wheels.values():
         with zipfile.ZipFile(wheel) as archive:
@@ -99,9 +98,8 @@ def test_licences_are_one(wheels: dict[str, Path]) -> None:
     assert texts == {(ROOT / "LICENSE").read_bytes()}
 
 
-def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[str, Path]) -> None:
-    """The command, the strategies and the backend are found by metadata."""
-    assert _entry_points(wheels["ktuned"]) == {
+def test_the_metadata_has_command_strategies_and_backend(wheels: dict[str, Path]) -> None:
+    assert read_entry_points(wheels["ktuned"]) == {
         "console_scripts": {"ktuned": "ktuned.cli:main"},
         "ktuned.loaders": {"winner": "ktuned.backends:load_winner"},
         "ktuned.strategies": {
@@ -110,12 +108,12 @@ def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[st
             "random": "ktuned.search:Random",
         },
     }
-    assert _entry_points(wheels["ktuned-command"]) == {
+    assert read_entry_points(wheels["ktuned-command"]) == {
         "ktuned.backends": {"command": "ktuned_command:Command", "command_cuda": "ktuned_command:CommandOnCuda"}
     }
-    assert _entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
-    assert _entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
-    assert _entry_points(wheels["ktuned-optuna"]) == {
+    assert read_entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
+    assert read_entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
+    assert read_entry_points(wheels["ktuned-optuna"]) == {
         "ktuned.strategies": {
             "optuna_cmaes": "ktuned_optuna:CmaEs",
             "optuna_gp": "ktuned_optuna:Gp",
@@ -123,22 +121,24 @@ def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[st
             "optuna_tpe": "ktuned_optuna:Tpe",
         }
     }
-    assert _entry_points(wheels["ktuned-ray"]) == {}
-    assert _entry_points(wheels["ktuned-team"]) == {}
-    assert _entry_points(wheels["ktuned-tilelang"]) == {"ktuned.backends": {"tilelang": "ktuned_tilelang:TileLang"}}
-    assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
-    assert _entry_points(wheels["ktuned-triton"]) == {"ktuned.backends": {"triton": "ktuned_triton:Triton"}}
-    assert _entry_points(wheels["ktuned-tvm-ffi"]) == {
+    assert read_entry_points(wheels["ktuned-ray"]) == {}
+    assert read_entry_points(wheels["ktuned-team"]) == {}
+    assert read_entry_points(wheels["ktuned-tilelang"]) == {"ktuned.backends": {"tilelang": "ktuned_tilelang:TileLang"}}
+    assert read_entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
+    assert read_entry_points(wheels["ktuned-triton"]) == {"ktuned.backends": {"triton": "ktuned_triton:Triton"}}
+    assert read_entry_points(wheels["ktuned-tvm-ffi"]) == {
         "ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi", "tvm_ffi_cuda": "ktuned_tvm_ffi:TvmFfiCuda"}
     }
-    assert _entry_points(wheels["ktuned-client"]) == {}
+    assert read_entry_points(wheels["ktuned-client"]) == {}
 
 
-def test_dependencies_are_stated_and_open(wheels: dict[str, Path]) -> None:
-    """The client needs msgpack alone, the daemon no torch, and no range has an upper bound."""
+def test_dependencies_are_few_and_without_upper_bound(wheels: dict[str, Path]) -> None:
+    """The client needs msgpack alone, and the daemon no torch."""
     needed = {
         name: {
-            text.partition(";")[0] for text in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in text
+            text.partition(";")[0]
+            for text in read_metadata(wheel).get_all("Requires-Dist", [])
+            if "extra ==" not in text
         }
         for name, wheel in wheels.items()
     }
@@ -148,8 +148,8 @@ def test_dependencies_are_stated_and_open(wheels: dict[str, Path]) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an environment that has ktuned from the wheels, and everything else from this one."""
+def installed_environment(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an environment with ktuned from the wheels, and everything else from this environment."""
     home = tmp_path_factory.mktemp("from-wheels")
     venv.create(home, symlinks=True)
     python = home / "bin/python"
@@ -173,20 +173,20 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def environment(installed: Path, tmp_path: Path) -> dict[str, str]:
-    """Return what a command of the wheels' environment runs with: a home and a socket of its own."""
+def command_environment(installed_environment: Path, tmp_path: Path) -> dict[str, str]:
+    """Return the variables of the wheels' environment: a home and a socket of its own."""
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "home/config.toml").write_text("spares = false\n")
     inherited = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     return {
         **inherited,
-        "PATH": f"{installed / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{installed_environment / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "KTUNED_HOME": str(tmp_path / "home"),
         "KTUNED_SOCKET": str(tmp_path / "run/ktuned.sock"),
     }
 
 
-def _run(installed: Path, environment: dict[str, str], cwd: Path, *command: str) -> str:
+def run_command(installed: Path, environment: dict[str, str], cwd: Path, *command: str) -> str:
     done = subprocess.run(
         [str(installed / "bin" / command[0]), *command[1:]],
         cwd=cwd,
@@ -199,36 +199,43 @@ def _run(installed: Path, environment: dict[str, str], cwd: Path, *command: str)
     return done.stdout
 
 
-def test_the_wheels_are_what_runs(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """In the new environment every package comes from its wheel, not from the checkout."""
+def test_packages_are_imported_from_the_wheels(
+    installed_environment: Path, command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Not from the checkout."""
     packages = ", ".join(package for _, package in PROJECTS.values())
     script = f"import {packages}\nfor package in ({packages}): print(package.__file__)"
-    for file in _run(installed, environment, tmp_path, "python", "-c", script).split():
-        assert Path(file).is_relative_to(installed)
+    for file in run_command(installed_environment, command_environment, tmp_path, "python", "-c", script).split():
+        assert Path(file).is_relative_to(installed_environment)
 
 
-def test_the_command_runs(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """``ktuned`` is on the path, knows its version, and ``python -m ktuned`` is the same."""
-    told = _run(installed, environment, tmp_path, "ktuned", "--version")
-    assert _metadata_version(installed) in told
-    assert _run(installed, environment, tmp_path, "python", "-m", "ktuned", "--version") == told
+def test_the_command_runs(installed_environment: Path, command_environment: dict[str, str], tmp_path: Path) -> None:
+    """``python -m ktuned`` is the same command."""
+    version = run_command(installed_environment, command_environment, tmp_path, "ktuned", "--version")
+    assert read_installed_version(installed_environment) in version
+    assert (
+        run_command(installed_environment, command_environment, tmp_path, "python", "-m", "ktuned", "--version")
+        == version
+    )
 
 
-def _metadata_version(installed: Path) -> str:
+def read_installed_version(installed: Path) -> str:
     (info,) = installed.glob("lib/python*/site-packages/ktuned-*.dist-info")
     return info.name.removeprefix("ktuned-").removesuffix(".dist-info")
 
 
-def _blocks(language: str) -> Iterator[str]:
+def read_blocks(language: str) -> Iterator[str]:
     yield from re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_the_readme_works_from_the_wheels(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
-    """The README's kernel is tuned and its lookup answered with the winner, by nothing but the wheels."""
+def test_the_readme_s_kernel_is_tuned_from_the_wheels(
+    installed_environment: Path, command_environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The lookup gets the winner."""
     project = tmp_path / "project"
     project.mkdir()
-    lookup, kernel_file = _blocks("python")
-    (source,) = _blocks("cpp")
+    lookup, kernel_file = read_blocks("python")
+    (source,) = read_blocks("cpp")
     # An application would go on without an answer after 5 ms; a loaded machine may need longer, and here it is awaited.
     lookup = lookup.replace("Client()", "Client(deadline_s=30)")
     # Workers would import torch for 2 s each; the tutorial's test shows that none is needed.
@@ -236,12 +243,16 @@ def test_the_readme_works_from_the_wheels(installed: Path, environment: dict[str
     (project / "dot.cc").write_text(source)
 
     try:
-        output = _run(installed, environment, project, "ktuned", "tune", ".", "--preset", "fast", "--json")
+        output = run_command(
+            installed_environment, command_environment, project, "ktuned", "tune", ".", "--preset", "fast", "--json"
+        )
         last = json.loads(output.splitlines()[-1])
-        looked_up = _run(installed, environment, project, "python", "-c", lookup)
-        results = json.loads(_run(installed, environment, project, "ktuned", "results", "dot", "--json"))
+        looked_up = run_command(installed_environment, command_environment, project, "python", "-c", lookup)
+        results = json.loads(
+            run_command(installed_environment, command_environment, project, "ktuned", "results", "dot", "--json")
+        )
     finally:
-        _run(installed, environment, project, "ktuned", "stop")
+        run_command(installed_environment, command_environment, project, "ktuned", "stop")
 
     assert [job["state"] for job in last["jobs"]] == ["done"]
     trials = results["trials"] if isinstance(results, dict) else results

@@ -1,4 +1,4 @@
-"""A real kernel whose times are measured here: sorting numbers by several algorithms, compiled by a C compiler."""
+"""A real kernel that is measured here: sorting numbers by several algorithms, compiled by a C compiler."""
 
 import ctypes
 import random
@@ -52,43 +52,43 @@ CONFIGS: list[Config] = [
     *({"algorithm": "merge", "size": cutoff} for cutoff in (1, 8, 24, 100_000)),
     *({"algorithm": "radix", "size": bits} for bits in (4, 8, 11)),
 ]
-"""A merge sort that leaves short pieces, or all, to an insertion sort; a radix sort by so many bits at once."""
+"""Merge sorts that leave pieces up to ``size`` to an insertion sort, and radix sorts by ``size`` bits at once."""
 
 ROUNDS = 9
-"""Rounds over all problems and configs, of which the least time of each counts: other load comes and goes meanwhile."""
+"""Rounds over all problems and configs; the least time of each counts, because other load varies."""
 
 MAX_NUMBERS = 1 << 12
 
 
-def measure(directory: Path, count: int, seed: int) -> Matrix:
-    """Return the least times of some problems."""
+def measure_sorting(directory: Path, count: int, seed: int) -> Matrix:
+    """Return the least times of all configs for some problems."""
     library = directory / "sort.so"
     subprocess.run(
         ["cc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)], input=SOURCE, text=True, check=True
     )
     sort = ctypes.CDLL(str(library)).sort
     sort.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long, ctypes.c_int, ctypes.c_long, ctypes.c_long]
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     problems: list[Problem] = [
-        {"N": round(2 ** chance.uniform(2, 12)), "order": chance.choice(["random", "sorted"])} for _ in range(count)
+        {"N": round(2 ** rng.uniform(2, 12)), "order": rng.choice(["random", "sorted"])} for _ in range(count)
     ]
     inputs = []
     for problem in problems:
-        values = [chance.getrandbits(32) for _ in range(int(problem["N"]))]
+        values = [rng.getrandbits(32) for _ in range(int(problem["N"]))]
         inputs.append((ctypes.c_uint32 * len(values))(*(sorted(values) if problem["order"] == "sorted" else values)))
-    x, spare = ((ctypes.c_uint32 * MAX_NUMBERS)() for _ in range(2))
+    x, scratch = ((ctypes.c_uint32 * MAX_NUMBERS)() for _ in range(2))
     costs = [dict.fromkeys(map(canonical, CONFIGS), float("inf")) for _ in problems]
     for _ in range(ROUNDS):
-        for problem, given, least in zip(problems, inputs, costs, strict=True):
+        for problem, given, least_us in zip(problems, inputs, costs, strict=True):
             n = int(problem["N"])
-            times = max(1, 2_000 // n)
+            repetitions = max(1, 2_000 // n)
             for config in CONFIGS:
                 text = canonical(config)
                 if n > 1_000 and config["size"] == 100_000 and problem["order"] == "random":
-                    # It takes n² steps: the least that it may take is known.
-                    least[text] = n * n / 1e4
+                    # It takes n² steps, so a lower bound of its time suffices.
+                    least_us[text] = n * n / 1e4
                     continue
                 start = thread_time_ns()
-                sort(given, x, spare, n, config["algorithm"] == "radix", config["size"], times)
-                least[text] = min(least[text], (thread_time_ns() - start) / 1000 / times)
+                sort(given, x, scratch, n, config["algorithm"] == "radix", config["size"], repetitions)
+                least_us[text] = min(least_us[text], (thread_time_ns() - start) / 1000 / repetitions)
     return Matrix(tuple(problems), (1.0,) * count, tuple(costs))

@@ -1,4 +1,4 @@
-"""Which problems are tuned when an application brings many, by replay: few, the costliest first, and enough."""
+"""Which problems are tuned when an application brings many: few, the costliest first, and enough."""
 
 import random
 
@@ -13,55 +13,57 @@ LENGTHS = 500
 MAX_TUNINGS = 40
 
 
-def lengths(seed: int) -> dict[str, tuple[Problem, int]]:
-    """Return 500 sequence lengths of one run, and how often each comes: most once or twice, a few again and again."""
-    chance = random.Random(seed)
-    found: dict[str, tuple[Problem, int]] = {}
-    while len(found) < LENGTHS:
-        length = min(8192, max(1, round(chance.lognormvariate(6.5, 0.9))))
+def draw_lengths(seed: int) -> dict[str, tuple[Problem, int]]:
+    """Return 500 sequence lengths of one run and their counts: most come once or twice, a few often."""
+    rng = random.Random(seed)
+    lengths: dict[str, tuple[Problem, int]] = {}
+    while len(lengths) < LENGTHS:
+        length = min(8192, max(1, round(rng.lognormvariate(6.5, 0.9))))
         problem = {"M": length, "N": 4096, "K": 4096}
         key = canonical(problem)
-        found[key] = (problem, found.get(key, (problem, 0))[1] + 1)
-    return found
+        lengths[key] = (problem, lengths.get(key, (problem, 0))[1] + 1)
+    return lengths
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_500_lengths_cause_at_most_40_tunings(seed: int) -> None:
-    """With the config of the nearest tuned length each, all steps together take at most 3 % more than all tuned."""
-    traffic = list(lengths(seed).values())
-    matrix = gemm_model.matrix([problem for problem, _ in traffic])
+    """With the config of the nearest tuned length, all steps take at most 3 % longer than with every length tuned."""
+    traffic = list(draw_lengths(seed).values())
+    matrix = gemm_model.make_matrix([problem for problem, _ in traffic])
     rows = {canonical(problem): row for row, problem in enumerate(matrix.problems)}
     selection = Selection(MAX_TUNINGS)
-    given: dict[str, str] = {}
+    configs: dict[str, str] = {}
 
-    def served(problem: Problem) -> str | None:
-        own = given.get(canonical(problem))
+    def find_config(problem: Problem) -> str | None:
+        own = configs.get(canonical(problem))
         nearest = selection.find_neighbour(problem)
-        return own or (None if nearest is None else given[canonical(nearest)])
+        return own or (None if nearest is None else configs[canonical(nearest)])
 
     for number, (problem, count) in enumerate(traffic, start=1):
         selection.add_problem(problem, count * matrix.best[rows[canonical(problem)]])
-        # A tuning ends now and then while lengths come; the others follow at the end of the run.
+        # Some tunings end while lengths come; the others follow at the end of the run.
         while number % 25 == 0 or number == LENGTHS:
             chosen = selection.choose_next_problem()
             if chosen is None:
                 break
             row = rows[canonical(chosen)]
-            before = served(chosen)
-            given[canonical(chosen)] = min(matrix.costs[row], key=lambda config: matrix.costs[row][config])
+            config_before = find_config(chosen)
+            configs[canonical(chosen)] = min(matrix.costs[row], key=lambda config: matrix.costs[row][config])
             selection.record_tuning(chosen)
-            if before is not None:
-                selection.record_loss(chosen, matrix.compute_loss(row, before))
+            if config_before is not None:
+                selection.record_loss(chosen, matrix.compute_loss(row, config_before))
             if number < LENGTHS:
                 break
     assert selection.tunings <= MAX_TUNINGS
-    total = sum(count * matrix.best[rows[canonical(problem)]] for problem, count in traffic)
-    took = sum(count * matrix.costs[rows[canonical(problem)]][served(problem) or ""] for problem, count in traffic)
-    assert took <= 1.03 * total
+    best_us = sum(count * matrix.best[rows[canonical(problem)]] for problem, count in traffic)
+    taken_us = sum(
+        count * matrix.costs[rows[canonical(problem)]][find_config(problem) or ""] for problem, count in traffic
+    )
+    assert taken_us <= 1.03 * best_us
 
 
 def test_the_problem_that_loses_most_time_comes_first() -> None:
-    """Before anything is known, the problem that takes most time is tuned; then the one that is likely to lose most."""
+    """First the problem that takes most time is tuned, then the problem that probably loses most."""
     selection = Selection()
     for size, weight in ((64, 5.0), (128, 9.0), (4096, 4.0), (130, 8.0)):
         selection.add_problem({"N": size}, weight)
@@ -71,19 +73,19 @@ def test_the_problem_that_loses_most_time_comes_first() -> None:
 
 
 def test_a_selection_ends_when_little_is_left_to_gain() -> None:
-    """Neighbours that lose nothing teach that others will not either; those that lose much, that they will."""
-    for loss, least, most in ((0.0, 1, 8), (0.5, 30, 40)):
+    """Neighbours that lose nothing predict small losses, neighbours that lose much predict large ones."""
+    for loss, min_tunings, max_tunings in ((0.0, 1, 8), (0.5, 30, 40)):
         selection = Selection(MAX_TUNINGS)
         for size in range(1, 1000):
             selection.add_problem({"N": size}, 1.0)
         while (chosen := selection.choose_next_problem()) is not None:
             selection.record_tuning(chosen)
             selection.record_loss(chosen, loss)
-        assert least <= selection.tunings <= most
+        assert min_tunings <= selection.tunings <= max_tunings
 
 
 def test_what_tuned_problems_lose_with_their_neighbours_configs_decides_how_many_more_are_tuned() -> None:
-    """Also that of problems which were tuned before anything was chosen; a single one has no neighbour."""
+    """This includes problems that were tuned before anything was chosen; a single problem has no neighbour."""
     chosen = []
     for loss in (0.0, 0.08):
         selection = Selection(MAX_TUNINGS)
@@ -99,14 +101,14 @@ def test_what_tuned_problems_lose_with_their_neighbours_configs_decides_how_many
             selection.record_tuning(problem)
         chosen.append(selection.tunings)
     assert chosen[0] < chosen[1] / 3
-    alone = Selection()
-    alone.record_tuning({"N": 64})
-    alone.record_loss({"N": 64}, 1.0)
-    assert alone.loss_per_octave == Selection().loss_per_octave
+    single_selection = Selection()
+    single_selection.record_tuning({"N": 64})
+    single_selection.record_loss({"N": 64}, 1.0)
+    assert single_selection.loss_per_octave == Selection().loss_per_octave
 
 
 def test_the_number_of_known_problems_is_bounded() -> None:
-    """Of more problems than it keeps, those that take most time stay."""
+    """Beyond the bound, the problems that take most time stay."""
     selection = Selection()
     for size in range(MAX_PROBLEMS + 500):
         selection.add_problem({"N": size + 1}, float(size))
@@ -115,7 +117,7 @@ def test_the_number_of_known_problems_is_bounded() -> None:
 
 
 def test_distance_is_in_octaves() -> None:
-    """Numbers by their ratio, whatever their type; anything else is far."""
+    """Numbers are compared by ratio whatever their type; other differences are far."""
     assert count_octaves({"N": 64}, {"N": 256}) == 2.0
     assert count_octaves({"N": 64, "d": "f16"}, {"N": 64, "d": "f16"}) == 0.0
     assert count_octaves({"N": 64, "d": "f16"}, {"N": 64, "d": "f32"}) == count_octaves({"N": 0}, {"N": 1}) == 4.0

@@ -1,4 +1,4 @@
-"""A daemon that programs of these tests tune with."""
+"""The daemon of the programs that call ``ktuned.tune``."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.e2e.harness import Daemon
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run one daemon for all programs of a module: each has a kernel of its own."""
+    """Run one daemon for all programs of a module, which have a kernel each."""
     with Daemon(tmp_path_factory.mktemp("python")) as running:
         # Its connection is the fixture's, and no test's leak.
         running.client.lookup("none", {})

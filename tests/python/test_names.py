@@ -1,4 +1,4 @@
-"""Names that Python syntax takes from outside."""
+"""Names that Python code takes from outside."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ktuned.python.names import find_free_names
     ids=["defaults", "walrus", "global", "closure", "class", "match", "comprehension", "lambda"],
 )
 def test_only_names_from_outside_are_found(source: str, names: set[str]) -> None:
-    """Names that a statement binds are its own; others come from the module."""
+    """Names that the statement assigns are left out."""
     (statement,) = ast.parse(source).body
     assert find_free_names(statement) == names
 
 
-def test_every_name_counts_if_scopes_are_unknown() -> None:
-    """A statement that Python 3.11 cannot write as source again hides no name that it loads."""
+def test_without_scopes_every_loaded_name_is_found() -> None:
+    """Python 3.11 cannot unparse some statements."""
     (statement,) = ast.parse("def f(d):\n    return g(f\"{d['\x07']}\")").body
     assert "g" in find_free_names(statement)

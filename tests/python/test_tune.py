@@ -1,4 +1,4 @@
-"""``ktuned.tune`` from real programs, beside a real daemon."""
+"""``ktuned.tune`` in real programs with a real daemon."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def NAME(p, c):
 HEAD = "import json, sys\nimport ktuned\nfrom ktuned import kernel, space, tensor\nfrom ktuned_fake import Build\n"
 
 
-def program(daemon: Daemon, name: str, body: str, *, problems: str = "[dict(n=64)]", file: str = "") -> Path:
-    """Write a program that declares the kernel ``name`` and goes on with ``body``."""
+def write_program(daemon: Daemon, name: str, body: str, *, problems: str = "[dict(n=64)]", file: str = "") -> Path:
+    """Write a program that declares the kernel ``name`` and continues with ``body``."""
     text = HEAD + KERNEL.replace("NAME", name).replace("PROBLEMS", problems) + textwrap.dedent(body)
     return daemon.write_kernel(text, file or f"{name}.py")
 
 
-def run(daemon: Daemon, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program of Python to its end."""
+def run_program(daemon: Daemon, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a Python program to its end."""
     return subprocess.run(
         [sys.executable, *map(str, words)],
         env=daemon.env,
@@ -51,19 +51,19 @@ def run(daemon: Daemon, *words: str | Path, cwd: Path | None = None) -> subproce
     )
 
 
-def said(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+def read_last_json(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
     """Return the JSON object that a program printed last."""
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    printed: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
 def test_a_program_tunes_the_kernel_that_it_declares(daemon: Daemon) -> None:
-    """Without a guard of ``__main__``: config, latency, trials and the callable winner are there; nothing is printed.
+    """No guard of ``__main__`` is needed: the program gets config, latency, trials and the callable winner.
 
-    The workers' import ends at the call, so that what follows runs in the program alone.
+    The workers' import ends at the call, so that the code behind it runs in the program alone.
     """
-    script = program(
+    script = write_program(
         daemon,
         "twice",
         """
@@ -83,40 +83,40 @@ def test_a_program_tunes_the_kernel_that_it_declares(daemon: Daemon) -> None:
         )))
         """,
     )
-    done = run(daemon, script, cwd=script.parent)
-    found = said(done)
-    assert found["config"] == {"us": 60.0, "tag": "quick"}
-    us, speedup = found["us"], found["speedup"]
+    done = run_program(daemon, script, cwd=script.parent)
+    printed = read_last_json(done)
+    assert printed["config"] == {"us": 60.0, "tag": "quick"}
+    us, speedup = printed["us"], printed["speedup"]
     assert isinstance(us, float)
     assert isinstance(speedup, float)
     assert 60 <= us < 300
-    assert found["s"] == us / 1e6
+    assert printed["s"] == us / 1e6
     assert speedup > 1
-    assert found["trials"] == [["quick", "measured", True], ["slow", "measured", False]]
-    assert (found["y"], found["z"]) == (128.0, 128.0)
-    assert "on Fake CPU" in str(found["text"])
-    assert "<td>quick</td>" in str(found["html"])
+    assert printed["trials"] == [["quick", "measured", True], ["slow", "measured", False]]
+    assert (printed["y"], printed["z"]) == (128.0, 128.0)
+    assert "on Fake CPU" in str(printed["text"])
+    assert "<td>quick</td>" in str(printed["html"])
     assert (script.parent / "runs.log").read_text() == "on\n"
     # The fake backend itself says what it loads.
     assert (done.stdout.splitlines()[:-1], done.stderr) == (["loaded quick"], "")
 
 
-def test_code_after_the_call_of_tune_runs_in_the_program_only(daemon: Daemon) -> None:
-    """An edit of the call's budget or of the code behind it re-tunes nothing; the same call measures nothing."""
+def test_edits_behind_the_call_of_tune_retune_nothing(daemon: Daemon) -> None:
+    """The same call measures nothing, and other arguments of the call change no digest."""
     body = "result = ktuned.tune(steady, trials={n})\nprint(json.dumps(dict(job=result.job['id'], {more})))\n"
-    script = program(daemon, "steady", body.format(n=10, more=""))
-    said(run(daemon, script))
+    script = write_program(daemon, "steady", body.format(n=10, more=""))
+    read_last_json(run_program(daemon, script))
     digest = daemon.client.call("kernels", kernel="steady")["kernels"][0]["digest"]
-    program(daemon, "steady", body.format(n=20, more="n=1"))
-    said(run(daemon, script))
+    write_program(daemon, "steady", body.format(n=20, more="n=1"))
+    read_last_json(run_program(daemon, script))
     compiles = daemon.compile_log.read_text()
-    said(run(daemon, script))
+    read_last_json(run_program(daemon, script))
     assert daemon.client.call("kernels", kernel="steady")["kernels"][0]["digest"] == digest
     assert daemon.compile_log.read_text() == compiles
 
 
-def test_a_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
-    """Pytest imports the module its own way, and the workers theirs; a fixture and an assertion are no obstacle."""
+def test_a_pytest_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
+    """Pytest and the workers import the module in different ways."""
     body = """
         import pytest
 
@@ -128,38 +128,38 @@ def test_a_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
             result = ktuned.tune(tested, problem)
             assert result.config["tag"] == "quick"
         """
-    script = program(daemon, "tested", body, file="test_tested.py")
-    done = run(daemon, "-m", "pytest", "-q", "-p", "no:cacheprovider", script, cwd=script.parent)
+    script = write_program(daemon, "tested", body, file="test_tested.py")
+    done = run_program(daemon, "-m", "pytest", "-q", "-p", "no:cacheprovider", script, cwd=script.parent)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
 
 
-def test_progress_is_shown_in_terminals_only(daemon: Daemon) -> None:
-    """In a terminal bars are drawn; ``progress=True`` prints lines elsewhere."""
-    script = program(daemon, "shown", "ktuned.tune(shown, progress=True if sys.argv[1:] else None)\n")
-    assert "job " in run(daemon, script, "lines").stdout
-    program(daemon, "drawn", "ktuned.tune(drawn)\n", file="shown.py")
-    terminal, theirs = pty.openpty()
+def test_progress_is_drawn_in_terminals_only(daemon: Daemon) -> None:
+    """``progress=True`` prints lines elsewhere."""
+    script = write_program(daemon, "shown", "ktuned.tune(shown, progress=True if sys.argv[1:] else None)\n")
+    assert "job " in run_program(daemon, script, "lines").stdout
+    write_program(daemon, "drawn", "ktuned.tune(drawn)\n", file="shown.py")
+    terminal, slave = pty.openpty()
     try:
         done = subprocess.run(
             [sys.executable, script],
             env={**daemon.env, "TERM": "xterm"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
             timeout=PATIENCE_S,
             check=False,
         )
         drawn = os.read(terminal, 1 << 16).decode(errors="replace")
     finally:
-        os.close(theirs)
+        os.close(slave)
         os.close(terminal)
     assert done.returncode == 0, drawn
     assert "drawn [n=64] on Fake CPU" in drawn
 
 
 def test_ctrl_c_detaches_from_the_job(daemon: Daemon) -> None:
-    """The program ends with KeyboardInterrupt, and says so in a line; the job goes on to its winner."""
+    """The program ends with KeyboardInterrupt and one line; the job goes on."""
     gated = HEAD + KERNEL.replace("NAME", "long").replace("PROBLEMS", "[dict(n=64)]").replace(
         'dict(us=60.0, tag="quick")', 'dict(us=60.0, tag="quick", gate="long")'
     ).replace('dict(us=300.0, tag="slow")', 'dict(us=300.0, tag="slow", gate="")')
@@ -185,36 +185,35 @@ def test_ctrl_c_detaches_from_the_job(daemon: Daemon) -> None:
         ("ktuned.tune(3)", "not a value of type int"),
     ],
 )
-def test_misuse_is_a_clear_error(daemon: Daemon, body: str, words: str, request: pytest.FixtureRequest) -> None:
-    """A problem that is to be chosen, an unknown name, a config outside of the space, a value that is no kernel."""
+def test_wrong_arguments_are_one_line(daemon: Daemon, body: str, words: str, request: pytest.FixtureRequest) -> None:
+    """Cases: an open problem, an unknown name, a config outside the space, a value that is no kernel."""
     name = f"misused{request.node.callspec.indices['body']}"
-    script = program(daemon, name, body.replace("NAME", name), problems="[dict(n=64), dict(n=128)]")
-    done = run(daemon, script)
+    script = write_program(daemon, name, body.replace("NAME", name), problems="[dict(n=64), dict(n=128)]")
+    done = run_program(daemon, script)
     assert done.returncode == 1
     assert words in "\n".join(done.stderr.splitlines()[-2:])
 
 
 def test_a_kernel_that_the_import_does_not_declare_is_refused(daemon: Daemon) -> None:
-    """Workers find no such kernel in the file: the error says where to declare it."""
+    """The error says where to declare it."""
     inner = textwrap.indent(KERNEL.replace("NAME", "inner").replace("PROBLEMS", "[dict(n=64)]"), "    ")
     body = f"if __name__ == '__main__':{inner}\n    ktuned.tune(inner)\n"
-    done = run(daemon, program(daemon, "outer", body))
+    done = run_program(daemon, write_program(daemon, "outer", body))
     assert "declares no kernel 'inner' when it is imported; declare it at the top level" in done.stderr.splitlines()[-1]
     assert done.returncode == 1
 
 
-def test_a_module_that_tunes_when_it_is_imported_is_named(daemon: Daemon) -> None:
-    """A kernel file that imports a program would end in the middle: it is an error of the program's line."""
-    program(daemon, "imported", "ktuned.tune(imported)")
-    importing = program(daemon, "importing", "")
+def test_a_kernel_file_must_not_import_a_program_that_tunes(daemon: Daemon) -> None:
+    """The error names the program's line."""
+    write_program(daemon, "imported", "ktuned.tune(imported)")
+    importing = write_program(daemon, "importing", "")
     importing.write_text("import imported\n" + importing.read_text())
     (error,) = daemon.client.tune(path=str(importing)).errors
     assert error["message"].endswith(f"ktuned.tune is called while {importing} imports this module")
     assert error["path"] == str(importing.with_name("imported.py"))
 
 
-def test_only_the_given_configs_are_tried_and_again_repeats_them(daemon: Daemon) -> None:
-    """``configs=`` tries these and no others; ``again=True`` measures them once more, and forgets nothing."""
+def test_configs_limits_the_tuning_and_again_repeats_it(daemon: Daemon) -> None:
     body = """
         first = ktuned.tune(some, configs=[dict(us=300.0, tag="slow")])
         tried = [trial.config["tag"] for trial in first.trials]
@@ -224,14 +223,14 @@ def test_only_the_given_configs_are_tried_and_again_repeats_them(daemon: Daemon)
         after = {trial.config["tag"]: trial.latency_us for trial in again.trials}
         print(json.dumps(dict(tried=tried, before=before, after=after, winner=again.config["tag"])))
         """
-    found = said(run(daemon, program(daemon, "some", body)))
-    before, after = found["before"], found["after"]
+    printed = read_last_json(run_program(daemon, write_program(daemon, "some", body)))
+    before, after = printed["before"], printed["after"]
     assert isinstance(before, dict)
     assert isinstance(after, dict)
-    assert found["tried"] == ["slow"]
+    assert printed["tried"] == ["slow"]
     assert before.keys() == after.keys() == {"slow", "quick"}
     assert before["slow"] != after["slow"]
-    assert found["winner"] == "quick"
+    assert printed["winner"] == "quick"
 
 
 NOTEBOOK = """
@@ -244,8 +243,8 @@ for cell in json.load(sys.stdin):
 """
 
 
-def test_a_notebooks_kernel_is_written_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
-    """In a real IPython: the kernel's cell and what it uses of others make a kernel file in the working directory."""
+def test_a_kernel_of_a_notebook_is_written_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
+    """Real IPython: the file has the kernel's cell and everything it uses."""
     pytest.importorskip("IPython", reason="pip install ipython")
     cells = [
         HEAD,
@@ -254,35 +253,34 @@ def test_a_notebooks_kernel_is_written_to_a_file(daemon: Daemon, tmp_path: Path)
         "result = ktuned.tune(noted)",
         "print(json.dumps(dict(config=dict(result.config), html='<table>' in result._repr_html_())))",
     ]
-    place = daemon.directory / "project"
+    project = daemon.directory / "project"
     done = subprocess.run(
         [sys.executable, "-c", NOTEBOOK],
         input=json.dumps(cells),
         env={**daemon.env, "IPYTHONDIR": str(tmp_path)},
-        cwd=place,
+        cwd=project,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert said(done) == {"config": {"us": 60.0, "tag": "quick"}, "html": True}
-    written = (place / "tune_noted_notebook.py").read_text()
-    assert "SIZES = [dict(n=64)]" in written
-    assert "opened" not in written
-    assert (place / "opened.log").read_text() == "x"
+    assert read_last_json(done) == {"config": {"us": 60.0, "tag": "quick"}, "html": True}
+    text = (project / "tune_noted_notebook.py").read_text()
+    assert "SIZES = [dict(n=64)]" in text
+    assert "opened" not in text
+    assert (project / "opened.log").read_text() == "x"
     (kernel,) = daemon.client.call("kernels", kernel="noted")["kernels"]
-    assert kernel["file"] == str(place / "tune_noted_notebook.py")
+    assert kernel["file"] == str(project / "tune_noted_notebook.py")
 
 
-def test_the_example_tunes_calls_and_looks_up(daemon: Daemon) -> None:
-    """A program with shape buckets: each line that its page shows is printed."""
+def test_the_example_prints_what_its_page_shows(daemon: Daemon) -> None:
     copy = daemon.directory / "from_python"
     shutil.copytree(ROOT / "examples/from_python", copy, ignore=shutil.ignore_patterns("__pycache__"))
     program = copy / "tune_dot.py"
     # NumPy is all that it needs, and the backend would import torch where it finds it.
     program.write_text(f"import without_torch\n{program.read_text()}")
-    done = run(daemon, program)
+    done = run_program(daemon, program)
     assert done.returncode == 0, done.stderr
-    (shown,) = re.findall(r"^```\n(.*?)^```$", (copy / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (expected,) = re.findall(r"^```\n(.*?)^```$", (copy / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     varying = r"\d+\.\d times|'LANES': \d+"
-    assert re.sub(varying, "…", done.stdout) == re.sub(varying, "…", shown)
+    assert re.sub(varying, "…", done.stdout) == re.sub(varying, "…", expected)

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of the report, and all that it complains about or asks the network for."""
+"""A headless Chromium for tests of the report; it records console messages and network requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def run_chromium() -> Iterator[Browser]:
     """Run a browser, or skip the test with the line that installs it."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
@@ -35,8 +35,8 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-class Opened:
-    """A page that has drawn; ``complaints`` has the console's messages and errors, ``requests`` what left the file."""
+class OpenPage:
+    """A drawn page; ``complaints`` holds console messages and errors, ``requests`` what left the file."""
 
     def __init__(self, browser: Browser, address: str, **options: Any) -> None:
         self.complaints: list[str] = []
@@ -51,7 +51,7 @@ class Opened:
         self.page.goto(address)
         self.page.wait_for_selector("html[data-ready]")
 
-    def __enter__(self) -> Opened:
+    def __enter__(self) -> OpenPage:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -59,26 +59,25 @@ class Opened:
 
     @property
     def cpu_s(self) -> float:
-        """The CPU time of the page's main thread so far."""
+        """Return the CPU time in s of the page's main thread."""
         metrics = self._clock.send("Performance.getMetrics")["metrics"]
-        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+        return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
 
-    def visit(self, section: int) -> None:
-        """Go to a section of the store's page."""
+    def visit_section(self, section: int) -> None:
         self.page.evaluate("n => { location.hash = encodeURIComponent(state.sections[n].id); }", section)
         self.page.wait_for_selector(".grid")
 
-    def draw_all(self) -> None:
-        """Have every card draw, as if the reader had scrolled to the end."""
+    def draw_all_cards(self) -> None:
+        """Draw every card, as if the reader had scrolled to the end."""
         self.page.evaluate("() => { for (const card of state.cards) if (!card.isSeen) card.show(); }")
         self.page.wait_for_function(
             "() => state.cards.every(card => card.body || card.chart || card.box.querySelector('.empty'))"
         )
 
-    def clashing_labels(self) -> list[str]:
-        """Return the texts of all charts that lie over one another, or are cut off."""
-        found: list[str] = self.page.evaluate(_CLASHES)
-        return found
+    def find_clashing_labels(self) -> list[str]:
+        """Return the labels of all charts that overlap others or are cut off."""
+        labels: list[str] = self.page.evaluate(_CLASHES)
+        return labels
 
 
 _CLASHES = r"""() => {
@@ -110,6 +109,5 @@ _CLASHES = r"""() => {
 }"""
 
 
-def file(path: Path) -> str:
-    """Return the address of a file."""
+def make_file_url(path: Path) -> str:
     return path.resolve().as_uri()

@@ -1,4 +1,4 @@
-"""A store with made-up but plausible trials, of any number: a matrix product with stages, spills and failures."""
+"""A store of any size with invented but plausible trials: a matrix product with stages, spills and failures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEFAULT: Config = {
 
 
 class SampleStore:
-    """Fills a new store at ``path``; every kernel, problem and device is one call of :meth:`add`."""
+    """Fills a new store at ``path``; each kernel, problem and device is one call of :meth:`add_kernel`."""
 
     def __init__(self, path: Path, seed: int = 3) -> None:
         Store.open(path).close()
@@ -51,7 +51,7 @@ class SampleStore:
         self._random = random.Random(seed)
         self._job = self._context = self._trial = 0
 
-    def add(
+    def add_kernel(
         self,
         kernel: str,
         problem: Mapping[str, Any],
@@ -67,8 +67,8 @@ class SampleStore:
     ) -> None:
         """Add a kernel's trials, with a winner, a job, and ``saves`` states of its source.
 
-        ``default_times`` and ``reference_times`` are how many times as long as the winner those take; without the first
-        the default takes what its trial took.
+        ``default_times`` and ``reference_times`` are latencies of default and reference relative to the winner's.
+        Without the first, the default has the latency of its trial.
         """
         with closing(sqlite3.connect(self._path)) as connection, connection:
             for save in range(saves):
@@ -109,13 +109,12 @@ class SampleStore:
             )
 
     def add_peaks(self) -> None:
-        """Add the limits of the device."""
         figures = {"device": MODEL, "gbps": 3010.0, "tflops": {"float16": 790.0, "float32": 51.0}, "measured": NOW}
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute("INSERT INTO peaks VALUES (?, ?)", (MODEL, json.dumps(figures)))
 
-    def multiply(self, times: int) -> None:
-        """Add each trial of the newest context so many times, with other values of a further knob and other figures."""
+    def multiply_trials(self, times: int) -> None:
+        """Repeat each trial of the newest context, with other values of a further knob and other figures."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(
                 """WITH RECURSIVE copies (k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM copies WHERE k < :times - 1)
@@ -151,7 +150,7 @@ class SampleStore:
         clock, lane_free = began + 0.4, began + 2.0
         slots = [began + 0.4 + 0.05 * slot for slot in range(4)]
         scale = 1 + 0.13 * (saves - 1 - save)
-        seen: set[str] = set()
+        parts: set[str] = set()
         best: tuple[float, int, float] | None = None
         default_us = None
         while len(rows) < trials:
@@ -159,15 +158,15 @@ class SampleStore:
             if not rows and axes is AXES:
                 config = dict(DEFAULT)
             text = canonical(config)
-            if text in seen:
+            if text in parts:
                 continue
-            seen.add(text)
+            parts.add(text)
             self._trial += 1
             slot = min(range(4), key=lambda place: slots[place])
             compile_s = self._random.lognormvariate(-0.4, 0.35)
             compile_at = slots[slot]
             slots[slot] += compile_s + 0.01
-            outcome, latency_us, facts = _simulated(config, scale, self._random)
+            outcome, latency_us, facts = simulate_config(config, scale, self._random)
             lane_at = max(lane_free, slots[slot])
             lane_s = 0.0 if outcome is Outcome.COMPILE_ERROR else 0.02 + (latency_us or 900.0) * 1.2e-4
             if outcome is Outcome.HUNG:
@@ -189,7 +188,7 @@ class SampleStore:
                 best = latency_us, self._trial, spread_us or 0.0
             if config == DEFAULT:
                 default_us = latency_us
-            message = "" if outcome is Outcome.MEASURED else _message(outcome, messages, self._random)
+            message = "" if outcome is Outcome.MEASURED else make_message(outcome, messages, self._random)
             rows.append(
                 (
                     self._trial,
@@ -266,7 +265,7 @@ class SampleStore:
         )
 
     def add_winner_by(self, objective: str, metric: str) -> None:
-        """Have each kernel's measured trial with the greatest figure of a metric win by an objective."""
+        """Make each kernel's trial with the largest figure of a metric the winner by an objective."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(
                 """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final)
@@ -277,7 +276,7 @@ class SampleStore:
             )
 
 
-def _simulated(
+def simulate_config(
     config: Mapping[str, Any], scale: float, source: random.Random
 ) -> tuple[Outcome, float | None, dict[str, Any]]:
     """Return the outcome, the latency and the facts of a config: a roofline with some cliffs."""
@@ -312,7 +311,7 @@ def _simulated(
     return Outcome.MEASURED, latency_us * scale * source.lognormvariate(0, 0.012), facts
 
 
-def _message(outcome: Outcome, messages: Sequence[str], source: random.Random) -> str:
+def make_message(outcome: Outcome, messages: Sequence[str], source: random.Random) -> str:
     if outcome is Outcome.COMPILE_ERROR:
         return source.choice(messages)
     if outcome is Outcome.HUNG:

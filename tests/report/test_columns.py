@@ -1,4 +1,4 @@
-"""Columns keep what they were given, to within their scale's steps, and take little room."""
+"""Columns keep their values within a step of their scale, and take little space."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 from ktuned.report.columns import COARSE, FINE, INSTANTS, Column, PackedColumns, Packer
 
 
-def unpacked(packed: PackedColumns) -> dict[str, list[Any]]:
-    """Return the columns as the page's program reads them."""
-    data, place, found = zlib.decompress(base64.b64decode(packed.data)), 0, {}
+def unpack_columns(packed: PackedColumns) -> dict[str, list[Any]]:
+    """Decode columns as the page's program does."""
+    data, position, columns = zlib.decompress(base64.b64decode(packed.data)), 0, {}
     for column in packed.columns:
         codes = [0] * packed.count
         for byte in range(column.width):
-            part = data[place : place + packed.count]
+            part = data[position : position + packed.count]
             codes = [code | value << (8 * byte) for code, value in zip(codes, part, strict=True)]
-            place += packed.count
-        found[column.name] = _values(column, codes)
-    assert place == len(data)
-    return found
+            position += packed.count
+        columns[column.name] = decode_column(column, codes)
+    assert position == len(data)
+    return columns
 
 
-def _values(column: Column, codes: list[int]) -> list[Any]:
+def decode_column(column: Column, codes: list[int]) -> list[Any]:
     if column.kind == "codes":
         return [column.values[code] for code in codes]
     if column.kind == "whole":
-        return [column.low + (sum(codes[: place + 1]) & 0xFFFFFFFF) for place in range(len(codes))]
+        return [column.low + (sum(codes[: index + 1]) & 0xFFFFFFFF) for index in range(len(codes))]
     if column.kind == "time":
         now, times = 0, []
         for code in codes:
@@ -46,49 +46,48 @@ def _values(column: Column, codes: list[int]) -> list[Any]:
 
 
 def test_codes_keep_values_and_their_types() -> None:
-    """1, True, 1.0 and "1" are four values; those that are known come first; more than 256 take two bytes."""
+    """1, True, 1.0 and "1" are four values; known values come first; more than 256 values take two bytes."""
     values = [1, True, 1.0, "1", None, 1, *range(300)]
     packer = Packer(len(values))
     packer.add_codes("a", values, known=["1", 7])
     packed = packer.pack_columns()
-    assert [(type(value), value) for value in unpacked(packed)["a"]] == [(type(value), value) for value in values]
+    assert [(type(value), value) for value in unpack_columns(packed)["a"]] == [(type(value), value) for value in values]
     assert list(packed.columns[0].values[:2]) == ["1", 7]
     assert packed.columns[0].width == 2
 
 
 @pytest.mark.parametrize("values", [[], [7], [90_001, 90_000, 90_004, 2**31 + 89_999]])
 def test_whole_numbers_are_exact(values: list[int]) -> None:
-    """In any order, far from zero."""
+    """Whole numbers are exact in any order and far from zero."""
     packer = Packer(len(values))
     packer.add_whole_numbers("id", values)
-    assert unpacked(packer.pack_columns())["id"] == values
+    assert unpack_columns(packer.pack_columns())["id"] == values
 
 
 @pytest.mark.parametrize(("steps", "within"), [(FINE, 2e-4), (COARSE, 1e-2)])
-def test_scales_are_close(steps: int, within: float) -> None:
-    """Positive figures of six decades keep their ratio; absent and infinite ones are absent."""
+def test_log_scales_keep_ratios(steps: int, within: float) -> None:
+    """Positive figures over six decades keep their ratio; infinite ones are absent."""
     source = random.Random(1)
     values = [10 ** source.uniform(0, 6) for _ in range(500)]
     packer = Packer(3 + len(values))
     packer.add_figures("a", [None, math.inf, math.nan, *values], steps)
-    found = unpacked(packer.pack_columns())["a"]
-    assert found[:3] == [None, None, None]
-    assert all(math.isclose(one, other, rel_tol=within) for one, other in zip(found[3:], values, strict=True))
+    decoded = unpack_columns(packer.pack_columns())["a"]
+    assert decoded[:3] == [None, None, None]
+    assert all(math.isclose(one, other, rel_tol=within) for one, other in zip(decoded[3:], values, strict=True))
 
 
 @pytest.mark.parametrize("values", [[0.0, 3.0, -2.0], [0.0, 0.0], [5.0], [], [None, None]])
-def test_scales_of_any_figures(values: list[float | None]) -> None:
-    """Zeros, negative figures, a single one or none are as exact as the linear scale."""
+def test_linear_scales_keep_zeros_negative_and_single_figures(values: list[float | None]) -> None:
     packer = Packer(len(values))
     packer.add_figures("a", values)
-    assert unpacked(packer.pack_columns())["a"] == pytest.approx(values, abs=1e-3)
+    assert unpack_columns(packer.pack_columns())["a"] == pytest.approx(values, abs=1e-3)
 
 
 def test_times_keep_their_order() -> None:
-    """Times that go back and forth over a day are exact to a step."""
+    """Times over a day are exact to a step."""
     source = random.Random(2)
     values = [1.79e9 + source.uniform(0, 86_400) for _ in range(400)]
     packer = Packer(len(values))
     packer.add_times("a", values)
-    found = unpacked(packer.pack_columns())["a"]
-    assert max(abs(one - other) for one, other in zip(found, values, strict=True)) <= 86_400 / INSTANTS
+    decoded = unpack_columns(packer.pack_columns())["a"]
+    assert max(abs(one - other) for one, other in zip(decoded, values, strict=True)) <= 86_400 / INSTANTS

@@ -1,4 +1,4 @@
-"""The report in a real browser: it draws, filters and hovers work, nothing leaves the file, and data stays data."""
+"""The report in a real browser: it draws, its controls work, nothing leaves the file, and data stays data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from ktuned.protocol.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
 from ktuned.report import Standing, make_standing_key, render_fragment, render_page, survey_store
 from ktuned.store import Overview
-from tests.report.browser import Opened, chromium, file
+from tests.report.browser import OpenPage, make_file_url, run_chromium
 from tests.report.sample_store import SampleStore
 
 if TYPE_CHECKING:
@@ -46,18 +46,18 @@ TITLES = {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests."""
-    with chromium() as found:
-        yield found
+    """Run one browser for all tests."""
+    with run_chromium() as chromium_browser:
+        yield chromium_browser
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of two kernels, one of them stale."""
+def report_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of a report of two kernels, one of them stale."""
     home = tmp_path_factory.mktemp("report")
     store = SampleStore(home / "ktuned.sqlite")
-    store.add("kernels:gemm", PROBLEM, 300, saves=3)
-    store.add("kernels:softmax", {"N": 1024}, 60)
+    store.add_kernel("kernels:gemm", PROBLEM, 300, saves=3)
+    store.add_kernel("kernels:softmax", {"N": 1024}, 60)
     store.add_peaks()
     store.add_winner_by("max:tflops_float16", "tflops_float16")
     standings = {
@@ -68,19 +68,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     with Overview(home / "ktuned.sqlite") as overview:
         document = survey_store(overview, "1.2.3", standings=standings)
-    place = home / "report.html"
-    place.write_text(render_page(document))
-    return place
+    path = home / "report.html"
+    path.write_text(render_page(document))
+    return path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_draws_everything_and_asks_for_nothing(browser: Browser, report: Path, scheme: str) -> None:
-    """All charts of a kernel are drawn, with no word on the console and no request but for the file itself."""
-    with Opened(browser, file(report), color_scheme=scheme) as opened:
+def test_all_charts_are_drawn_without_complaints_and_requests(browser: Browser, report_page: Path, scheme: str) -> None:
+    with OpenPage(browser, make_file_url(report_page), color_scheme=scheme) as opened:
         assert opened.page.locator("tbody tr").count() == 2
         assert opened.page.locator(".badge.stale").inner_text() == "stale"
-        opened.visit(0)
-        opened.draw_all()
+        opened.visit_section(0)
+        opened.draw_all_cards()
         assert set(opened.page.locator(".card h2").all_inner_texts()) == TITLES
         inked = opened.page.evaluate(
             """() => [...document.querySelectorAll("canvas")].map((canvas) => {
@@ -93,14 +92,14 @@ def test_draws_everything_and_asks_for_nothing(browser: Browser, report: Path, s
         assert opened.page.locator(".chip").first.inner_text().startswith("BLOCK_M=")
         assert opened.page.locator(".other").inner_text().startswith("By max:tflops_float16: ")
         assert opened.complaints == []
-        assert opened.requests == [file(report)]
+        assert opened.requests == [make_file_url(report_page)]
 
 
-def test_filters_reach_every_chart(browser: Browser, report: Path) -> None:
-    """A value that is chosen, in the menu, in a chart of a knob or on an axis, leaves its trials; `Clear` all."""
-    with Opened(browser, file(report)) as opened:
-        opened.visit(0)
-        opened.draw_all()
+def test_filters_reach_every_chart(browser: Browser, report_page: Path) -> None:
+    """A value chosen in the menu, in a chart or on an axis filters the trials; ``Clear`` removes all filters."""
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        opened.visit_section(0)
+        opened.draw_all_cards()
         count = opened.page.locator(".filters .count")
         assert count.inner_text() == "300 of 300 trials"
         menu = opened.page.locator(".filters details", has_text="STAGES")
@@ -127,11 +126,11 @@ def test_filters_reach_every_chart(browser: Browser, report: Path) -> None:
         assert opened.complaints == []
 
 
-def test_no_axis_repeats_a_label(browser: Browser, report: Path) -> None:
-    """The ticks of an axis differ in their labels, where all that it shows is one value, too."""
-    with Opened(browser, file(report)) as opened:
-        opened.visit(1)
-        opened.draw_all()
+def test_no_axis_repeats_a_label(browser: Browser, report_page: Path) -> None:
+    """The same holds for an axis with a single value."""
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        opened.visit_section(1)
+        opened.draw_all_cards()
         labels = opened.page.evaluate(
             """state.cards.flatMap(card => [card, ...(card.parts || [])]).filter(card => card.chart).flatMap(card =>
                 ["xAxis", "yAxis"].flatMap(kind => card.chart.getModel().queryComponents({ mainType: kind }))
@@ -141,10 +140,10 @@ def test_no_axis_repeats_a_label(browser: Browser, report: Path) -> None:
     assert [found for found in labels if len(set(found)) < len(found)] == []
 
 
-def test_hovering_explains_a_point(browser: Browser, report: Path) -> None:
-    """The pointer on an improvement shows the trial: its latency and its config."""
-    with Opened(browser, file(report)) as opened:
-        opened.visit(0)
+def test_hovering_explains_a_point(browser: Browser, report_page: Path) -> None:
+    """Hovering over an improvement shows the trial's latency and config."""
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        opened.visit_section(0)
         x, y = opened.page.evaluate(
             """() => {
                 const { chart, box } = state.cards[0];
@@ -158,16 +157,16 @@ def test_hovering_explains_a_point(browser: Browser, report: Path) -> None:
         opened.page.mouse.move(x, y, steps=4)
         tip = opened.page.locator(".tip").first
         tip.wait_for(state="visible")
-        said = tip.inner_text()
-        assert "winner" in said
-        assert "BLOCK_M" in said
-        assert re.search(r"\d µs", said)
+        text = tip.inner_text()
+        assert "winner" in text
+        assert "BLOCK_M" in text
+        assert re.search(r"\d µs", text)
 
 
-def test_prints_every_chart(browser: Browser, report: Path) -> None:
-    """Paper has all charts, drawn in light colours, and the screen is as before."""
-    with Opened(browser, file(report), color_scheme="dark") as opened:
-        opened.visit(0)
+def test_all_charts_are_printed_in_light_colours(browser: Browser, report_page: Path) -> None:
+    """The screen is unchanged afterwards."""
+    with OpenPage(browser, make_file_url(report_page), color_scheme="dark") as opened:
+        opened.visit_section(0)
         paper = opened.page.pdf(format="A4")
         assert paper.count(b"/Type /Page\n") >= 3
         assert opened.page.evaluate("document.documentElement.dataset.theme") is None
@@ -175,14 +174,14 @@ def test_prints_every_chart(browser: Browser, report: Path) -> None:
 
 
 def test_names_and_messages_are_data(browser: Browser, tmp_path: Path) -> None:
-    """Names and values of kernels, problems, knobs and devices, and messages, are shown as they are and run nothing."""
+    """Names, values and messages are shown as text and run nothing."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
     axes: dict[str, list[Any]] = {
         HOSTILE: [HOSTILE, "plain"],
         "__proto__": ["constructor", "toString"],
         "C": list(range(30)),
     }
-    store.add(
+    store.add_kernel(
         f"{HOSTILE}:{HOSTILE}", {HOSTILE: HOSTILE}, 80, device=HOSTILE, messages=[HOSTILE], axes=axes, default=False
     )
     with Overview(tmp_path / "ktuned.sqlite") as overview:
@@ -191,39 +190,38 @@ def test_names_and_messages_are_data(browser: Browser, tmp_path: Path) -> None:
     text = render_page(document)
     place.write_text(text)
     assert "<img" not in text
-    with Opened(browser, file(place)) as opened:
-        opened.draw_all()
+    with OpenPage(browser, make_file_url(place)) as opened:
+        opened.draw_all_cards()
         assert HOSTILE in opened.page.locator("h1").inner_text()
         assert opened.page.locator("img").count() == 0
         assert opened.page.evaluate("window.owned") is None
         assert opened.complaints == []
-        assert opened.requests == [file(place)]
+        assert opened.requests == [make_file_url(place)]
         # Even a tag that got into the page runs nothing.
         opened.page.evaluate("text => { document.body.insertAdjacentHTML('beforeend', text); }", HOSTILE)
         opened.page.wait_for_timeout(100)
         assert opened.page.evaluate("window.owned") is None
 
 
-def test_shows_in_a_notebook(browser: Browser, report: Path, tmp_path: Path) -> None:
-    """The fragment is one frame, which draws within a page that it cannot reach."""
-    with Overview(report.parent / "ktuned.sqlite") as overview:
+def test_the_report_is_one_frame_in_a_notebook(browser: Browser, report_page: Path, tmp_path: Path) -> None:
+    """The frame cannot reach the notebook's page."""
+    with Overview(report_page.parent / "ktuned.sqlite") as overview:
         document = survey_store(overview, "1.2.3", kernels={"kernels:softmax"})
     place = tmp_path / "notebook.html"
     place.write_text(f"<!doctype html><title>notebook</title><body>{render_fragment(document)}</body>")
     found = browser.new_page()
     try:
-        found.goto(file(place))
+        found.goto(make_file_url(place))
         found.frame_locator("iframe").locator(".card canvas").first.wait_for()
         assert found.evaluate("document.querySelector('iframe').contentDocument") is None
     finally:
         found.close()
 
 
-def test_a_hundred_thousand_trials(browser: Browser, tmp_path: Path) -> None:
-    """A large store makes a small file, soon, which opens soon."""
+def test_a_report_of_100000_trials_is_small_and_opens_soon(browser: Browser, tmp_path: Path) -> None:
     store = SampleStore(tmp_path / "ktuned.sqlite")
-    store.add("kernels:gemm", PROBLEM, 2_000)
-    store.multiply(50)
+    store.add_kernel("kernels:gemm", PROBLEM, 2_000)
+    store.multiply_trials(50)
     began = process_time()
     with Overview(tmp_path / "ktuned.sqlite") as overview:
         document = survey_store(overview, "1.2.3")
@@ -234,7 +232,7 @@ def test_a_hundred_thousand_trials(browser: Browser, tmp_path: Path) -> None:
     assert len(content) <= MAX_BYTES
     place = tmp_path / "report.html"
     place.write_bytes(content)
-    with Opened(browser, file(place)) as opened:
+    with OpenPage(browser, make_file_url(place)) as opened:
         assert 0.05 < opened.cpu_s < OPENED_S
         assert opened.complaints == []
 
@@ -245,32 +243,32 @@ LONG_AXES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("width", [1440, 1010, 700])
-def test_no_label_lies_over_another_or_is_cut_off(browser: Browser, tmp_path: Path, width: int) -> None:
-    """Close lines, names that are long or many, and narrow windows leave every label of every chart readable."""
+def test_no_label_overlaps_another_or_is_cut_off(browser: Browser, tmp_path: Path, width: int) -> None:
+    """Cases: close lines, long or many names, narrow windows."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
-    store.add("kernels:close", PROBLEM, 90, saves=3, default_times=1.01, reference_times=1.03)
-    store.add("kernels:long", {"N": 3}, 120, axes=LONG_AXES, default=False)
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
+    store.add_kernel("kernels:close", PROBLEM, 90, saves=3, default_times=1.01, reference_times=1.03)
+    store.add_kernel("kernels:long", {"N": 3}, 120, axes=LONG_AXES, default=False)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
         opened.page.set_viewport_size({"width": width, "height": 1000})
         for section in range(2):
-            opened.visit(section)
-            opened.draw_all()
-            assert opened.clashing_labels() == []
+            opened.visit_section(section)
+            opened.draw_all_cards()
+            assert opened.find_clashing_labels() == []
 
 
 def test_figures_below_a_microsecond_keep_their_digits(browser: Browser, tmp_path: Path) -> None:
-    """Of 0.37 µs four digits are shown, and two of its spread."""
-    SampleStore(tmp_path / "ktuned.sqlite").add("kernels:few", {"N": 1}, 5)
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
-        shown = opened.page.evaluate("[latency(0.37331), latency(0.01962, 2), latency(7.483), latency(1234.56)]")
-    assert shown == ["0.3733 µs", "0.020 µs", "7.483 µs", "1.235 ms"]
+    """A latency of 0.37 µs has four digits, its spread two."""
+    SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:few", {"N": 1}, 5)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        texts = opened.page.evaluate("[latency(0.37331), latency(0.01962, 2), latency(7.483), latency(1234.56)]")
+    assert texts == ["0.3733 µs", "0.020 µs", "7.483 µs", "1.235 ms"]
 
 
 def test_a_page_of_few_configs_has_the_table_and_no_charts_of_trials(browser: Browser, tmp_path: Path) -> None:
-    """Of five configs of one state of the sources the bars and the table say all."""
-    SampleStore(tmp_path / "ktuned.sqlite").add("kernels:few", {"N": 1}, 5)
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
-        opened.draw_all()
+    """Bars and the table show all of five configs."""
+    SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:few", {"N": 1}, 5)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.draw_all_cards()
         titles = set(opened.page.locator("section.card h2").all_inner_texts())
         assert (
             {"Winner, default, reference", "Fastest configs"}
@@ -287,31 +285,30 @@ def test_a_page_of_few_configs_has_the_table_and_no_charts_of_trials(browser: Br
 
 
 def test_trials_are_named_by_their_ids(browser: Browser, tmp_path: Path) -> None:
-    """As `--trial` takes them: in the table of another kernel's configs they do not begin at one."""
+    """The table shows the ids that ``--trial`` takes."""
     path = tmp_path / "ktuned.sqlite"
     store = SampleStore(path)
-    store.add("kernels:first", {"N": 1}, 40)
-    store.add("kernels:second", {"N": 1}, 5)
+    store.add_kernel("kernels:first", {"N": 1}, 40)
+    store.add_kernel("kernels:second", {"N": 1}, 5)
     with closing(sqlite3.connect(path)) as connection:
         ids = {row[0] for row in connection.execute("SELECT id FROM trials WHERE id > 40")}
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
         opened.page.locator("tbody tr", has_text="second").first.click()
-        opened.draw_all()
+        opened.draw_all_cards()
         table = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Fastest configs"))
         shown = {int(row) for row in table.locator("tbody tr td:last-child").all_inner_texts()}
         assert shown
         assert shown <= ids
 
 
-def test_a_kernel_without_a_figure_has_no_table_of_the_fastest(browser: Browser, tmp_path: Path) -> None:
-    """Its failures are there, and nothing says that filters hide configs."""
+def test_a_kernel_without_a_figure_shows_its_failures_alone(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "ktuned.sqlite"
-    SampleStore(path).add("kernels:hopeless", {"N": 1}, 8)
+    SampleStore(path).add_kernel("kernels:hopeless", {"N": 1}, 8)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM winners")
         connection.execute("UPDATE trials SET outcome = 'hung', latency_us = NULL")
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
-        opened.draw_all()
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.draw_all_cards()
         titles = opened.page.locator("section.card h2").all_inner_texts()
         assert "Failures" in titles
         assert "Fastest configs" not in titles
@@ -319,10 +316,10 @@ def test_a_kernel_without_a_figure_has_no_table_of_the_fastest(browser: Browser,
         assert opened.complaints == []
 
 
-def test_a_knob_that_was_measured_with_one_value_is_in_no_chart(browser: Browser, tmp_path: Path) -> None:
-    """Values that all failed are among the failures, and have no box, no axis and no pair."""
+def test_a_knob_measured_with_one_value_is_in_no_chart(browser: Browser, tmp_path: Path) -> None:
+    """Values that always failed appear among the failures only."""
     path = tmp_path / "ktuned.sqlite"
-    SampleStore(path).add("kernels:gemm", {"N": 1}, 120)
+    SampleStore(path).add_kernel("kernels:gemm", {"N": 1}, 120)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
             """UPDATE trials SET config = json_set(config, '$.SWIZZLE', 1), outcome = 'measured',
@@ -331,8 +328,8 @@ def test_a_knob_that_was_measured_with_one_value_is_in_no_chart(browser: Browser
         connection.execute(
             "UPDATE trials SET outcome = 'crashed', config = json_set(config, '$.SWIZZLE', 8) WHERE id = 2"
         )
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
-        opened.draw_all()
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.draw_all_cards()
         assert "SWIZZLE" in opened.page.locator(".filters").inner_text()
         assert "SWIZZLE" not in opened.page.locator(".mini h3").all_inner_texts()
         axes = opened.page.evaluate(
@@ -343,32 +340,32 @@ def test_a_knob_that_was_measured_with_one_value_is_in_no_chart(browser: Browser
         assert "SWIZZLE" not in axes
 
 
-def test_a_model_that_explains_nothing_is_a_sentence(browser: Browser, tmp_path: Path) -> None:
-    """Where the knobs do not decide the latency, no chart of their importance is there, but a sentence."""
+def test_without_an_effect_of_knobs_there_is_a_sentence(browser: Browser, tmp_path: Path) -> None:
+    """A chart of their importance would mislead."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
-    store.add("kernels:noise", {"N": 3}, 120, axes=LONG_AXES, default=False)
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
-        opened.draw_all()
+    store.add_kernel("kernels:noise", {"N": 3}, 120, axes=LONG_AXES, default=False)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.draw_all_cards()
         opened.page.locator("#unexplained").wait_for(state="visible")
         assert opened.page.locator("#unexplained").inner_text().startswith("Which knobs matter is unclear: ")
         assert not opened.page.get_by_role("heading", name="Which knobs matter").is_visible()
         assert opened.complaints == []
 
 
-def test_a_roofline_needs_a_limit(browser: Browser, tmp_path: Path) -> None:
-    """Without the device's limits there is a sentence in its place, with the command that measures them."""
-    SampleStore(tmp_path / "ktuned.sqlite").add("kernels:gemm", PROBLEM, 60)
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
-        opened.draw_all()
+def test_without_a_device_limit_there_is_no_roofline(browser: Browser, tmp_path: Path) -> None:
+    """A sentence has the command that measures the limits."""
+    SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:gemm", PROBLEM, 60)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.draw_all_cards()
         assert opened.page.get_by_role("heading", name="Roofline").count() == 0
         assert "`ktuned doctor --peaks` measures the device's limits" in opened.page.locator(".insights").inner_text()
 
 
-def test_a_winner_at_the_end_of_a_knob_is_named(browser: Browser, tmp_path: Path) -> None:
-    """A space that ends where the latency still falls is worth a sentence, not one that turns before or goes on."""
+def test_a_winner_at_the_end_of_a_knob_is_reported(browser: Browser, tmp_path: Path) -> None:
+    """Only if the latency still falls at the end of the knob."""
     path = tmp_path / "ktuned.sqlite"
-    SampleStore(path).add("kernels:gemm", {"N": 1}, 60, axes={"TILE": list(range(1, 61))}, default=False)
-    said = []
+    SampleStore(path).add_kernel("kernels:gemm", {"N": 1}, 60, axes={"TILE": list(range(1, 61))}, default=False)
+    insights = []
     falling, turning = "1000.0 / json_extract(config, '$.TILE')", "100.0 + abs(50 - json_extract(config, '$.TILE'))"
     for latency, most in ((falling, 60), (turning, 60), (falling, 61)):
         with closing(sqlite3.connect(path)) as connection, connection:
@@ -376,34 +373,34 @@ def test_a_winner_at_the_end_of_a_knob_is_named(browser: Browser, tmp_path: Path
             axis = json.dumps(list(range(1, most + 1)))
             connection.execute("UPDATE kernels SET info = json_set(info, '$.space.axes.TILE', json(?))", (axis,))
             connection.execute("UPDATE winners SET trial_id = (SELECT id FROM trials ORDER BY latency_us LIMIT 1)")
-        with Opened(browser, file(_page_of(tmp_path))) as opened:
-            said.append(opened.page.locator(".insights").inner_text())
-    assert "TILE=60 is the largest value of its knob" in said[0]
-    assert "of its knob" not in said[1]
+        with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+            insights.append(opened.page.locator(".insights").inner_text())
+    assert "TILE=60 is the largest value of its knob" in insights[0]
+    assert "of its knob" not in insights[1]
     # A value of the space beyond it was not tried.
-    assert "of its knob" not in said[2]
+    assert "of its knob" not in insights[2]
 
 
 def test_a_reference_that_took_too_long_has_a_badge(browser: Browser, tmp_path: Path) -> None:
-    """By the same rule as results and lookups, and with a sentence; a plausible one has neither."""
+    """The rule is that of results and lookups."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
-    store.add("kernels:likely", {"N": 1}, 5, reference_times=20.0)
-    store.add("kernels:unlikely", {"N": 1}, 5, reference_times=1488.0)
-    with Opened(browser, file(_page_of(tmp_path))) as opened:
+    store.add_kernel("kernels:likely", {"N": 1}, 5, reference_times=20.0)
+    store.add_kernel("kernels:unlikely", {"N": 1}, 5, reference_times=1488.0)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
         assert opened.page.evaluate("[NOISY_SPREAD, IMPLAUSIBLE_RATIO]") == [NOISY_SPREAD, IMPLAUSIBLE_RATIO]
         rows = opened.page.locator("tbody tr")
         assert [rows.nth(place).locator(".badge.noisy").count() for place in range(2)] == [0, 1]
         for section, badges in enumerate((0, 1)):
-            opened.visit(section)
+            opened.visit_section(section)
             assert opened.page.locator(".tiles .badge.noisy").count() == badges
             sentence = "the reference took 1,488 times the winner's time"
             assert (sentence in opened.page.locator(".insights").inner_text()) is bool(badges)
         assert opened.complaints == []
 
 
-def _page_of(directory: Path) -> Path:
+def write_page(directory: Path) -> Path:
     """Write the report of a directory's store."""
     with Overview(directory / "ktuned.sqlite") as overview:
-        place = directory / "report.html"
-        place.write_text(render_page(survey_store(overview, "1.0")))
-    return place
+        path = directory / "report.html"
+        path.write_text(render_page(survey_store(overview, "1.0")))
+    return path

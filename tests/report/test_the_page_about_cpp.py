@@ -1,4 +1,4 @@
-"""The programs of ``docs/from-cpp.md``, word for word: an exported file, a request, and a compiled winner."""
+"""The programs of ``docs/from-cpp.md``: one reads an exported file, one asks a daemon, one runs a compiled winner."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ comp
 
 
 def read_blocks(document: str, language: str = "") -> list[str]:
-    """Return a document's blocks of code in a language."""
+    """Return a document's code blocks in a language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
     return [block for name, block in blocks if name == language]
 
 
 def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
-    """They compile without a warning; one reads an exported file, the other asks a daemon, and each says what fails."""
+    """The programs compile without a warning, find a winner, and report failures."""
     for name, program in zip(("winners", "lookup"), read_blocks("docs/from-cpp.md", "cpp"), strict=False):
         (tmp_path / f"{name}.cc").write_text(program)
         strict = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
         subprocess.run(["g++", *strict, f"{name}.cc", "-o", name], cwd=tmp_path, check=True, timeout=60)
 
-    def run(*words: str) -> tuple[int, str]:
+    def run_program(*words: str) -> tuple[int, str]:
         ran = subprocess.run([f"./{words[0]}", *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=10)
         return ran.returncode, ran.stdout + ran.stderr
 
@@ -43,21 +43,21 @@ def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
         daemon.tune(path=str(daemon.write_kernel(text)))
         assert daemon.run_ktuned("export", str(tmp_path / "exported"), "--kernel", "it").returncode == 0
         (file,) = (tmp_path / "exported").glob("*.json")
-        code, said = run("winners", str(file), "n=64")
-        assert (code, said.startswith("tag=a us=50.0 in ")) == (0, True), said
-        assert run("winners", str(file), "n=65") == (1, "")
-        code, said = run("winners", str(tmp_path / "gone.json"), "n=64")
-        assert (code != 0, "iostream error" in said) == (True, True)
-        assert run("lookup", str(daemon.socket), "it", "n=64") == (0, "fresh: us=50.000000 tag=a\n")
-        assert run("lookup", str(daemon.socket), "nothing", "n=64") == (0, "unknown:\n")
-        code, said = run("lookup", str(daemon.socket), "it", "wrong=1")
-        assert (code, "wrong" in said) == (1, True), said
-    code, said = run("lookup", str(daemon.socket), "it", "n=64")
-    assert (code, str(daemon.socket) in said) == (1, True), said
+        code, output = run_program("winners", str(file), "n=64")
+        assert (code, output.startswith("tag=a us=50.0 in ")) == (0, True), output
+        assert run_program("winners", str(file), "n=65") == (1, "")
+        code, output = run_program("winners", str(tmp_path / "gone.json"), "n=64")
+        assert (code != 0, "iostream error" in output) == (True, True)
+        assert run_program("lookup", str(daemon.socket), "it", "n=64") == (0, "fresh: us=50.000000 tag=a\n")
+        assert run_program("lookup", str(daemon.socket), "nothing", "n=64") == (0, "unknown:\n")
+        code, output = run_program("lookup", str(daemon.socket), "it", "wrong=1")
+        assert (code, "wrong" in output) == (1, True), output
+    code, output = run_program("lookup", str(daemon.socket), "it", "n=64")
+    assert (code, str(daemon.socket) in output) == (1, True), output
 
 
 def test_the_page_s_program_runs_a_compiled_winner(tmp_path: Path) -> None:
-    """By the page's own command: it loads the artifact that the backend makes of the README's kernel."""
+    """The page's command compiles the program, which loads the artifact of the README's kernel."""
     program = read_blocks("docs/from-cpp.md", "cpp")[-1]
     (source,) = read_blocks("README.md", "cpp")
     (tmp_path / "main.cc").write_text(program)

@@ -1,4 +1,4 @@
-"""Formats of trials: each holds every trial, and is read back as it was written."""
+"""Formats of trials: each contains every trial, and can be read back."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ MAPS = [
 TRIALS = msgspec.convert(MAPS, list[ListedTrial])
 
 
-def test_json_is_the_protocols_maps() -> None:
-    """JSON holds the trials as the protocol has them."""
+def test_json_has_the_protocol_s_maps() -> None:
     assert json.loads(render_trials(TRIALS, "json")) == MAPS
 
 
 def test_csv_has_a_row_for_each_trial() -> None:
-    """CSV has a column for each problem key and knob, and survives quotes and line breaks in messages."""
+    """CSV has a column for each problem key and knob; messages may contain quotes and line breaks."""
     first, second, third = csv.DictReader(io.StringIO(render_trials(TRIALS, "csv")))
     assert (first["trial"], first["winner"], first["latency_us"], first["c.BM"]) == ("1", "1", "12.5", "1")
     assert (second["p.N"], second["message"]) == ("3", 'it said "no",\nand more')
@@ -38,18 +37,17 @@ def test_csv_has_a_row_for_each_trial() -> None:
 
 
 def test_t4_is_read_back(tmp_path: Path) -> None:
-    """T4 gives the configs and their objectives in ms; a trial that says nothing of its config is left out."""
+    """T4 has the configs and their objectives in ms; a trial without a config is left out."""
     path = tmp_path / "results.json"
     path.write_text(render_trials(TRIALS, "t4"))
-    found = read_recorded_space(path)
-    assert found.configs == ({"BM": 1}, {"BM": 2})
-    assert found.objectives == (0.0125, None)
+    space = read_recorded_space(path)
+    assert space.configs == ({"BM": 1}, {"BM": 2})
+    assert space.objectives == (0.0125, None)
     result = json.loads(path.read_text())["results"][0]
     assert result["times"]["runtimes"] == [0.01225, 0.0125]
     assert result["timestamp"] == "1970-01-01T00:16:40.000+00:00"
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_outcome_has_a_place(form: str) -> None:
-    """No outcome stops an export."""
+def test_every_outcome_can_be_exported(form: str) -> None:
     assert render_trials([make_listed_trial(1, outcome) for outcome in Outcome], form)

@@ -1,4 +1,4 @@
-"""Winners for programs without ktuned: vLLM's JSON by one size."""
+"""Winners for vLLM, which needs no ktuned: a JSON file for each shape."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ktuned.protocol import ExportedWinner, WinnersDocument
 from ktuned.report import render_vllm_files
 
 
-def document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "project:gemm") -> WinnersDocument:
-    """Return a document of winners: problems with their configs."""
+def make_document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "project:gemm") -> WinnersDocument:
+    """Return a document of winners from problems and configs."""
     found = [
         ExportedWinner(problem, config, 10.0 + number, 0.0, "digest", "toolchain", "device", 1)
         for number, (problem, config) in enumerate(winners)
@@ -22,9 +22,9 @@ def document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "pro
 
 
 def test_vllm_has_a_file_for_each_shape_and_an_entry_for_each_size() -> None:
-    """The other keys name the file, sizes are its keys in order."""
+    """The sizes are the file's keys in order; the other problem keys are in its name."""
     rows = [({"E": 8, "M": m, "N": n}, {"BLOCK_SIZE_M": m, "num_warps": 4}) for m in (64, 1, 16) for n in (7168, 2048)]
-    files = render_vllm_files(document(*rows), "M")
+    files = render_vllm_files(make_document(*rows), "M")
     assert sorted(files) == [
         "E=8,N=2048,device_name=NVIDIA_H100_80GB_HBM3.json",
         "E=8,N=7168,device_name=NVIDIA_H100_80GB_HBM3.json",
@@ -46,19 +46,19 @@ def test_vllm_has_a_file_for_each_shape_and_an_entry_for_each_size() -> None:
         ),
     ],
 )
-def test_files_have_the_names_that_vllm_asks_for(problem: dict[str, Any], name: str) -> None:
-    """Whatever order the kernel file declares the keys in."""
-    assert [*render_vllm_files(document((problem | {"M": 1}, {"B": 1})), "M")] == [name.format("NVIDIA_H100_80GB_HBM3")]
+def test_files_have_the_names_that_vllm_requests(problem: dict[str, Any], name: str) -> None:
+    """The order of the declared keys does not matter."""
+    assert [*render_vllm_files(make_document((problem | {"M": 1}, {"B": 1})), "M")] == [
+        name.format("NVIDIA_H100_80GB_HBM3")
+    ]
 
 
 @pytest.mark.parametrize("size", ["K", "dtype"])
-def test_vllm_needs_a_size(size: str) -> None:
-    """A key that the problem lacks, or that is no integer, is one clear error."""
+def test_vllm_needs_an_integer_size(size: str) -> None:
     with pytest.raises(UsageError, match=f"has no size '{size}'"):
-        render_vllm_files(document(({"M": 1, "dtype": "f16"}, {"B": 1})), size)
+        render_vllm_files(make_document(({"M": 1, "dtype": "f16"}, {"B": 1})), size)
 
 
-def test_a_file_name_leaves_the_directory_alone() -> None:
-    """A string of the problem cannot lead to another directory."""
-    (name,) = render_vllm_files(document(({"M": 1, "dtype": "../../x"}, {"B": 1})), "M")
+def test_a_file_name_cannot_lead_to_another_directory() -> None:
+    (name,) = render_vllm_files(make_document(({"M": 1, "dtype": "../../x"}, {"B": 1})), "M")
     assert "/" not in name

@@ -1,4 +1,4 @@
-"""Events without a meaning, for tests of the stream that carries them."""
+"""Events without meaning, for tests of the stream that carries them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ktuned.protocol import Event
 from ktuned.serve.events import Events
 
 
-class Noise(Event, frozen=True, kw_only=True, tag="noise"):
-    """Any event, as large as its text."""
+class NoiseEvent(Event, frozen=True, kw_only=True, tag="noise"):
+    """An event with a text of any size."""
 
     text: Any = ""
 
 
-class Last(Event, frozen=True, kw_only=True, tag="last"):
+class LastEvent(Event, frozen=True, kw_only=True, tag="last"):
     """An event of another type."""
 
 
 def count_lagging(events: Events) -> int:
-    """Return how many subscribers have not yet been sent everything."""
-    return sum(one.place < events.seq for one in events._subscriptions.values())
+    """Return the number of subscribers that have not received all events."""
+    return sum(subscription.place < events.seq for subscription in events._subscriptions.values())

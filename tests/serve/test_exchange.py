@@ -1,4 +1,4 @@
-"""Imports: which winners of a document are taken, where the space's own code must be asked."""
+"""Imports: which winners of a document are accepted, and when the space's own code is asked."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BY_ENERGY = minimize("energy")
 pytestmark = pytest.mark.anyio
 
 
-def document(*figures: tuple[float, float]) -> dict[str, Any]:
-    """Return a document with a winner for ``n = 64`` of each config (its ``us``) and latency, measured elsewhere."""
+def make_document(*figures: tuple[float, float]) -> dict[str, Any]:
+    """Return a document with winners for ``n = 64``, measured elsewhere, from (``us`` of the config, latency) pairs."""
     winners = [
         {
             "problem": {"n": 64},
@@ -47,8 +47,8 @@ def document(*figures: tuple[float, float]) -> dict[str, Any]:
     return {"ktuned_winners": 1, "bucket": {}, "names": {}, **shared}
 
 
-def sharing(parts: Parts) -> WinnerExchange:
-    """Return the methods over a daemon's parts."""
+def make_methods(parts: Parts) -> WinnerExchange:
+    """Return the methods for exchange over a daemon's parts."""
     return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
@@ -61,131 +61,133 @@ def sharing(parts: Parts) -> WinnerExchange:
 
 
 async def test_constraint_is_asked_before_a_winner_is_taken(parts: Parts) -> None:
-    """What `where` forbids is refused, by a worker's verdict and not by a guess."""
+    """A config that ``where`` forbids is refused; a worker evaluates the constraint."""
     await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0], where=lambda p, c: c.us > 10.0"))
-    wanted = ImportParams(document=document((10.0, 1.0), (20.0, 2.0), (30.0, 3.0)), dry_run=True)
-    answer = await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
+    params = ImportParams(document=make_document((10.0, 1.0), (20.0, 2.0), (30.0, 3.0)), dry_run=True)
+    answer = await make_methods(parts).handle_import(params, None)  # type: ignore[arg-type]
     assert [winner.taken for winner in answer.winners] == [False, True, False]
     refused = "refused: the kernel's space has no such config"
     assert [winner.reason for winner in answer.winners] == [refused, "there was none", refused]
 
 
 async def test_what_an_import_decides_is_listed_in_the_declared_order(parts: Parts) -> None:
-    """Documents sort their keys; the answer has those of a problem and of a config as the kernel file has them."""
+    """The document sorts its keys; the answer has those of problems and configs in the declared order."""
     text = make_kernel_text(configs="us=[10.0], grade=[1]", problems="[dict(n=64, m=2, k=3)]")
     await parts.inspect_file(text.replace("Build(**c)", "Build(us=c.us)"))
-    offered = document((10.0, 1.0))
+    offered = make_document((10.0, 1.0))
     (winner,) = offered["winners"]
     winner.update(problem={"k": 3, "m": 2, "n": 64}, config={"grade": 1, "us": 10.0})
-    answer = await sharing(parts).handle_import(ImportParams(document=offered, dry_run=True), None)  # type: ignore[arg-type]
+    answer = await make_methods(parts).handle_import(ImportParams(document=offered, dry_run=True), None)  # type: ignore[arg-type]
     (decided,) = answer.winners
     assert (list(decided.problem), list(decided.config)) == (["n", "m", "k"], ["us", "grade"])
 
 
-async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
-    """However good its figure: it is served no more."""
+async def test_a_winner_outside_the_space_is_replaced(parts: Parts) -> None:
+    """However good its figure is."""
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     await parts.record_measurements(kernel, {10.0: 0.5}, rounds=ALL_ROUNDS)
-    wanted = ImportParams(document=document((20.0, 2.0)), dry_run=True)
-    (before,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
+    params = ImportParams(document=make_document((20.0, 2.0)), dry_run=True)
+    (before,) = (await make_methods(parts).handle_import(params, None)).winners  # type: ignore[arg-type]
     await parts.inspect_file(make_kernel_text(configs="us=[20.0]"))
-    (after,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
+    (after,) = (await make_methods(parts).handle_import(params, None)).winners  # type: ignore[arg-type]
     assert (before.taken, after.taken) == (False, True)
 
 
-async def learned(parts: Parts, *names: str) -> KernelInfo:
-    """Have the kernel learn names, as compiling it would, and return it."""
+async def learn_names(parts: Parts, *names: str) -> KernelInfo:
+    """Learn names for the kernel, as compiling does, and return the kernel."""
     kernel = await parts.inspect_file(make_kernel_text())
-    found = await parts.inspector.observe_names(kernel, [Observation(name, "", is_source=True) for name in names])
+    observations = await parts.inspector.observe_names(
+        kernel, [Observation(name, "", is_source=True) for name in names]
+    )
     below = [
-        replace(one, places=tuple(make_relative(place, str(parts.project)) for place in one.places)) for one in found
+        replace(observation, places=tuple(make_relative(place, str(parts.project)) for place in observation.places))
+        for observation in observations
     ]
     await parts.daemon.traces.learn_names(kernel, below)
     return parts.catalog.resolve_kernel("it")
 
 
-async def exported(directory: Path, header: str) -> dict[str, Any]:
-    """Return what a machine exports whose winner was compiled with a header, and looked for another in vain."""
+async def export_elsewhere(directory: Path, header: str) -> dict[str, Any]:
+    """Return the export of another machine, whose winner was compiled with one header after searching another."""
     async with assemble_daemon(directory) as parts:
         parts.write_file(header, "cfg.h")
-        kernel = await learned(parts, "cfg.h", "first/cfg.h")
+        kernel = await learn_names(parts, "cfg.h", "first/cfg.h")
         await parts.record_measurements(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
-        wanted = ExportParams(kernel="it", device="Fake CPU")
-        answer = await sharing(parts).handle_export(wanted, None)  # type: ignore[arg-type]
+        params = ExportParams(kernel="it", device="Fake CPU")
+        answer = await make_methods(parts).handle_export(params, None)  # type: ignore[arg-type]
     document: dict[str, Any] = msgspec.to_builtins(answer.document)
     return document
 
 
-async def imported(parts: Parts, given: dict[str, Any], *, dry_run: bool = False) -> ImportedWinner:
+async def import_document(parts: Parts, document: dict[str, Any], *, dry_run: bool = False) -> ImportedWinner:
     """Import a document and return the verdict on its winner."""
-    wanted = ImportParams(document=given, dry_run=dry_run)
-    (verdict,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
+    params = ImportParams(document=document, dry_run=dry_run)
+    (verdict,) = (await make_methods(parts).handle_import(params, None)).winners  # type: ignore[arg-type]
     return verdict
 
 
-def status(parts: Parts) -> str:
-    """Return the status of a lookup."""
+def look_up_status(parts: Parts) -> str:
     return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status.value
 
 
 @pytest.fixture
-async def other(tmp_path: Path) -> dict[str, Any]:
+async def other_document(tmp_path: Path) -> dict[str, Any]:
     """Return another machine's document."""
     (tmp_path / "there").mkdir()
-    return await exported(tmp_path / "there", "#define VALUE 1\n")
+    return await export_elsewhere(tmp_path / "there", "#define VALUE 1\n")
 
 
-async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other: dict[str, Any]) -> None:
-    """All that was read there is the same here: nothing is to be tuned, and its edit makes the winner stale."""
+async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other_document: dict[str, Any]) -> None:
+    """Nothing is tuned; an edit of the header makes the winner stale."""
     header = parts.write_file("#define VALUE 1\n", "cfg.h")
     await parts.inspect_file(make_kernel_text())
-    assert (await imported(parts, other, dry_run=True)).status == "fresh"
-    assert parts.catalog.resolve_kernel("it").learned == {}
-    assert (await imported(parts, other)).status == "fresh"
-    assert status(parts) == "fresh"
+    assert (await import_document(parts, other_document, dry_run=True)).status == "fresh"
+    assert not any(entry.digest for entry in parts.catalog.resolve_kernel("it").learned.values())
+    assert (await import_document(parts, other_document)).status == "fresh"
+    assert look_up_status(parts) == "fresh"
     header.write_text("#define VALUE 2\n")
     await parts.inspect_file()
-    assert status(parts) == "stale"
+    assert look_up_status(parts) == "stale"
 
 
 @pytest.mark.parametrize(
     ("name", "text"), [("cfg.h", "#define VALUE 2\n"), ("first/cfg.h", "#define VALUE 1\n"), ("cfg.h", None)]
 )
 async def test_a_learned_name_that_differs_makes_an_import_stale(
-    parts: Parts, other: dict[str, Any], name: str, text: str | None
+    parts: Parts, other_document: dict[str, Any], name: str, text: str | None
 ) -> None:
-    """Another header, one in a directory that is searched earlier, or none; before and after it is learned here."""
+    """Cases: another header, a new header earlier in the search, no header, with names learned before or after."""
     path = parts.write_file("#define VALUE 1\n", "cfg.h")
     if text is None:
         path.unlink()
     else:
         parts.write_file(text, name)
     await parts.inspect_file(make_kernel_text())
-    assert (await imported(parts, other)).status == "stale"
-    assert status(parts) == "stale"
-    await learned(parts, "cfg.h", "first/cfg.h")
-    assert status(parts) == "stale"
+    assert (await import_document(parts, other_document)).status == "stale"
+    assert look_up_status(parts) == "stale"
+    await learn_names(parts, "cfg.h", "first/cfg.h")
+    assert look_up_status(parts) == "stale"
 
 
 async def test_names_that_only_this_machine_has_learned_keep_an_import_fresh(
-    parts: Parts, other: dict[str, Any]
+    parts: Parts, other_document: dict[str, Any]
 ) -> None:
-    """No winner there depends on them, or they would have been learned there, too."""
+    """No winner of the other machine depends on those names."""
     parts.write_file("#define VALUE 1\n", "cfg.h")
     parts.write_file("#define MORE 1\n", "more.h")
-    await learned(parts, "more.h")
-    assert (await imported(parts, other)).status == "fresh"
-    assert status(parts) == "fresh"
+    await learn_names(parts, "more.h")
+    assert (await import_document(parts, other_document)).status == "fresh"
+    assert look_up_status(parts) == "fresh"
 
 
 async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
-    """An older reader takes every winner of the first list for the fastest; each is taken by its own figure."""
+    """They have a list of their own, because older readers take every winner of the first list for the fastest."""
     kernel = await parts.inspect_file(make_kernel_text())
     await parts.record_measurements(kernel, {50.0: 5.0}, metrics={"energy": 2.0})
-    (known,) = parts.store.list_trials(kernel=kernel.name)
-    await parts.store.decide_winner(known.id, objective=BY_ENERGY)
-    given = await sharing(parts).handle_export(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
-    shared = msgspec.to_builtins(given.document)
+    (trial,) = parts.store.list_trials(kernel=kernel.name)
+    await parts.store.decide_winner(trial.id, objective=BY_ENERGY)
+    document = await make_methods(parts).handle_export(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
+    shared = msgspec.to_builtins(document.document)
     assert [won["latency_us"] for won in shared["winners"]] == [5.0]
     assert "metrics" not in shared["winners"][0]
     (frugal,) = shared["objectives"]["min:energy"]
@@ -194,7 +196,7 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     better = {**frugal, "config": {"us": 90.0}, "latency_us": 9.0, "metrics": {"energy": 1.0}}
     unknown = {**better, "config": {"us": 90.0}, "metrics": {}}
     offered = {**shared, "winners": [], "objectives": {"min:energy": [better, unknown], "max:speed": [better]}}
-    answer = await sharing(parts).handle_import(ImportParams(document=offered), None)  # type: ignore[arg-type]
+    answer = await make_methods(parts).handle_import(ImportParams(document=offered), None)  # type: ignore[arg-type]
     assert [(won.objective, won.taken) for won in answer.winners] == [
         ("min:energy", True), ("min:energy", False), ("max:speed", False)
     ]  # fmt: skip
@@ -205,28 +207,28 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
 
 
 async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) -> None:
-    """Also where the files' own reader does not look at the field."""
+    """Some fields are not read by the parser of files."""
     await parts.inspect_file(make_kernel_text())
-    wanted = ImportParams(document={**document((50.0, 1.0)), "objective": 5})
+    params = ImportParams(document={**make_document((50.0, 1.0)), "objective": 5})
     with pytest.raises(UsageError, match=r"the document is invalid: Expected `str`, got `int` - at `\$.objective`"):
-        await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
+        await make_methods(parts).handle_import(params, None)  # type: ignore[arg-type]
 
 
 async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
-    """It is used where none was fitted, and refused if it is no tree."""
+    """The portfolio is used if none was fitted here, and refused if it is no tree."""
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     tree = {"config": {"us": 10.0}, "expected_loss": 0.0, "problems": 8}
-    given = {**document((10.0, 2.0)), "portfolios": {"latency": tree}}
-    await sharing(parts).handle_import(ImportParams(document=given), None)  # type: ignore[arg-type]
-    await sharing(parts).handle_import(
-        ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
+    document = {**make_document((10.0, 2.0)), "portfolios": {"latency": tree}}
+    await make_methods(parts).handle_import(ImportParams(document=document), None)  # type: ignore[arg-type]
+    await make_methods(parts).handle_import(
+        ImportParams(document={**make_document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
         None,  # type: ignore[arg-type]
     )
-    found = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
-    assert found is not None
-    assert found.tree == tree
+    portfolio = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
+    assert portfolio is not None
+    assert portfolio.tree == tree
     with pytest.raises(UsageError, match="not a tree of configs"):
-        await sharing(parts).handle_import(
-            ImportParams(document={**document((10.0, 1.0)), "portfolios": {"latency": {}}}),
+        await make_methods(parts).handle_import(
+            ImportParams(document={**make_document((10.0, 1.0)), "portfolios": {"latency": {}}}),
             None,  # type: ignore[arg-type]
         )

@@ -1,4 +1,4 @@
-"""Peers that mean no good, or do none: they cost themselves their connection, and no one else anything."""
+"""Hostile or broken peers lose their own connection, and disturb nobody else."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SOMEBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 
 
-def test_a_mob_disturbs_nobody() -> None:
-    """Beside 500 idle, 100 slow and 100 deaf ones lookups keep their p99; who breaks a limit goes, and only those."""
+def test_500_idle_100_slow_and_100_deaf_peers_disturb_no_lookup() -> None:
+    """Peers that break a limit, and only those, are disconnected."""
     rows: list[dict[str, Any]] = []
     while not rows or (rows[-1]["ratio"] > P99_BUDGET and len(rows) < ROUNDS):
         rows.append(measure(Crowd(), lookups=1_000))
@@ -40,7 +40,7 @@ def test_a_mob_disturbs_nobody() -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Peers that ask for much and read nothing, and names and texts that no one knows, are not kept for ever."""
+    """Peers that request much and read nothing, and unknown names and texts, are not kept for ever."""
     with Daemon(tmp_path) as daemon:
         assert daemon.process is not None
         daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])", problems="[dict(n=64, s='x')]"))
@@ -105,17 +105,17 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def reachable() -> Generator[Path]:
-    """Return a directory that every user can go into, unlike pytest's own."""
+def reachable_directory() -> Generator[Path]:
+    """Return a directory that every user can enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="ktuned-open-") as name:
         os.chmod(name, 0o755)
         yield Path(name)
 
 
 @as_root
-def test_another_user_can_do_nothing(reachable: Path) -> None:
-    """A real second user cannot connect, nor read or replace anything, although all paths are known and reachable."""
-    with Daemon(reachable) as daemon:
+def test_another_user_can_do_nothing(reachable_directory: Path) -> None:
+    """A real second user, who knows all paths, cannot connect, read or replace anything."""
+    with Daemon(reachable_directory) as daemon:
         path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
         daemon.tune(path=str(path), trials=1)
         assert stat.S_IMODE(daemon.home.stat().st_mode) & 0o055 == 0o055, "the directory itself keeps nobody out"
@@ -127,20 +127,20 @@ def test_another_user_can_do_nothing(reachable: Path) -> None:
             cwd="/",
         )
         assert done.returncode == 0, done.stderr
-        found: dict[str, str] = json.loads(done.stdout)
-        assert "read ktuned.sqlite" in found
-        assert set(found.values()) == {"PermissionError"}, found
+        outcomes: dict[str, str] = json.loads(done.stdout)
+        assert "read ktuned.sqlite" in outcomes
+        assert set(outcomes.values()) == {"PermissionError"}, outcomes
         assert daemon.client.call("hello")["pid"] == daemon.process.pid if daemon.process else False
 
 
 @as_root
-def test_a_peer_of_another_uid_is_closed_unheard(reachable: Path) -> None:
-    """Even past the directory, SO_PEERCRED decides: an open socket is not answered to another user."""
+def test_a_peer_of_another_uid_is_closed_without_an_answer(reachable_directory: Path) -> None:
+    """SO_PEERCRED decides, even if the socket is open to all."""
     speak = (
         "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
         "s.settimeout(30); s.sendall(bytes.fromhex(sys.argv[2])); sys.stdout.write(repr(s.recv(100)))"
     )
-    with Daemon(reachable) as daemon:
+    with Daemon(reachable_directory) as daemon:
         daemon.socket.parent.chmod(0o755)
         daemon.socket.chmod(0o666)
         hello = wire.encode_request(1, "hello", {}).hex()
@@ -157,8 +157,8 @@ def test_a_peer_of_another_uid_is_closed_unheard(reachable: Path) -> None:
 
 
 @as_root
-def test_a_client_does_not_believe_another_users_daemon(reachable: Path) -> None:
-    """A socket that someone else listens at is not asked, and the lookup says whose it is."""
+def test_a_client_does_not_use_another_user_s_daemon(reachable_directory: Path) -> None:
+    """The lookup names the owner."""
     listen = (
         "import os, socket, sys; os.mkdir(sys.argv[1], 0o700); os.chown(sys.argv[1], 65534, 65534); os.setuid(65534);"
         "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '/k.sock'); s.listen(); print('ready', flush=True);"
@@ -166,14 +166,18 @@ def test_a_client_does_not_believe_another_users_daemon(reachable: Path) -> None
     )
     from ktuned_client import Client
 
-    place = reachable / "theirs"
+    directory = reachable_directory / "theirs"
     with subprocess.Popen(
-        [sys.executable, "-c", listen, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+        [sys.executable, "-c", listen, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        with Client(str(place / "k.sock")) as client:
+        with Client(str(directory / "k.sock")) as client:
             hit = client.lookup("gemm", {"M": 1}, default={"BM": 64})
         process.stdin.close()
     assert (hit.status, hit.config) == ("unavailable", {"BM": 64})
@@ -182,7 +186,7 @@ def test_a_client_does_not_believe_another_users_daemon(reachable: Path) -> None
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_home_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """Artifacts are code: a daemon does not keep them where someone else could put others."""
+    """Artifacts are code: another user could replace them."""
     home = tmp_path / "home"
     home.mkdir()
     if mode == 0o770:
@@ -205,8 +209,7 @@ def test_a_home_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> N
     assert list(home.iterdir()) == []
 
 
-def test_a_link_in_the_homes_lock_is_not_followed(tmp_path: Path) -> None:
-    """Nothing is ever opened through a link that was put in a known name's place."""
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     daemon = Daemon(tmp_path)
@@ -217,8 +220,8 @@ def test_a_link_in_the_homes_lock_is_not_followed(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_an_abstract_socket_is_nobodys(tmp_path: Path) -> None:
-    """A handed-over socket without a file is refused: no directory keeps others away from it."""
+def test_an_abstract_socket_is_refused(tmp_path: Path) -> None:
+    """No directory protects it from other users."""
     from ktuned.serve.listener import CannotListen, inherit_socket
 
     with socket.socket(socket.AF_UNIX) as listening:

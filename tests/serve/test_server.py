@@ -23,7 +23,7 @@ from ktuned.serve.server import Limits, Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response
 from tests import leaks
-from tests.serve.noise import Last, Noise, count_lagging
+from tests.serve.noise import LastEvent, NoiseEvent, count_lagging
 
 pytestmark = pytest.mark.anyio
 
@@ -32,13 +32,13 @@ LIMITS = Limits(connections=8, pending=4, request_bytes=10_000, response_bytes=4
 
 @pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Serve on the daemon's loop, and on that which it falls back to."""
+    """Run every test on the daemon's loop and on its fallback."""
     request.param().close()  # libuv's first loop opens a pipe that stays
     return "asyncio", {"loop_factory": functools.partial(leaks.make_tracking_loop, request.param)}
 
 
 class RawClient:
-    """A raw client, which reads only when reported to."""
+    """A client of raw bytes, which reads only when a test says so."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -47,34 +47,34 @@ class RawClient:
         self._decoder = Decoder()
         self._messages: list[Message] = []
 
-    async def send(self, data: bytes) -> None:
+    async def send_bytes(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.socket, data)
 
-    async def receive(self) -> Message:
+    async def receive_messages(self) -> Message:
         while not self._messages:
             data = await asyncio.get_running_loop().sock_recv(self.socket, 2**16)
             assert data, "the server closed the connection"
             self._messages = self._decoder.feed(data)
         return self._messages.pop(0)
 
-    async def ask(self, method: str, request_id: int = 1, **params: Any) -> Any:
-        await self.send(wire.encode_request(request_id, method, params))
-        response = await self.receive()
+    async def send_request(self, method: str, request_id: int = 1, **params: Any) -> Any:
+        await self.send_bytes(wire.encode_request(request_id, method, params))
+        response = await self.receive_messages()
         assert isinstance(response, Response)
         assert response.id == request_id
         assert response.error is None
         return response.result
 
     async def is_closed(self) -> bool:
-        """Wait until the server closes the connection; what it still sent is thrown away."""
+        """Wait until the server closes the connection; drop what it still sends."""
         with contextlib.suppress(ConnectionResetError):
             while await asyncio.get_running_loop().sock_recv(self.socket, 2**20):
                 pass
         return True
 
 
-class Running:
-    """A server in this process, with methods that tests can steer."""
+class RunningServer:
+    """A server in this process, whose methods tests control."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -82,55 +82,55 @@ class Running:
         self.released = anyio.Event()
         self.calls: list[str] = []
         methods = {
-            "echo": self.echo,
-            "big": self.big,
-            "missing": self.missing,
-            "boom": self.boom,
-            "object": self.object,
-            "hold": self.hold,
-            "hold_and_boom": self.hold_and_boom,
-            "subscribe": self.subscribe,
+            "echo": self.echo_params,
+            "big": self.answer_big,
+            "missing": self.raise_not_found,
+            "boom": self.raise_error,
+            "object": self.answer_unpackable,
+            "hold": self.hold_request,
+            "hold_and_boom": self.hold_and_raise,
+            "subscribe": self.add_subscription,
         }
         handlers = [Handler[Any, Any](Method[Any, Any](name, dict, dict), answer) for name, answer in methods.items()]
         self.server = Server(handlers, LIMITS)
         self.peers: list[RawClient] = []
 
-    def peer(self) -> RawClient:
+    def find_peer(self) -> RawClient:
         self.peers.append(RawClient(self.path))
         return self.peers[-1]
 
-    def echo(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    def echo_params(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         self.calls.append("echo")
         return params
 
-    def big(self, params: dict[str, Any], peer: Peer) -> str:
+    def answer_big(self, params: dict[str, Any], peer: Peer) -> str:
         self.calls.append("big")
         return "x" * int(params["size"])
 
-    def missing(self, params: dict[str, Any], peer: Peer) -> None:
+    def raise_not_found(self, params: dict[str, Any], peer: Peer) -> None:
         raise NotFound("nothing here", hint="look elsewhere")
 
-    def boom(self, params: dict[str, Any], peer: Peer) -> None:
+    def raise_error(self, params: dict[str, Any], peer: Peer) -> None:
         raise RuntimeError("boom")
 
-    def object(self, params: dict[str, Any], peer: Peer) -> Any:
+    def answer_unpackable(self, params: dict[str, Any], peer: Peer) -> Any:
         return object()
 
-    async def hold(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    async def hold_request(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         self.calls.append("hold")
         await self.released.wait()
         self.calls.append("held")
         return params
 
-    async def hold_and_boom(self, params: dict[str, Any], peer: Peer) -> None:
+    async def hold_and_raise(self, params: dict[str, Any], peer: Peer) -> None:
         await self.released.wait()
         raise RuntimeError("boom")
 
-    def subscribe(self, params: dict[str, Any], peer: Peer) -> StreamPosition:
+    def add_subscription(self, params: dict[str, Any], peer: Peer) -> StreamPosition:
         return self.events.add_subscription(peer, msgspec.convert(params, SubscribeParams))
 
-    async def until(self, **statistics: int) -> None:
-        """Let the loop run until the server's figures are these."""
+    async def wait_until_traffic(self, **statistics: int) -> None:
+        """Run the loop until the server reports these figures."""
         with anyio.fail_after(60):
             figures = self.server.describe_traffic
             while not statistics.items() <= asdict(figures()).items():  # noqa: ASYNC110 - figures have no event
@@ -138,18 +138,18 @@ class Running:
 
 
 @pytest.fixture
-def listening(tmp_path: Path) -> Iterator[socket.socket]:
+def bound_socket(tmp_path: Path) -> Iterator[socket.socket]:
     """Return a bound socket."""
     with bind_socket(str(tmp_path / "run" / "k.sock")) as bound:
         yield bound
 
 
 @pytest.fixture
-async def running(listening: socket.socket) -> AsyncIterator[Running]:
+async def server(bound_socket: socket.socket) -> AsyncIterator[RunningServer]:
     """Run a server, and cancel it at the end."""
-    running = Running(listening.getsockname())
+    running = RunningServer(bound_socket.getsockname())
     async with anyio.create_task_group() as tasks:
-        await tasks.start(running.server.serve_until_cancelled, listening)
+        await tasks.start(running.server.serve_until_cancelled, bound_socket)
         try:
             yield running
         finally:
@@ -158,41 +158,43 @@ async def running(listening: socket.socket) -> AsyncIterator[Running]:
             tasks.cancel_scope.cancel()
 
 
-async def test_requests_are_answered(running: Running) -> None:
-    """A result comes back under its request's id."""
-    assert await running.peer().ask("echo", 77, a=1, b={"c": [None]}) == {"a": 1, "b": {"c": [None]}}
+async def test_requests_are_answered(server: RunningServer) -> None:
+    assert await server.find_peer().send_request("echo", 77, a=1, b={"c": [None]}) == {"a": 1, "b": {"c": [None]}}
 
 
-async def test_requests_may_come_in_any_pieces(running: Running) -> None:
-    """Byte by byte or many at once, each request gets its answer, in order."""
-    peer = running.peer()
+async def test_requests_may_arrive_in_any_pieces(server: RunningServer) -> None:
+    """Answers come in order."""
+    peer = server.find_peer()
     requests = [wire.encode_request(number, "echo", {"n": number}) for number in range(3)]
     for byte in b"".join(requests):
-        await peer.send(bytes([byte]))
+        await peer.send_bytes(bytes([byte]))
         await asyncio.sleep(0)
-    assert [await peer.receive() for _ in requests] == [Response(number, None, {"n": number}) for number in range(3)]
-    await peer.send(b"".join(requests))
-    assert [await peer.receive() for _ in requests] == [Response(number, None, {"n": number}) for number in range(3)]
+    assert [await peer.receive_messages() for _ in requests] == [
+        Response(number, None, {"n": number}) for number in range(3)
+    ]
+    await peer.send_bytes(b"".join(requests))
+    assert [await peer.receive_messages() for _ in requests] == [
+        Response(number, None, {"n": number}) for number in range(3)
+    ]
 
 
-async def test_a_waiting_method_delays_nobody(running: Running) -> None:
-    """While one request waits, others of the same connection are answered."""
-    peer = running.peer()
-    await peer.send(wire.encode_request(1, "hold", {"held": True}))
-    assert await peer.ask("echo", 2, a=1) == {"a": 1}
-    running.released.set()
-    assert await peer.receive() == Response(1, None, {"held": True})
+async def test_a_waiting_request_delays_no_other(server: RunningServer) -> None:
+    """Other requests of the same connection are answered."""
+    peer = server.find_peer()
+    await peer.send_bytes(wire.encode_request(1, "hold", {"held": True}))
+    assert await peer.send_request("echo", 2, a=1) == {"a": 1}
+    server.released.set()
+    assert await peer.receive_messages() == Response(1, None, {"held": True})
 
 
-async def test_notifications_are_carried_out_and_not_answered(running: Running) -> None:
-    """A call without an id is a call, whatever becomes of it."""
-    peer = running.peer()
+async def test_notifications_are_executed_and_not_answered(server: RunningServer) -> None:
+    peer = server.find_peer()
     for method in ("echo", "boom", "hold", "nonsense"):
-        await peer.send(wire.encode_notification(method, {}))
-    running.released.set()
-    assert await peer.ask("echo", 9, a=1) == {"a": 1}
-    await running.until(pending=0)
-    assert sorted(running.calls) == ["echo", "echo", "held", "hold"]
+        await peer.send_bytes(wire.encode_notification(method, {}))
+    server.released.set()
+    assert await peer.send_request("echo", 9, a=1) == {"a": 1}
+    await server.wait_until_traffic(pending=0)
+    assert sorted(server.calls) == ["echo", "echo", "held", "hold"]
 
 
 @pytest.mark.parametrize(
@@ -206,25 +208,24 @@ async def test_notifications_are_carried_out_and_not_answered(running: Running) 
         ("big", "too_large", "the answer to big has 5000"),
     ],
 )
-async def test_failures_are_answered(running: Running, method: str, code: str, message: str) -> None:
-    """Every failure is a map of code, message and hint, and the connection lives on."""
-    peer = running.peer()
-    running.released.set()
-    await peer.send(wire.encode_request(1, method, {"size": 5_000_000}))
-    response = await peer.receive()
+async def test_a_failure_is_an_error_answer(server: RunningServer, method: str, code: str, message: str) -> None:
+    """The connection stays open."""
+    peer = server.find_peer()
+    server.released.set()
+    await peer.send_bytes(wire.encode_request(1, method, {"size": 5_000_000}))
+    response = await peer.receive_messages()
     assert isinstance(response, Response)
     assert response.error is not None
     assert set(response.error) == {"code", "message", "hint"}
     assert response.error["code"] == code
     assert response.error["message"].startswith(message)
-    assert await peer.ask("echo") == {}
+    assert await peer.send_request("echo") == {}
 
 
-async def test_params_that_are_not_one_map_are_answered(running: Running) -> None:
-    """A stock client that passes positional arguments gets a sentence."""
-    peer = running.peer()
-    await peer.send(msgpack.packb([0, 1, "echo", ["gemm", 5]]))
-    response = await peer.receive()
+async def test_positional_params_are_an_error_answer(server: RunningServer) -> None:
+    peer = server.find_peer()
+    await peer.send_bytes(msgpack.packb([0, 1, "echo", ["gemm", 5]]))
+    response = await peer.receive_messages()
     assert isinstance(response, Response)
     assert response.error is not None
     assert response.error["code"] == "usage"
@@ -244,138 +245,137 @@ async def test_params_that_are_not_one_map_are_answered(running: Running) -> Non
     ],
     ids=["reserved", "nested", "1 GiB", "4 Gi items", "too long", "a response", "HTTP", "too many pending"],
 )
-async def test_a_broken_limit_costs_the_offender_its_connection(running: Running, offence: bytes) -> None:
-    """The offender is closed; a bystander does not notice, and the server forgets the offender."""
-    bystander, offender = running.peer(), running.peer()
-    await bystander.send(wire.encode_request(1, "hold", {}))
+async def test_breaking_a_limit_closes_the_connection(server: RunningServer, offence: bytes) -> None:
+    """Other connections are not affected."""
+    bystander, offender = server.find_peer(), server.find_peer()
+    await bystander.send_bytes(wire.encode_request(1, "hold", {}))
     with contextlib.suppress(ConnectionError):
-        await offender.send(offence)
+        await offender.send_bytes(offence)
     assert await offender.is_closed()
-    assert await bystander.ask("echo", 2) == {}
-    running.released.set()
-    assert await bystander.receive() == Response(1, None, {})
-    await running.until(connections=1, pending=0, refused=1)
+    assert await bystander.send_request("echo", 2) == {}
+    server.released.set()
+    assert await bystander.receive_messages() == Response(1, None, {})
+    await server.wait_until_traffic(connections=1, pending=0, refused=1)
 
 
-async def test_as_many_may_wait_as_the_limit_says(running: Running) -> None:
-    """The limit itself is allowed, and what was answered counts no more."""
-    peer = running.peer()
+async def test_pending_requests_up_to_the_limit_are_accepted(server: RunningServer) -> None:
+    """Answered requests do not count."""
+    peer = server.find_peer()
     for _ in range(3):
         for number in range(LIMITS.pending):
-            await peer.send(wire.encode_request(number, "hold", {}))
-        await running.until(pending=LIMITS.pending)
-        running.released.set()
+            await peer.send_bytes(wire.encode_request(number, "hold", {}))
+        await server.wait_until_traffic(pending=LIMITS.pending)
+        server.released.set()
         assert {
-            message.id for _ in range(LIMITS.pending) if isinstance(message := await peer.receive(), Response)
+            message.id for _ in range(LIMITS.pending) if isinstance(message := await peer.receive_messages(), Response)
         } == set(range(LIMITS.pending))
-        running.released = anyio.Event()
+        server.released = anyio.Event()
 
 
-async def test_one_connection_too_many_is_closed(running: Running) -> None:
-    """Who comes when the house is full is sent away; who leaves makes room."""
-    peers = [running.peer() for _ in range(LIMITS.connections)]
+async def test_a_connection_beyond_the_limit_is_closed(server: RunningServer) -> None:
+    """A closed connection makes room."""
+    peers = [server.find_peer() for _ in range(LIMITS.connections)]
     for peer in peers:
-        assert await peer.ask("echo") == {}
-    assert await running.peer().is_closed()
-    assert await peers[0].ask("echo") == {}
+        assert await peer.send_request("echo") == {}
+    assert await server.find_peer().is_closed()
+    assert await peers[0].send_request("echo") == {}
     peers[1].socket.close()
-    await running.until(connections=LIMITS.connections - 1)
-    assert await running.peer().ask("echo") == {}
+    await server.wait_until_traffic(connections=LIMITS.connections - 1)
+    assert await server.find_peer().send_request("echo") == {}
 
 
-async def test_what_a_gone_peer_asked_for_is_carried_out(running: Running) -> None:
-    """A request that was read runs to its end, and its connection counts until then."""
-    peer = running.peer()
-    await peer.send(wire.encode_request(1, "hold", {}))
-    await running.until(pending=1)
+async def test_a_request_runs_to_its_end_if_its_peer_leaves(server: RunningServer) -> None:
+    """Its connection counts until then."""
+    peer = server.find_peer()
+    await peer.send_bytes(wire.encode_request(1, "hold", {}))
+    await server.wait_until_traffic(pending=1)
     peer.socket.close()
-    assert await running.peer().ask("echo") == {}
-    await running.until(connections=2)
-    running.released.set()
-    await running.until(connections=1, pending=0)
-    assert running.calls == ["hold", "echo", "held"]
+    assert await server.find_peer().send_request("echo") == {}
+    await server.wait_until_traffic(connections=2)
+    server.released.set()
+    await server.wait_until_traffic(connections=1, pending=0)
+    assert server.calls == ["hold", "echo", "held"]
 
 
-async def test_who_does_not_read_is_not_read(running: Running) -> None:
-    """Answers to a peer that does not read stop being made, others are served, and all come once it reads."""
-    slow, quick = running.peer(), running.peer()
+async def test_a_peer_that_does_not_read_gets_no_more_answers(server: RunningServer) -> None:
+    """Others are served, and all answers come once it reads."""
+    slow, quick = server.find_peer(), server.find_peer()
     for number in range(50):
-        await slow.send(wire.encode_request(number, "big", {"size": 100_000}))
-    await running.until(connections=2)
-    assert await quick.ask("echo") == {}
-    made = running.calls.count("big")
-    assert await quick.ask("echo") == {}
-    assert 0 < running.calls.count("big") == made < 20
+        await slow.send_bytes(wire.encode_request(number, "big", {"size": 100_000}))
+    await server.wait_until_traffic(connections=2)
+    assert await quick.send_request("echo") == {}
+    count = server.calls.count("big")
+    assert await quick.send_request("echo") == {}
+    assert 0 < server.calls.count("big") == count < 20
     for number in range(50):
-        response = await slow.receive()
+        response = await slow.receive_messages()
         assert isinstance(response, Response)
         assert response.id == number
 
 
-async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -> None:
-    """One that stops reading costs no memory; when it reads again, it learns of the gap and goes on."""
-    slow, quick = running.peer(), running.peer()
-    assert await slow.ask("subscribe") == {"epoch": 5, "seq": 0}
-    assert await quick.ask("subscribe", types=["last"]) == {"epoch": 5, "seq": 0}
+async def test_a_slow_subscriber_takes_no_memory_and_slows_nobody(server: RunningServer) -> None:
+    """When it reads again, it gets a gap and later events."""
+    slow, quick = server.find_peer(), server.find_peer()
+    assert await slow.send_request("subscribe") == {"epoch": 5, "seq": 0}
+    assert await quick.send_request("subscribe", types=["last"]) == {"epoch": 5, "seq": 0}
     for _ in range(10_000):
-        running.events.publish_event(Noise(text="x" * 1000))
-    assert count_lagging(running.events) == 1
-    running.events.publish_event(Last())
-    message = await quick.receive()
+        server.events.publish_event(NoiseEvent(text="x" * 1000))
+    assert count_lagging(server.events) == 1
+    server.events.publish_event(LastEvent())
+    message = await quick.receive_messages()
     assert isinstance(message, Notification)
     assert message.params is not None
     assert message.params["type"] == "last"
-    seen: list[dict[str, Any]] = []
-    while not seen or seen[-1]["type"] != "gap":
-        message = await slow.receive()
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["type"] != "gap":
+        message = await slow.receive_messages()
         assert isinstance(message, Notification)
         assert message.params is not None
-        seen.append(message.params)
-    assert [event["seq"] for event in seen[:-1]] == list(range(1, len(seen)))
-    assert len(seen) < 2000
-    assert (seen[-1]["epoch"], seen[-1]["seq"]) == (5, 10_001)
-    running.events.publish_event(Noise())
-    message = await slow.receive()
+        events.append(message.params)
+    assert [event["seq"] for event in events[:-1]] == list(range(1, len(events)))
+    assert len(events) < 2000
+    assert (events[-1]["epoch"], events[-1]["seq"]) == (5, 10_001)
+    server.events.publish_event(NoiseEvent())
+    message = await slow.receive_messages()
     assert isinstance(message, Notification)
     assert message.params is not None
     assert message.params["seq"] == 10_002
 
 
-async def test_a_replay_follows_the_answer(running: Running) -> None:
-    """The response to `subscribe` comes first, then what was missed, all of it, then what happens."""
+async def test_a_replay_follows_the_answer(server: RunningServer) -> None:
+    """The order is: the answer to ``subscribe``, all missed events, new events."""
     for _ in range(2000):
-        running.events.publish_event(Noise(text="x" * 500))
-    peer = running.peer()
-    assert await peer.ask("subscribe", since=[5, 10]) == {"epoch": 5, "seq": 2000}
+        server.events.publish_event(NoiseEvent(text="x" * 500))
+    peer = server.find_peer()
+    assert await peer.send_request("subscribe", since=[5, 10]) == {"epoch": 5, "seq": 2000}
     for seq in range(11, 2001):
-        message = await peer.receive()
+        message = await peer.receive_messages()
         assert isinstance(message, Notification)
         assert message.params is not None
         assert message.params["seq"] == seq
 
 
-async def test_a_closed_peer_is_unsubscribed(running: Running) -> None:
-    """A connection takes its subscription with it."""
-    peer = running.peer()
-    await peer.ask("subscribe")
-    assert len(running.events._subscriptions) == 1
+async def test_a_closed_connection_ends_its_subscription(server: RunningServer) -> None:
+    peer = server.find_peer()
+    await peer.send_request("subscribe")
+    assert len(server.events._subscriptions) == 1
     peer.socket.close()
-    await running.until(connections=0)
-    assert not running.events._subscriptions
+    await server.wait_until_traffic(connections=0)
+    assert not server.events._subscriptions
 
 
-async def test_stopping_delivers_what_was_answered(listening: socket.socket) -> None:
-    """A server that is cancelled right after an answer still delivers it, and closes every connection."""
-    running = Running(listening.getsockname())
+async def test_a_stopping_server_delivers_its_answers(bound_socket: socket.socket) -> None:
+    """It closes every connection."""
+    running = RunningServer(bound_socket.getsockname())
     async with anyio.create_task_group() as tasks:
-        await tasks.start(running.server.serve_until_cancelled, listening)
-        peer, waiting = running.peer(), running.peer()
-        await waiting.send(wire.encode_request(1, "hold", {}))
-        await peer.send(wire.encode_request(1, "big", {"size": 3_000_000}))
-        await running.until(pending=1, answered=1)
+        await tasks.start(running.server.serve_until_cancelled, bound_socket)
+        peer, waiting = running.find_peer(), running.find_peer()
+        await waiting.send_bytes(wire.encode_request(1, "hold", {}))
+        await peer.send_bytes(wire.encode_request(1, "big", {"size": 3_000_000}))
+        await running.wait_until_traffic(pending=1, answered=1)
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
-            response = await peer.receive()
+            response = await peer.receive_messages()
             assert isinstance(response, Response)
             assert len(response.result) == 3_000_000
             assert await peer.is_closed()
@@ -386,13 +386,13 @@ async def test_stopping_delivers_what_was_answered(listening: socket.socket) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-async def test_another_user_is_not_served(running: Running) -> None:
-    """Even with the directory and the socket thrown open, another uid is closed without an answer."""
-    directory = Path(running.path).parent
+async def test_a_peer_of_another_uid_gets_no_answer(server: RunningServer) -> None:
+    """Even if the directory and the socket are open to all."""
+    directory = Path(server.path).parent
     directory.chmod(0o755)
-    os.chmod(running.path, 0o666)
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
+    os.chmod(server.path, 0o666)
+    client, server_end = socket.socketpair()
+    client.setblocking(False)
     child = os.fork()
     if child == 0:
         # The directory is entered before the uid changes, so its parents may stay closed.
@@ -400,14 +400,14 @@ async def test_another_user_is_not_served(running: Running) -> None:
         os.setuid(65534)
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect("k.sock")
-            theirs.sendall(b"nothing" if stranger.recv(9) == b"" else b"something")
+            server_end.sendall(b"nothing" if stranger.recv(9) == b"" else b"something")
         os._exit(0)
-    with ours, theirs:
-        assert await asyncio.get_running_loop().sock_recv(ours, 99) == b"nothing"
-    _reap(child)
-    await running.until(refused=1)
-    assert await running.peer().ask("echo") == {}
+    with client, server_end:
+        assert await asyncio.get_running_loop().sock_recv(client, 99) == b"nothing"
+    reap_child(child)
+    await server.wait_until_traffic(refused=1)
+    assert await server.find_peer().send_request("echo") == {}
 
 
-def _reap(child: int) -> None:
+def reap_child(child: int) -> None:
     os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""The spool's directory: a file is whole or is not there, and is read only if it is its user's own plain file."""
+"""The directory of the spool: files are complete or absent, and only the user's own plain files are read."""
 
 import errno
 import os
@@ -37,12 +37,12 @@ PROCESSES = 200
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
-    """Return a spool that is not there yet."""
+    """Return a spool that does not exist yet."""
     return tmp_path / "home" / "spool"
 
 
-def in_child(work: Callable[[], None]) -> int:
-    """Start a child that does something and ends at once, without its exit handlers; return its pid."""
+def start_child(work: Callable[[], None]) -> int:
+    """Run a function in a child that ends without exit handlers; return its pid."""
     child = os.fork()
     if child == 0:
         try:
@@ -55,32 +55,30 @@ def in_child(work: Callable[[], None]) -> int:
     return child
 
 
-def status_of(child: int) -> int:
-    """Wait for a child."""
+def wait_for_child(child: int) -> int:
+    """Wait for a child and return its exit status."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 class TestRecords:
-    """They are written once, whole."""
-
     def test_a_record_is_read_as_it_was_left(self, spool: Path) -> None:
-        """The directory is made, and is nobody else's."""
+        """The directory is created with access for its user alone."""
         name = leave_record(spool, RECORD)
         assert name.endswith(RECORD_SUFFIX)
         assert CallRecord.from_bytes(read_file(spool / name)) == RECORD
         assert [path.stat().st_mode & 0o777 for path in (spool, spool / name)] == [0o700, 0o600]
 
-    def test_an_equal_record_is_left_once(self, spool: Path) -> None:
-        """And another beside it."""
+    def test_an_equal_record_is_written_once(self, spool: Path) -> None:
+        """A different record is written beside it."""
         before = spool / leave_record(spool, RECORD)
-        known = before.stat()
+        status = before.stat()
         assert spool / leave_record(spool, RECORD) == before
-        assert before.stat() == known
+        assert before.stat() == status
         leave_record(spool, replace(RECORD, device=""))
         assert len(list(spool.iterdir())) == 2
 
-    def test_many_processes_leave_one_file(self, spool: Path) -> None:
-        """At the same time; nothing else stays there."""
+    def test_many_processes_write_one_file(self, spool: Path) -> None:
+        """They write the same record at the same time, and leave nothing else."""
         gate_read, gate_write = os.pipe()
 
         def work() -> None:
@@ -88,15 +86,14 @@ class TestRecords:
             os.read(gate_read, 1)
             leave_record(spool, RECORD)
 
-        children = [in_child(work) for _ in range(PROCESSES)]
+        children = [start_child(work) for _ in range(PROCESSES)]
         os.close(gate_read)
         os.close(gate_write)
-        assert [status_of(child) for child in children] == [0] * PROCESSES
+        assert [wait_for_child(child) for child in children] == [0] * PROCESSES
         (path,) = spool.iterdir()
         assert CallRecord.from_bytes(read_file(path)) == RECORD
 
     def test_a_killed_process_leaves_no_partial_record(self, spool: Path) -> None:
-        """At whatever moment: a file with the suffix is whole."""
         records = [replace(RECORD, files={"tensors": bytes(1 << 20)}, call=str(number)) for number in range(200)]
 
         def work() -> None:
@@ -104,15 +101,15 @@ class TestRecords:
                 leave_record(spool, record)
 
         for milliseconds in range(1, 20, 2):
-            child = in_child(work)
+            child = start_child(work)
             signal.sigtimedwait([], milliseconds / 1000)
             os.kill(child, signal.SIGKILL)
-            status_of(child)
+            wait_for_child(child)
             for path in spool.glob(f"*{RECORD_SUFFIX}"):
                 CallRecord.from_bytes(read_file(path))
 
-    def test_a_full_spool_takes_no_more(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """But what lies there already lies there."""
+    def test_a_full_spool_refuses_new_records(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An equal record is no error."""
         assert MAX_RECORDS >= 1000
         monkeypatch.setattr(directory, "MAX_RECORDS", 3)
         records = [replace(RECORD, device=str(number)) for number in range(4)]
@@ -124,16 +121,16 @@ class TestRecords:
         leave_record(spool, records[0])
         assert len(list(spool.iterdir())) == 3
 
-    def test_staged_files_of_killed_processes_take_no_room(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Halves of records, which a daemon removes."""
+    def test_staged_files_of_killed_processes_do_not_count(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A daemon removes them."""
         monkeypatch.setattr(directory, "MAX_RECORDS", 3)
         spool.mkdir(parents=True)
         for number in range(5):
             (spool / f"{STAGED_PREFIX}{number}").touch()
         assert (spool / leave_record(spool, RECORD)).is_file()
 
-    def test_a_record_too_large_to_be_read_is_not_left(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The application says why its call is not tuned, instead of a daemon later."""
+    def test_a_record_too_large_to_be_read_is_refused(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The application gets the error, not a daemon later."""
         monkeypatch.setattr(directory, "MAX_RECORD_BYTES", 1000)
         with pytest.raises(OSError, match=r"the call has [0-9]+ bytes, and 1000 are read") as raised:
             leave_record(spool, replace(RECORD, call="x" * 1000))
@@ -141,7 +138,7 @@ class TestRecords:
         assert not spool.exists() or not list(spool.iterdir())
 
     def test_a_write_without_disk_space_leaves_nothing(self, spool: Path) -> None:
-        """The one that was being written is lost, and no other."""
+        """Other records stay."""
         first = spool / leave_record(spool, RECORD)
 
         def work() -> None:
@@ -149,12 +146,12 @@ class TestRecords:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             leave_record(spool, replace(RECORD, files={"tensors": bytes(100_000)}))
 
-        assert status_of(in_child(work)) == errno.EFBIG
+        assert wait_for_child(start_child(work)) == errno.EFBIG
         assert list(spool.iterdir()) == [first]
         assert CallRecord.from_bytes(read_file(first)) == RECORD
 
     def test_a_full_disk_leaves_no_file(self, tmp_path: Path) -> None:
-        """A file system of 64 KiB in a name space of its own."""
+        """A real file system of 64 KiB."""
         code = f"""if True:
             import sys
             from pathlib import Path
@@ -184,26 +181,24 @@ class TestRecords:
             pytest.skip(f"no name space of its own here: {done.stderr.strip()}")
         assert done.stdout.splitlines() == [f"{errno.ENOSPC} True", "True"], done.stderr
 
-    def test_an_unwritable_directory_raises_the_systems_error(self, tmp_path: Path) -> None:
-        """A file is where the spool should be."""
+    def test_a_file_in_place_of_the_spool_raises_the_system_s_error(self, tmp_path: Path) -> None:
         (tmp_path / "home").write_text("")
         with pytest.raises(OSError, match=r"Not a directory|File exists"):
             leave_record(spool_directory(tmp_path / "home"), RECORD)
 
 
 class TestCounts:
-    """Each is a file of its own, because a daemon adds them up."""
+    """A file of counts is never merged with another one, because a daemon adds them up."""
 
-    def test_equal_counts_are_left_twice(self, spool: Path) -> None:
-        """Two files."""
+    def test_equal_counts_are_two_files(self, spool: Path) -> None:
         counts = LaunchCounts((KeyLaunches(CallKey("0123456789abcdef", {"size": 1}), 3),))
         for _ in range(2):
             leave_counts(spool, counts)
-        found = list(spool.glob(f"*{COUNTS_SUFFIX}"))
-        assert [LaunchCounts.from_bytes(read_file(path)) for path in found] == [counts, counts]
+        files = list(spool.glob(f"*{COUNTS_SUFFIX}"))
+        assert [LaunchCounts.from_bytes(read_file(path)) for path in files] == [counts, counts]
 
-    def test_a_full_spool_takes_no_more(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A machine on which no daemon is started does not fill its disk with them."""
+    def test_a_full_spool_refuses_counts(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A machine without a daemon does not fill its disk."""
         monkeypatch.setattr(directory, "MAX_RECORDS", 2)
         for _ in range(2):
             leave_counts(spool, LaunchCounts(()))
@@ -212,16 +207,16 @@ class TestCounts:
 
 
 class TestRefusedFiles:
-    """Read with suspicion: each is refused with what it is, and nothing waits for it."""
+    """Spool files are untrusted: each kind is refused by name, and reading never blocks."""
 
     @pytest.fixture
     def path(self, spool: Path) -> Path:
-        """Return a place in the spool."""
+        """Return a path in the spool."""
         spool.mkdir(parents=True)
         return spool / f"0123456789abcdef{RECORD_SUFFIX}"
 
     def test_a_link_is_refused(self, path: Path, tmp_path: Path) -> None:
-        """To a record, to nothing, or to itself."""
+        """The link leads to a record, to nothing, or to itself."""
         target = tmp_path / "target"
         target.write_bytes(RECORD.to_bytes())
         for linked in (target, tmp_path / "missing", path):
@@ -231,26 +226,23 @@ class TestRefusedFiles:
             path.unlink()
 
     def test_a_file_with_a_second_name_is_refused(self, path: Path, tmp_path: Path) -> None:
-        """Whoever has the other one could change what is being read."""
+        """The owner of the other name could change the file while it is read."""
         path.write_bytes(RECORD.to_bytes())
         (tmp_path / "other").hardlink_to(path)
         with pytest.raises(RefusedFile, match="it has a second name"):
             read_file(path)
 
     def test_a_fifo_is_refused(self, path: Path) -> None:
-        """Nobody writes into it, and nobody waits."""
         os.mkfifo(path)
         with pytest.raises(RefusedFile, match="it is not a plain file"):
             read_file(path)
 
     def test_a_directory_is_refused(self, path: Path) -> None:
-        """Not a file."""
         path.mkdir()
         with pytest.raises(RefusedFile, match="it is not a plain file"):
             read_file(path)
 
     def test_a_socket_is_refused(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It cannot be opened."""
         monkeypatch.chdir(path.parent)
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(path.name)
@@ -258,7 +250,7 @@ class TestRefusedFiles:
                 read_file(path)
 
     def test_a_device_is_refused(self, path: Path) -> None:
-        """Without an end."""
+        """A device has no end."""
         if os.geteuid() != 0:
             pytest.skip("only root makes devices")
         try:
@@ -269,7 +261,7 @@ class TestRefusedFiles:
             read_file(path)
 
     def test_another_users_file_is_refused(self, path: Path) -> None:
-        """Whose code would run as this user."""
+        """Its code would run as this user."""
         if os.geteuid() != 0:
             pytest.skip("only root gives files away")
         path.write_bytes(RECORD.to_bytes())
@@ -284,8 +276,8 @@ class TestRefusedFiles:
         with pytest.raises(RefusedFile, match="it has 83886081 bytes, and 83886080 are read"):
             read_file(path)
 
-    def test_a_file_that_is_gone_is_not_found(self, path: Path) -> None:
-        """Another daemon has taken it."""
+    def test_a_missing_file_is_not_found(self, path: Path) -> None:
+        """Another daemon may have taken it."""
         with pytest.raises(FileNotFoundError):
             read_file(path)
 
@@ -300,10 +292,9 @@ class TestRefusedFiles:
     ],
     ids=["chosen", "state", "blank", "none"],
 )
-def test_an_application_finds_the_daemons_home(
+def test_an_application_and_the_daemon_use_the_same_home(
     environment: dict[str, str], home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the same variables."""
     found = Path(os.path.expanduser(home))
     for name in ("KTUNED_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)

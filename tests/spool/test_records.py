@@ -1,4 +1,4 @@
-"""Records of the spool: the same again after their way, and refused with a reason where anything else is in them."""
+"""Records of the spool survive their encoding, and are refused with a reason if a field is invalid."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,13 +42,13 @@ anything = st.recursive(
 )
 
 
-def changed(**fields: Any) -> bytes:
-    """Return the bytes of a record with other fields."""
+def encode_changed_record(**fields: Any) -> bytes:
+    """Return the bytes of a record with changed fields."""
     return bytes(msgpack.packb({"version": 1, **asdict(RECORD), **fields}))
 
 
 def test_a_record_survives_its_bytes() -> None:
-    """And the same bytes."""
+    """Encoding the decoded record gives the same bytes."""
     read = CallRecord.from_bytes(RECORD.to_bytes())
     assert read == RECORD
     assert read.to_bytes() == RECORD.to_bytes()
@@ -63,13 +63,13 @@ def test_a_record_survives_its_bytes() -> None:
 def test_every_record_survives_its_bytes(
     problem: dict[str, Any], call: str, configs: list[dict[str, Any]], declaration: dict[str, Any]
 ) -> None:
-    """Whatever texts and numbers are in it."""
+    """Random texts and numbers."""
     record = replace(RECORD, problem=problem, call=call, configs=tuple(configs), declaration=declaration)
     assert CallRecord.from_bytes(record.to_bytes()) == record
 
 
 def test_a_truncated_record_is_refused() -> None:
-    """At every byte."""
+    """Every shorter prefix is tried."""
     content = RECORD.to_bytes()
     for length in range(len(content)):
         with pytest.raises(InvalidRecord, match=r"it is damaged|it is not a map"):
@@ -81,7 +81,7 @@ def test_a_truncated_record_is_refused() -> None:
 @settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_record_is_refused_or_valid(data: st.DataObject) -> None:
-    """One byte is another: nothing else is raised than what says so."""
+    """One byte is changed: decoding raises InvalidRecord or gives a valid record."""
     content = bytearray(RECORD.to_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     for kind in (CallRecord, LaunchCounts):
@@ -92,7 +92,6 @@ def test_a_damaged_record_is_refused_or_valid(data: st.DataObject) -> None:
 @settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=60), anything.map(msgpack.packb)))
 def test_arbitrary_bytes_are_refused(content: bytes) -> None:
-    """With a reason."""
     for kind in (CallRecord, LaunchCounts):
         with pytest.raises(InvalidRecord, match=r"."):
             kind.from_bytes(content)
@@ -100,7 +99,6 @@ def test_arbitrary_bytes_are_refused(content: bytes) -> None:
 
 @pytest.mark.parametrize("name", sorted(asdict(RECORD)))
 def test_a_record_without_a_field_is_refused(name: str) -> None:
-    """A version of this has all of them."""
     fields = {"version": 1, **asdict(RECORD)}
     del fields[name]
     with pytest.raises(InvalidRecord, match=f"it lacks {name}"):
@@ -110,9 +108,9 @@ def test_a_record_without_a_field_is_refused(name: str) -> None:
 @settings(max_examples=200)
 @given(st.sampled_from(sorted(asdict(RECORD))), anything)
 def test_an_invalid_field_is_refused(name: str, value: Any) -> None:
-    """What is read can be written, and names no other directory."""
+    """Values that an application cannot write, and names of other directories."""
     try:
-        record = CallRecord.from_bytes(changed(**{name: value}))
+        record = CallRecord.from_bytes(encode_changed_record(**{name: value}))
     except InvalidRecord:
         return
     assert CallRecord.from_bytes(record.to_bytes()) == record
@@ -165,9 +163,9 @@ def test_an_invalid_field_is_refused(name: str, value: Any) -> None:
     ],
 )
 def test_dangerous_values_are_refused_by_name(name: str, value: Any) -> None:
-    """The field is named, with its value."""
+    """The error has the field and its value."""
     with pytest.raises(InvalidRecord, match=f"its {name} is "):
-        CallRecord.from_bytes(changed(**{name: value}))
+        CallRecord.from_bytes(encode_changed_record(**{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +175,7 @@ def test_dangerous_values_are_refused_by_name(name: str, value: Any) -> None:
         (lambda: msgpack.packb(asdict(RECORD)), "it is of version None"),
         (lambda: msgpack.packb([1, 2]), "it is not a map"),
         (lambda: b"\x91" * 100_000 + b"\x01", "it is damaged"),
-        (lambda: changed(declaration=_nested(1000)), "its declaration is "),
+        (lambda: encode_changed_record(declaration=nest_maps(1000)), "its declaration is "),
         (lambda: msgpack.packb({1: 2}), "it is damaged"),
         (lambda: b"\xdf\xff\xff\xff\xff", "it is damaged"),
         (lambda: b"", "it is damaged"),
@@ -185,18 +183,18 @@ def test_dangerous_values_are_refused_by_name(name: str, value: Any) -> None:
     ids=["later", "unversioned", "no-map", "deep-list", "deep-map", "number-as-key", "endless-map", "empty"],
 )
 def test_maps_of_another_version_or_kind_are_refused(content: Callable[[], bytes], why: str) -> None:
-    """Also what is nested so deeply that reading it would end the interpreter."""
+    """Deep nesting, which would overflow the interpreter's stack, is refused as well."""
     with pytest.raises(InvalidRecord, match=why):
         CallRecord.from_bytes(content())
 
 
 def test_unknown_fields_are_ignored() -> None:
-    """A later application of the same version may say more."""
-    assert CallRecord.from_bytes(changed(later=1)) == RECORD
+    """A newer application of the same version may add fields."""
+    assert CallRecord.from_bytes(encode_changed_record(later=1)) == RECORD
 
 
 def test_counts_survive_their_bytes() -> None:
-    """Rows of identity, key, device and number."""
+    """Rows have identity, key, device and number."""
     counts = LaunchCounts((KeyLaunches(CallKey("0123456789abcdef", {"size": 1, "@types": "f16"}), 3),))
     assert LaunchCounts.from_bytes(counts.to_bytes()) == counts
 
@@ -217,19 +215,19 @@ def test_counts_survive_their_bytes() -> None:
     ],
 )
 def test_invalid_counts_are_refused(row: Any) -> None:
-    """A number that is none is refused with the file."""
+    """A wrong number refuses the whole file."""
     with pytest.raises(InvalidRecord, match="its launches are not a list of counts"):
         LaunchCounts.from_bytes(msgpack.packb({"version": 1, "launches": [row]}))
 
 
 def test_a_digest_depends_on_the_content() -> None:
-    """Text or bytes."""
+    """Of text and of bytes."""
     assert digest_content("a") == digest_content(b"a") != digest_content("b")
     assert len(digest_content("a")) == 16
 
 
-def _nested(depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def nest_maps(depth: int) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
     for _ in range(depth):
-        found = {"inner": found}
-    return found
+        nested = {"inner": nested}
+    return nested

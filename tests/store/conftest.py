@@ -1,4 +1,4 @@
-"""A store of its own for each test."""
+"""The store of each test."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -10,12 +10,11 @@ from ktuned.store.database import Store
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """Return where the test's database is, or will be."""
+    """Return the path of the test's database, which may not exist yet."""
     return tmp_path / "state" / "ktuned.db"
 
 
 @pytest.fixture
 async def store(database: Path) -> AsyncGenerator[Store]:
-    """Open a store and close it after the test."""
     async with Store.open(database) as opened:
         yield opened

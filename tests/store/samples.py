@@ -1,4 +1,4 @@
-"""Values that the store's tests put in."""
+"""Samples of values that the store keeps."""
 
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
@@ -13,7 +13,7 @@ PROBLEM: Problem = {"M": 64, "dtype": "float32"}
 CONTEXT = Context(
     KernelName("proj:gemm"), KeyProblem(canonical(PROBLEM)), DeviceModel("cpu-x"), "d1", "gcc-12", "linux-6"
 )
-NEW_GROUND = Context(
+NEW_CONTEXT = Context(
     KernelName("proj:gemm"), KeyProblem(canonical(PROBLEM)), DeviceModel("cpu-x"), "d2", "gcc-12", "linux-6"
 )
 OTHER_KERNEL = Context(
@@ -21,18 +21,17 @@ OTHER_KERNEL = Context(
 )
 
 
-def measured(latency_us: float) -> TrialResult:
-    """Return a result with a figure."""
+def make_measured_result(latency_us: float) -> TrialResult:
+    """Return a measured result."""
     return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail=TrialDetail(count=10))
 
 
-def failed(outcome: Outcome) -> TrialResult:
-    """Return a result without a figure."""
+def make_failed_result(outcome: Outcome) -> TrialResult:
+    """Return a result without a latency."""
     return TrialResult(outcome, message=f"it was {outcome}", detail=TrialDetail(phase="run"))
 
 
-async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
-    """Enter a job."""
+async def create_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
     return await store.create_job(
         CONTEXT.key._replace(kernel=KernelName(kernel)),
         PROBLEM,
@@ -43,15 +42,14 @@ async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
     )
 
 
-async def tried(store: Store, job: Job, config: int, result: TrialResult, context: Context = CONTEXT) -> int:
-    """Take one trial from its beginning to its end and return its id."""
+async def run_trial(store: Store, job: Job, config: int, result: TrialResult, context: Context = CONTEXT) -> int:
+    """Begin and finish a trial, and return its id."""
     number = await store.begin_trial(context, PROBLEM, job.id, {"BM": config})
     await store.finish_trial(number, result)
     return number
 
 
-def kernel_info(kernel: str = "gemm") -> KernelInfo:
-    """Return what an inspection says of a kernel."""
+def make_kernel_info(kernel: str = "gemm") -> KernelInfo:
     return KernelInfo(
         project=ProjectName("proj"),
         kernel=kernel,

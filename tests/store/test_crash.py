@@ -1,4 +1,4 @@
-"""A process that dies in the middle of writing loses nothing that it reported."""
+"""A process that is killed while it writes loses nothing that it has reported."""
 
 import random
 import subprocess
@@ -16,26 +16,26 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 
 
-def told_before_kill(database: Path, lines: int) -> list[list[str]]:
-    """Let a child write until it reported so many lines, kill it, and return all that it reported, as words."""
+def kill_writer(database: Path, lines: int) -> list[list[str]]:
+    """Let a child write until it has reported ``lines`` lines, kill it, and return all its reports as words."""
     command = [sys.executable, "-m", "tests.store.endless_writer", str(database)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        told = [child.stdout.readline() for _ in range(lines)]
+        reports = [child.stdout.readline() for _ in range(lines)]
         child.kill()
         # What was printed before the kill was reported, too; the last line may be torn.
-        told += [line for line in child.stdout if line.endswith("\n")]
-    assert all(told)
-    return [line.split() for line in told]
+        reports += [line for line in child.stdout if line.endswith("\n")]
+    assert all(reports)
+    return [line.split() for line in reports]
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_kill_9_loses_nothing_told(seed: int, database: Path) -> None:
-    """Killed at a random line: the store opens without complaint, reported trials are there, the winner is right."""
-    told = told_before_kill(database, random.Random(seed).randrange(1, 400))
-    begun = {int(words[1]) for words in told if words[0] == "begun"}
-    finished = {int(words[1]): words[2:] for words in told if words[0] == "finished"}
-    won = [float(words[2]) for words in told if words[0] == "won"]
+async def test_kill_9_loses_no_reported_trial(seed: int, database: Path) -> None:
+    """The store opens without a complaint, and the winner is right."""
+    reports = kill_writer(database, random.Random(seed).randrange(1, 400))
+    begun = {int(words[1]) for words in reports if words[0] == "begun"}
+    finished = {int(words[1]): words[2:] for words in reports if words[0] == "finished"}
+    won = [float(words[2]) for words in reports if words[0] == "won"]
     async with Store.open(database) as store:
         assert store.notice == ""
         trials = {trial.id: trial for trial in store.list_trials(limit=10**6)}

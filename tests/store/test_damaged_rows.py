@@ -1,4 +1,4 @@
-"""A flipped bit that SQLite cannot notice costs the row that it is in, and is reported."""
+"""A flipped bit that SQLite cannot notice costs one row, and is reported."""
 
 import random
 import shutil
@@ -15,7 +15,7 @@ from ktuned.protocol.jobs import JobState
 from ktuned.protocol.kernels import Root
 from ktuned.store import exchange
 from ktuned.store.database import Store
-from tests.store.samples import CONTEXT, PROBLEM, kernel_info, measured, new_job, tried
+from tests.store.samples import CONTEXT, PROBLEM, create_job, make_kernel_info, make_measured_result, run_trial
 
 pytestmark = pytest.mark.anyio
 
@@ -50,21 +50,21 @@ READS: dict[str, Callable[[Store], object]] = {
 }
 
 
-async def filled(database: Path) -> None:
-    """Make a closed store with a row in every table."""
+async def fill_store(database: Path) -> None:
+    """Write a closed store with a row in every table."""
     async with Store.open(database) as store:
         await store.add_root(Root("/p", "proj", "/usr/bin/python3", {"A": "1"}))
-        await store.save_kernels([kernel_info()])
+        await store.save_kernels([make_kernel_info()])
         await store.save_probe("here", {"backends": {}})
         await store.save_versions({"f": {"gcc": "12"}})
         await store.save_pauses({"cpu-y"})
-        job = await new_job(store)
+        job = await create_job(store)
         for config in (8, 16, 32):
-            await tried(store, job, config, measured(100.0 / config))
+            await run_trial(store, job, config, make_measured_result(100.0 / config))
 
 
-def sql(database: Path, statement: str, *values: object) -> None:
-    """Change the closed store behind ktuned's back."""
+def execute_sql(database: Path, statement: str, *values: object) -> None:
+    """Change the closed store with SQL."""
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute(statement, values)
 
@@ -83,15 +83,15 @@ def sql(database: Path, statement: str, *values: object) -> None:
         ("trials", "detail", {"trials", "fastest", "trial", "known", "best"}),
     ],
 )
-async def test_what_cannot_be_read_is_left_out(
+async def test_an_unreadable_row_is_left_out(
     database: Path, table: str, column: str, lost: set[str], broken: bytes
 ) -> None:
-    """Every other question is answered as before; the row counts as not there, and one line says so."""
-    await filled(database)
+    """All other queries are answered as before, and a notice reports the row."""
+    await fill_store(database)
     async with Store.open(database) as store:
         before = {name: ask(store) for name, ask in READS.items()}
         assert store.damaged == ""
-    sql(database, f"UPDATE {table} SET {column} = CAST(? AS TEXT)", broken)
+    execute_sql(database, f"UPDATE {table} SET {column} = CAST(? AS TEXT)", broken)
     async with Store.open(database) as store:
         after = {name: ask(store) for name, ask in READS.items()}
         assert {name for name in READS if after[name] != before[name]} - {"counts"} == lost
@@ -102,16 +102,16 @@ async def test_what_cannot_be_read_is_left_out(
 
 
 async def test_a_damaged_winner_is_not_served(database: Path) -> None:
-    """Nor is a config elected that cannot be read; what is measured next takes the key."""
-    await filled(database)
-    sql(database, """UPDATE trials SET config = '{"BM"' || id WHERE id IN (2, 3)""")
+    """A config that cannot be read does not win either; the next measured trial does."""
+    await fill_store(database)
+    execute_sql(database, """UPDATE trials SET config = '{"BM"' || id WHERE id IN (2, 3)""")
     async with Store.open(database) as store:
         assert store.get_winner(CONTEXT.key) is None
         assert [trial.id for trial in store.list_trials()] == [1]
         assert [known.config for known in store.list_measured_configs(CONTEXT, 9)] == [{"BM": 8}]
         assert [known.config for known in store.load_past_searches(CONTEXT, 3, 10)] == [{"BM": 8}]
-        job = await new_job(store)
-        number = await tried(store, job, 16, measured(5.0))
+        job = await create_job(store)
+        number = await run_trial(store, job, 16, make_measured_result(5.0))
         await store.decide_winner(number)
         await store.forget_trials(CONTEXT.kernel, Outcome.HUNG)
         winner = store.get_winner(CONTEXT.key)
@@ -121,15 +121,15 @@ async def test_a_damaged_winner_is_not_served(database: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_store_with_a_flipped_bit_opens_or_is_replaced(database: Path, tmp_path: Path, seed: int) -> None:
-    """Wherever a bit flips: it opens, or a fresh one does; every question is answered, or one line says why not."""
-    await filled(database)
+    """For a flip anywhere, the store or a fresh one opens; queries are answered or raise one line."""
+    await fill_store(database)
     sound = database.read_bytes()
     used = [offset for offset, byte in enumerate(sound) if byte]
     source = random.Random(seed)
     for number in range(FLIPS):
-        place = tmp_path / f"flipped-{number}"
-        place.mkdir()
-        path = place / database.name
+        directory = tmp_path / f"flipped-{number}"
+        directory.mkdir()
+        path = directory / database.name
         flipped = bytearray(sound)
         flipped[source.choice(used)] ^= 1 << source.randrange(8)
         path.write_bytes(flipped)
@@ -140,9 +140,9 @@ async def test_a_store_with_a_flipped_bit_opens_or_is_replaced(database: Path, t
                         ask(store)
                     except StoreError as error:
                         assert "\n" not in error.message  # noqa: PT017 - either is well
-                job = await new_job(store)
+                job = await create_job(store)
                 await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 64})
                 store.list_jobs(states=[JobState.QUEUED])
         except StoreError as error:
             assert "\n" not in error.message  # noqa: PT017 - either is well
-        shutil.rmtree(place)
+        shutil.rmtree(directory)

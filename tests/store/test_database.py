@@ -1,4 +1,4 @@
-"""The store's contract: what is written is read back, across openings, and winners follow the rule."""
+"""The store: writing and reading, reopening, and winners by the rule."""
 
 import itertools
 import math
@@ -21,14 +21,14 @@ from ktuned.store.database import Store
 from ktuned.store.winners import Winner
 from tests.store.samples import (
     CONTEXT,
-    NEW_GROUND,
+    NEW_CONTEXT,
     OTHER_KERNEL,
     PROBLEM,
-    failed,
-    kernel_info,
-    measured,
-    new_job,
-    tried,
+    create_job,
+    make_failed_result,
+    make_kernel_info,
+    make_measured_result,
+    run_trial,
 )
 
 pytestmark = pytest.mark.anyio
@@ -36,19 +36,18 @@ pytestmark = pytest.mark.anyio
 NOT_MEASURED = sorted(set(Outcome) - {Outcome.MEASURED})
 
 
-def seat(store: Store) -> Winner | None:
-    """Return the winner that all these tests compete for."""
+def get_sample_winner(store: Store) -> Winner | None:
+    """Return the winner of the sample key."""
     return store.get_winner(CONTEXT.key)
 
 
-def seated_id(store: Store) -> int | None:
-    """Return the winner's trial."""
-    winner = seat(store)
+def get_winning_trial(store: Store) -> int | None:
+    """Return the trial of the sample key's winner."""
+    winner = get_sample_winner(store)
     return winner.trial if winner else None
 
 
 async def test_a_fresh_store_is_empty(store: Store) -> None:
-    """Nothing is there before anything was reported, and reading says so without errors."""
     assert store.notice == ""
     assert not any(
         [
@@ -63,28 +62,27 @@ async def test_a_fresh_store_is_empty(store: Store) -> None:
     assert store.get_job(1) is None
     assert store.get_trial(1) is None
     assert store.find_trial(CONTEXT, {"BM": 1}) is None
-    found = store.measure_store()
-    assert (found.trials, found.winners, found.jobs) == (0, 0, 0)
-    assert found.bytes > 0
+    size = store.measure_store()
+    assert (size.trials, size.winners, size.jobs) == (0, 0, 0)
+    assert size.bytes > 0
 
 
 async def test_the_directory_is_private(store: Store) -> None:
-    """The directory that opening makes is for its user alone."""
     assert store.path.parent.stat().st_mode & 0o777 == 0o700
 
 
 async def test_everything_outlives_the_process(database: Path) -> None:
-    """Roots, kernels, probes, jobs, trials and winners are the same values after closing and opening."""
+    """Values are equal after closing and opening: roots, kernels, probes, jobs, trials, winners."""
     roots = [Root("/a", "a", "/a/.venv/bin/python", {"X": "1"}), Root("/b", "b", "python3")]
-    infos = [kernel_info("add"), kernel_info("gemm")]
+    infos = [make_kernel_info("add"), make_kernel_info("gemm")]
     probe = {"tvm_ffi": {"devices": [{"name": "cpu:0"}], "fingerprint": {"cxx": "12"}}}
     async with Store.open(database) as store:
         for root in roots:
             await store.add_root(root)
         await store.save_kernels(infos)
         await store.save_probe("python3", probe)
-        job = await new_job(store)
-        trial_id = await tried(store, job, 1, measured(3.0))
+        job = await create_job(store)
+        trial_id = await run_trial(store, job, 1, make_measured_result(3.0))
         ended = replace(
             job,
             state=JobState.DONE,
@@ -101,7 +99,7 @@ async def test_everything_outlives_the_process(database: Path) -> None:
             cost={"compile_s": 1.5},
         )
         await store.update_job(ended)
-        trial, winner = store.get_trial(trial_id), seat(store)
+        trial, winner = store.get_trial(trial_id), get_sample_winner(store)
     assert not database.with_name("ktuned.db-wal").exists()
     async with Store.open(database) as store:
         assert store.load_roots() == roots
@@ -109,15 +107,15 @@ async def test_everything_outlives_the_process(database: Path) -> None:
         assert store.load_probes() == {"python3": probe}
         assert store.list_jobs() == [ended] == [store.get_job(job.id)]
         assert store.get_trial(trial_id) == trial
-        assert seat(store) == winner
+        assert get_sample_winner(store) == winner
     assert trial is not None
     assert (trial.kernel, trial.problem, trial.config) == (CONTEXT.kernel, PROBLEM, {"BM": 1})
     assert (trial.outcome, trial.latency_us, trial.artifact, trial.digest) == (Outcome.MEASURED, 3.0, "ab12", "d1")
     assert trial.detail == TrialDetail(count=10)
 
 
-async def test_roots_and_kernels_change_and_go(store: Store) -> None:
-    """Saving again replaces, removing removes, and two roots cannot share a name."""
+async def test_roots_and_kernels_are_replaced_and_removed(store: Store) -> None:
+    """Two roots cannot have one name."""
     await store.add_root(Root("/a", "a", "python3"))
     await store.add_root(Root("/a", "a2", "python3.12"))
     assert store.load_roots() == [Root("/a", "a2", "python3.12")]
@@ -125,16 +123,16 @@ async def test_roots_and_kernels_change_and_go(store: Store) -> None:
         await store.add_root(Root("/b", "a2", "python3"))
     await store.remove_root("/a")
     assert store.load_roots() == []
-    await store.save_kernels([kernel_info("add"), kernel_info("gemm")])
-    changed = replace(kernel_info("gemm"), digest="d2")
-    await store.save_kernels([changed], removed=["proj:add"])
-    assert store.load_kernels() == [changed]
+    await store.save_kernels([make_kernel_info("add"), make_kernel_info("gemm")])
+    edited = replace(make_kernel_info("gemm"), digest="d2")
+    await store.save_kernels([edited], removed=["proj:add"])
+    assert store.load_kernels() == [edited]
 
 
 async def test_jobs_are_listed_newest_first(store: Store) -> None:
-    """The filters and the limit hold, and an id is never given twice."""
-    first, second, third = [await new_job(store) for _ in range(3)]
-    other = await new_job(store, OTHER_KERNEL.kernel)
+    """Filters and the limit apply, and ids are never reused."""
+    first, second, third = [await create_job(store) for _ in range(3)]
+    other = await create_job(store, OTHER_KERNEL.kernel)
     await store.update_job(replace(second, state=JobState.RUNNING))
     await store.update_job(replace(third, state=JobState.DONE))
     assert [job.id for job in store.list_jobs()] == [other.id, third.id, second.id, first.id]
@@ -146,25 +144,24 @@ async def test_jobs_are_listed_newest_first(store: Store) -> None:
     assert store.list_jobs(states=[]) == []
     await store.update_job(replace(other, state=JobState.CANCELLED))
     await store.forget_trials(OTHER_KERNEL.kernel)
-    assert (await new_job(store)).id == other.id + 1
+    assert (await create_job(store)).id == other.id + 1
     with pytest.raises(NotFound, match="no job 4"):
         await store.update_job(other)
 
 
 async def test_a_context_of_another_problem_is_refused(store: Store) -> None:
-    """A trial cannot be filed under a problem that its context does not name."""
-    job = await new_job(store)
+    job = await create_job(store)
     with pytest.raises(UsageError, match="is not the context's problem"):
         await store.begin_trial(CONTEXT, {"M": 65}, job.id, {"BM": 1})
 
 
-async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -> None:
-    """One config on one context is one row; any other context is another context."""
-    job = await new_job(store)
+async def test_a_config_is_found_whatever_the_order_of_its_knobs(store: Store) -> None:
+    """In another context it is another trial."""
+    job = await create_job(store)
     number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1, "BN": 2})
-    known = store.find_trial(CONTEXT, {"BN": 2, "BM": 1})
-    assert known is not None
-    assert (known.id, known.outcome) == (number, None)
+    trial = store.find_trial(CONTEXT, {"BN": 2, "BM": 1})
+    assert trial is not None
+    assert (trial.id, trial.outcome) == (number, None)
     grounds = [
         replace(CONTEXT, digest="other"),
         replace(CONTEXT, toolchain="other"),
@@ -176,46 +173,45 @@ async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -
         assert store.find_trial(ground, {"BM": 1, "BN": 2}) is None
 
 
-async def test_many_trials_begin_at_once(store: Store) -> None:
-    """Ids come in the order of the configs."""
-    job = await new_job(store)
+async def test_trials_that_begin_together_have_ids_in_order(store: Store) -> None:
+    job = await create_job(store)
     numbers = await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": value} for value in range(5)])
     trials = [store.get_trial(number) for number in numbers]
     assert [trial.config if trial else None for trial in trials] == [{"BM": value} for value in range(5)]
 
 
 @pytest.mark.parametrize("outcome", NOT_MEASURED)
-async def test_a_retried_trial_uses_its_row_again(store: Store, outcome: Outcome) -> None:
-    """A second try starts from a clean row, under the job that tries it."""
-    first, second = await new_job(store), await new_job(store)
-    number = await tried(store, first, 1, failed(outcome))
+async def test_a_retried_trial_reuses_its_row(store: Store, outcome: Outcome) -> None:
+    """The row is cleared and belongs to the new job."""
+    first, second = await create_job(store), await create_job(store)
+    number = await run_trial(store, first, 1, make_failed_result(outcome))
     assert await store.begin_trial(CONTEXT, PROBLEM, second.id, {"BM": 1}) == number
     trial = store.get_trial(number)
     assert trial is not None
     assert (trial.job, trial.outcome, trial.message, trial.detail) == (second.id, None, "", TrialDetail())
 
 
-async def test_a_measured_trial_keeps_its_figure_until_it_has_a_new_one(store: Store) -> None:
-    """Beginning what is measured already neither loses the figure nor the winner."""
-    job = await new_job(store)
-    number = await tried(store, job, 1, measured(5.0))
+async def test_a_measured_trial_keeps_its_latency_until_it_is_measured_again(store: Store) -> None:
+    """The winner stays, too."""
+    job = await create_job(store)
+    number = await run_trial(store, job, 1, make_measured_result(5.0))
     before = store.get_trial(number)
     assert await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1}) == number
     assert store.get_trial(number) == before
-    assert seated_id(store) == number
+    assert get_winning_trial(store) == number
 
 
-async def test_what_was_under_way_is_interrupted_and_queued_again(database: Path) -> None:
-    """The next opening finds unfinished trials ``interrupted`` and running jobs ``queued``, and counts them."""
+async def test_unfinished_trials_are_interrupted_and_running_jobs_queued(database: Path) -> None:
+    """At the next opening, which counts them."""
     async with Store.open(database) as store:
-        running, _, done = [await new_job(store) for _ in range(3)]
+        running, _, done = [await create_job(store) for _ in range(3)]
         await store.update_job(replace(running, state=JobState.RUNNING))
         await store.update_job(replace(done, state=JobState.DONE))
-        finished = await tried(store, running, 1, measured(5.0))
-        left = await store.begin_trials(CONTEXT, PROBLEM, running.id, [{"BM": 2}, {"BM": 3}])
+        finished = await run_trial(store, running, 1, make_measured_result(5.0))
+        unfinished = await store.begin_trials(CONTEXT, PROBLEM, running.id, [{"BM": 2}, {"BM": 3}])
     async with Store.open(database) as store:
         assert (store.recovered.trials, store.recovered.jobs) == (2, 1)
-        assert {trial.id for trial in store.list_trials(outcome=Outcome.INTERRUPTED)} == set(left)
+        assert {trial.id for trial in store.list_trials(outcome=Outcome.INTERRUPTED)} == set(unfinished)
         assert {trial.id for trial in store.list_trials(outcome=Outcome.MEASURED)} == {finished}
         assert [job.state for job in store.list_jobs()] == [JobState.DONE, JobState.QUEUED, JobState.QUEUED]
     async with Store.open(database) as store:
@@ -225,111 +221,125 @@ async def test_what_was_under_way_is_interrupted_and_queued_again(database: Path
 
 @pytest.mark.parametrize("figures", list(itertools.permutations([3.0, 1.0, 2.0])))
 async def test_the_fastest_wins_in_any_order(store: Store, figures: tuple[float, ...]) -> None:
-    """Each result returns a winner exactly when it beats what was there."""
-    job = await new_job(store)
+    """A result returns a winner only if it beats the winner so far."""
+    job = await create_job(store)
     best = math.inf
     for config, figure in enumerate(figures):
         number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config})
-        winner = await store.finish_trial(number, measured(figure))
+        winner = await store.finish_trial(number, make_measured_result(figure))
         assert (winner is not None) == (figure < best)
-        assert winner is None or winner == seat(store)
+        assert winner is None or winner == get_sample_winner(store)
         best = min(best, figure)
     assert [trial.latency_us for trial in store.list_best_trials(CONTEXT, 2)] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("outcome", NOT_MEASURED)
-async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -> None:
-    """Even with a better figure (``slower`` has an estimate), no other outcome takes a key, empty or not."""
-    job = await new_job(store)
-    estimate = replace(failed(outcome), latency_us=0.5)
-    await tried(store, job, 1, estimate)
-    assert seat(store) is None
-    winner = await tried(store, job, 2, measured(5.0))
-    loser = await tried(store, job, 3, estimate)
-    assert seated_id(store) == winner
+async def test_only_measured_trials_win(store: Store, outcome: Outcome) -> None:
+    """Other outcomes never win, even with a better figure (``slower`` has an estimate)."""
+    job = await create_job(store)
+    estimate = replace(make_failed_result(outcome), latency_us=0.5)
+    await run_trial(store, job, 1, estimate)
+    assert get_sample_winner(store) is None
+    winner = await run_trial(store, job, 2, make_measured_result(5.0))
+    loser = await run_trial(store, job, 3, estimate)
+    assert get_winning_trial(store) == winner
     with pytest.raises(UsageError, match=f"it is {outcome}, not measured"):
         await store.decide_winner(loser)
     assert [trial.id for trial in store.list_best_trials(CONTEXT, 9)] == [winner]
 
 
 @pytest.mark.parametrize("outcome", sorted(RETRIED_BY_NEXT_JOB))
-async def test_a_measurement_outlives_one_that_was_stopped(store: Store, outcome: Outcome) -> None:
-    """Measured again and only stopped or disturbed, a config keeps its figure, and the winner its place."""
-    job = await new_job(store)
-    winner, other = [await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 2.0))]
+async def test_a_stopped_or_disturbed_repetition_keeps_the_latency(store: Store, outcome: Outcome) -> None:
+    """The winner stays, too."""
+    job = await create_job(store)
+    winner, other = [
+        await run_trial(store, job, config, make_measured_result(us)) for config, us in enumerate((1.0, 2.0))
+    ]
     await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": 0}])
     before = store.get_trial(winner)
-    assert await store.finish_trial(winner, failed(outcome)) is None
-    assert (store.get_trial(winner), seated_id(store)) == (before, winner)
-    assert await store.finish_trials([(other, failed(outcome)), (winner, failed(outcome))]) is None
-    settled = await store.settle_final_round([(winner, failed(outcome)), (other, measured(2.5))], other)
+    assert await store.finish_trial(winner, make_failed_result(outcome)) is None
+    assert (store.get_trial(winner), get_winning_trial(store)) == (before, winner)
+    assert (
+        await store.finish_trials([(other, make_failed_result(outcome)), (winner, make_failed_result(outcome))]) is None
+    )
+    settled = await store.settle_final_round(
+        [(winner, make_failed_result(outcome)), (other, make_measured_result(2.5))], other
+    )
     assert settled is not None
     assert (settled.trial, store.get_trial(winner)) == (other, before)
 
 
 @pytest.mark.parametrize("outcome", [one for one in NOT_MEASURED if one not in RETRIED_BY_NEXT_JOB])
 async def test_a_winner_that_fails_is_followed_by_the_next_best(store: Store, outcome: Outcome) -> None:
-    """A finalist that fails when measured again hands its key on, until no one is left."""
-    job = await new_job(store)
-    third, first, second = [await tried(store, job, config, measured(us)) for config, us in enumerate((3.0, 1.0, 2.0))]
+    """When the last measured trial has failed, there is no winner."""
+    job = await create_job(store)
+    third, first, second = [
+        await run_trial(store, job, config, make_measured_result(us)) for config, us in enumerate((3.0, 1.0, 2.0))
+    ]
     for failing, heir in ((first, second), (second, third)):
-        winner = await store.finish_trial(failing, failed(outcome))
+        winner = await store.finish_trial(failing, make_failed_result(outcome))
         assert winner is not None
-        assert (winner.trial, seated_id(store)) == (heir, heir)
-    assert await store.finish_trial(third, failed(outcome)) is None
-    assert seat(store) is None
+        assert (winner.trial, get_winning_trial(store)) == (heir, heir)
+    assert await store.finish_trial(third, make_failed_result(outcome)) is None
+    assert get_sample_winner(store) is None
 
 
-async def test_a_new_ground_replaces_the_winner(store: Store) -> None:
-    """After the source changed, the first measured trial wins, however slow, and old figures never win again."""
-    job = await new_job(store)
-    await tried(store, job, 1, measured(1.0))
-    first = await tried(store, job, 1, measured(50.0), NEW_GROUND)
-    winner = seat(store)
+async def test_a_new_context_replaces_the_winner(store: Store) -> None:
+    """The first measured trial wins, however slow; old latencies never win again."""
+    job = await create_job(store)
+    await run_trial(store, job, 1, make_measured_result(1.0))
+    first = await run_trial(store, job, 1, make_measured_result(50.0), NEW_CONTEXT)
+    winner = get_sample_winner(store)
     assert winner is not None
-    assert (winner.trial, winner.context) == (first, NEW_GROUND)
-    better = await tried(store, job, 2, measured(40.0), NEW_GROUND)
-    assert seated_id(store) == better
-    assert (heir := await store.finish_trial(better, failed(Outcome.CRASHED))) is not None
+    assert (winner.trial, winner.context) == (first, NEW_CONTEXT)
+    better = await run_trial(store, job, 2, make_measured_result(40.0), NEW_CONTEXT)
+    assert get_winning_trial(store) == better
+    assert (heir := await store.finish_trial(better, make_failed_result(Outcome.CRASHED))) is not None
     assert heir.trial == first
 
 
-async def test_results_that_came_together_are_stored_as_one(store: Store) -> None:
-    """The winner is that of the last state; where one cannot be stored, none is."""
-    job = await new_job(store)
+async def test_a_batch_of_results_is_stored_as_one(store: Store) -> None:
+    """If one result is invalid, none is stored."""
+    job = await create_job(store)
     numbers = await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": number} for number in range(5)])
-    results = [measured(3.0), failed(Outcome.CRASHED), measured(2.0), measured(4.0)]
+    results = [
+        make_measured_result(3.0),
+        make_failed_result(Outcome.CRASHED),
+        make_measured_result(2.0),
+        make_measured_result(4.0),
+    ]
     winner = await store.finish_trials(list(zip(numbers, results, strict=False)))
     assert winner is not None
-    assert winner == seat(store)
+    assert winner == get_sample_winner(store)
     assert winner.trial == numbers[2]
-    assert await store.finish_trials([(numbers[3], measured(5.0))]) is None
+    assert await store.finish_trials([(numbers[3], make_measured_result(5.0))]) is None
     with pytest.raises(UsageError):
-        await store.finish_trials([(numbers[4], measured(1.0)), (numbers[3], measured(math.inf))])
+        await store.finish_trials(
+            [(numbers[4], make_measured_result(1.0)), (numbers[3], make_measured_result(math.inf))]
+        )
     unfinished = store.get_trial(numbers[4])
     assert unfinished is not None
     assert unfinished.outcome is None
-    assert seat(store) == winner
+    assert get_sample_winner(store) == winner
 
 
 async def test_a_winner_measured_again_keeps_its_key_until_finalists_decide(store: Store) -> None:
-    """The winner measured again keeps its key with the new figure; deciding overrules every figure."""
-    job = await new_job(store)
+    """A final round decides whatever the latencies are."""
+    job = await create_job(store)
     noisy_best, other, also = [
-        await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 1.5, 9.0))
+        await run_trial(store, job, config, make_measured_result(us)) for config, us in enumerate((1.0, 1.5, 9.0))
     ]
-    winner = await store.finish_trial(noisy_best, measured(2.0))
+    winner = await store.finish_trial(noisy_best, make_measured_result(2.0))
     assert winner is not None
     assert (winner.trial, winner.latency_us) == (noisy_best, 2.0)
-    assert (await store.decide_winner(also)).trial == also == seated_id(store)
-    assert (await store.decide_winner(other)).trial == other == seated_id(store)
-    assert (challenger := await store.finish_trial(noisy_best, measured(1.4))) is not None
+    assert (await store.decide_winner(also)).trial == also == get_winning_trial(store)
+    assert (await store.decide_winner(other)).trial == other == get_winning_trial(store)
+    assert (challenger := await store.finish_trial(noisy_best, make_measured_result(1.4))) is not None
     assert challenger.trial == noisy_best
 
 
-async def test_seats_are_apart(store: Store) -> None:
-    """Each (kernel, problem, device) has its own winner."""
-    job = await new_job(store)
+async def test_each_kernel_problem_and_device_has_its_winner(store: Store) -> None:
+    job = await create_job(store)
     contexts = [
         CONTEXT,
         OTHER_KERNEL,
@@ -340,23 +350,27 @@ async def test_seats_are_apart(store: Store) -> None:
         number = await store.begin_trial(
             context, {"M": 1} if context.problem == '{"M":1}' else PROBLEM, job.id, {"BM": 1}
         )
-        assert await store.finish_trial(number, measured(latency_us)) is not None
+        assert await store.finish_trial(number, make_measured_result(latency_us)) is not None
     assert {winner.context for winner in store.list_winners()} == set(contexts)
     assert [winner.context for winner in store.list_winners(OTHER_KERNEL.kernel)] == [OTHER_KERNEL]
 
 
-async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> None:
-    """After each of 300 random results, the key is held by a measured trial that no rival on its context has beaten."""
+async def test_the_winner_follows_the_rule_through_any_history(store: Store) -> None:
+    """After each of 300 random results, no trial of the same context beats the winner."""
     dice = random.Random(7)
-    job = await new_job(store)
+    job = await create_job(store)
     grounds: dict[int, Context] = {}
     for _ in range(300):
-        context = dice.choice([CONTEXT, CONTEXT, CONTEXT, NEW_GROUND])
+        context = dice.choice([CONTEXT, CONTEXT, CONTEXT, NEW_CONTEXT])
         number = await store.begin_trial(context, PROBLEM, job.id, {"BM": dice.randrange(6)})
         grounds[number] = context
-        before = seat(store)
-        result = measured(dice.uniform(1, 9)) if dice.random() < 0.6 else failed(dice.choice(NOT_MEASURED))
-        returned, after = await store.finish_trial(number, result), seat(store)
+        before = get_sample_winner(store)
+        result = (
+            make_measured_result(dice.uniform(1, 9))
+            if dice.random() < 0.6
+            else make_failed_result(dice.choice(NOT_MEASURED))
+        )
+        returned, after = await store.finish_trial(number, result), get_sample_winner(store)
         if returned is not None:
             assert returned == after
         if after is None:
@@ -373,9 +387,9 @@ async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> No
 
 
 @pytest.mark.parametrize("latency_us", [None, math.nan, math.inf])
-async def test_measured_needs_a_figure(store: Store, latency_us: float | None) -> None:
-    """A result that claims to be measured without a finite latency is refused, and the trial stays under way."""
-    job = await new_job(store)
+async def test_a_measured_result_needs_a_finite_latency(store: Store, latency_us: float | None) -> None:
+    """The trial stays unfinished."""
+    job = await create_job(store)
     number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1})
     with pytest.raises(UsageError, match="cannot be measured"):
         await store.finish_trial(number, TrialResult(Outcome.MEASURED, latency_us))
@@ -384,20 +398,19 @@ async def test_measured_needs_a_figure(store: Store, latency_us: float | None) -
 
 
 async def test_an_unknown_trial_is_not_found(store: Store) -> None:
-    """Neither finishing nor deciding invents a trial."""
     with pytest.raises(NotFound, match="no trial 5"):
-        await store.finish_trial(5, measured(1.0))
+        await store.finish_trial(5, make_measured_result(1.0))
     with pytest.raises(NotFound, match="no trial 5"):
         await store.decide_winner(5)
 
 
 async def test_trials_are_listed_by_every_filter(store: Store) -> None:
-    """Filters combine; ``newest`` and ``fastest`` order as they say; the limit cuts."""
-    one, two = await new_job(store), await new_job(store)
-    slow = await tried(store, one, 1, measured(9.0))
-    fast = await tried(store, two, 2, measured(1.0))
-    hung = await tried(store, two, 3, failed(Outcome.HUNG))
-    other = await tried(store, one, 1, measured(5.0), OTHER_KERNEL)
+    """Filters combine; ``newest`` and ``fastest`` are orders; the limit applies."""
+    one, two = await create_job(store), await create_job(store)
+    slow = await run_trial(store, one, 1, make_measured_result(9.0))
+    fast = await run_trial(store, two, 2, make_measured_result(1.0))
+    hung = await run_trial(store, two, 3, make_failed_result(Outcome.HUNG))
+    other = await run_trial(store, one, 1, make_measured_result(5.0), OTHER_KERNEL)
 
     def ids(**filters: object) -> list[int]:
         return [trial.id for trial in store.list_trials(**filters)]  # type: ignore[arg-type]
@@ -409,43 +422,42 @@ async def test_trials_are_listed_by_every_filter(store: Store) -> None:
     assert ids(order="fastest") == [other, fast, slow]
     assert ids(outcome=Outcome.HUNG) == [hung]
     assert ids(job=two.id) == [hung, fast]
-    given_up = await tried(store, one, 4, replace(failed(Outcome.SLOWER), latency_us=0.5))
+    given_up = await run_trial(store, one, 4, replace(make_failed_result(Outcome.SLOWER), latency_us=0.5))
     assert ids(kernel=CONTEXT.kernel, order="fastest") == [fast, slow, given_up]
     assert ids(problem=canonical(PROBLEM), device="cpu-x", job=one.id) == [given_up, other, slow]
     assert ids(problem="{}") == ids(device="gpu-y") == []
 
 
-async def test_forgetting_one_outcome_elects_the_next(store: Store) -> None:
-    """Only that outcome's trials go; forgetting the measured ones empties the key."""
-    job = await new_job(store)
-    await tried(store, job, 1, measured(9.0))
-    hung = await tried(store, job, 2, failed(Outcome.HUNG))
-    await tried(store, job, 3, measured(1.0), OTHER_KERNEL)
+async def test_forgetting_an_outcome_elects_the_next_best(store: Store) -> None:
+    """Forgetting ``measured`` leaves no winner."""
+    job = await create_job(store)
+    await run_trial(store, job, 1, make_measured_result(9.0))
+    hung = await run_trial(store, job, 2, make_failed_result(Outcome.HUNG))
+    await run_trial(store, job, 3, make_measured_result(1.0), OTHER_KERNEL)
     assert await store.forget_trials(CONTEXT.kernel, Outcome.MEASURED) == 1
-    assert seat(store) is None
+    assert get_sample_winner(store) is None
     assert [trial.id for trial in store.list_trials(kernel=CONTEXT.kernel)] == [hung]
     assert len(store.list_winners()) == 1
 
 
-async def test_forgetting_all_leaves_what_is_under_way(store: Store) -> None:
-    """A running job goes on and its new results count; everything that had ended is gone, and its ids with it."""
-    done, running = await new_job(store), await new_job(store)
-    old = await tried(store, done, 1, measured(1.0))
+async def test_forgetting_a_kernel_keeps_running_jobs(store: Store) -> None:
+    """Their new results count; ended jobs and trials are gone with their ids."""
+    done, running = await create_job(store), await create_job(store)
+    old = await run_trial(store, done, 1, make_measured_result(1.0))
     await store.update_job(replace(done, state=JobState.DONE))
     await store.update_job(replace(running, state=JobState.RUNNING))
     under_way = await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 2})
     assert await store.forget_trials(CONTEXT.kernel) == 1
-    assert seat(store) is None
+    assert get_sample_winner(store) is None
     assert store.get_trial(old) is None
     assert [job.id for job in store.list_jobs()] == [running.id]
-    assert await store.finish_trial(under_way, measured(7.0)) is not None
+    assert await store.finish_trial(under_way, make_measured_result(7.0)) is not None
     assert await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 1}) > under_way
     assert await store.forget_trials("proj:nobody") == 0
 
 
-async def test_writes_that_wait_together_share_commits(store: Store) -> None:
-    """Two hundred concurrent trials cost far fewer commits than writes, and each gets its own."""
-    job = await new_job(store)
+async def test_concurrent_writes_share_commits(store: Store) -> None:
+    job = await create_job(store)
     ids: dict[int, int] = {}
 
     async def begin(config: int) -> None:
@@ -462,8 +474,8 @@ async def test_writes_that_wait_together_share_commits(store: Store) -> None:
     assert all((trial := store.get_trial(number)) and trial.config == {"BM": config} for config, number in ids.items())
 
 
-async def test_a_closed_store_says_so(database: Path) -> None:
-    """After closing, writes and reads are errors of the store; closing again is harmless."""
+async def test_a_closed_store_raises_its_error(database: Path) -> None:
+    """Closing again is harmless."""
     store = Store.open(database)
     store.close()
     store.close()
@@ -473,8 +485,8 @@ async def test_a_closed_store_says_so(database: Path) -> None:
         store.load_roots()
 
 
-async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
-    """Nothing counts as stored that is in a file without a name; what was read before is read on."""
+async def test_a_store_whose_file_was_deleted_raises_its_error(database: Path) -> None:
+    """Nothing is reported as stored; values that were read before stay readable."""
     async with Store.open(database) as store:
         assert store.lost == ""
         await store.add_root(Root("/a", "a", "python3"))
@@ -495,12 +507,12 @@ async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
 
 
 async def test_reads_use_indexes(store: Store) -> None:
-    """What the daemon asks on its way never walks over all trials."""
-    seen: list[tuple[str, tuple[object, ...]]] = []
+    """The daemon's frequent queries scan no table of trials."""
+    statements: list[tuple[str, tuple[object, ...]]] = []
     real = store._reader.fetch_rows
 
     def spy(sql: str, *values: object) -> list[tuple[object, ...]]:
-        seen.append((sql, values))
+        statements.append((sql, values))
         return real(sql, *values)
 
     store._reader.fetch_rows = spy  # type: ignore[method-assign]
@@ -514,7 +526,7 @@ async def test_reads_use_indexes(store: Store) -> None:
     store.list_trials(order="fastest")
     store.list_trials(kernel=CONTEXT.kernel, order="fastest")
     store.list_jobs(states=[JobState.QUEUED])
-    for sql, values in seen:
+    for sql, values in statements:
         plan = [row[3] for row in real(f"EXPLAIN QUERY PLAN {sql}", *values)]
         # Walking backwards by id ends at the limit, unless something must be sorted first.
         sorts = any("TEMP B-TREE" in step for step in plan)
@@ -523,9 +535,9 @@ async def test_reads_use_indexes(store: Store) -> None:
 
 @pytest.mark.parametrize("rows", [200_000])
 async def test_a_large_store_opens_and_answers(database: Path, rows: int) -> None:
-    """Many rows change no answer; opening walks over none of them (its queries run on indexes of what is open)."""
+    """Opening does not scan the trials."""
     async with Store.open(database) as store:
-        job = await new_job(store)
+        job = await create_job(store)
         await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": -1})
         await store._write_to_disk(
             lambda connection: (

@@ -1,4 +1,4 @@
-"""What opening meets: damage, locks, files in the way, disks that are full or read-only."""
+"""Opening a store with damage, locks, files in the way, and disks that are full or read-only."""
 
 import os
 import shutil
@@ -15,31 +15,31 @@ from ktuned.model.values import Outcome
 from ktuned.store import database_file as opening
 from ktuned.store.database import Store
 from ktuned.store.schema import UNRELEASED_ID
-from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job, tried
+from tests.store.samples import CONTEXT, PROBLEM, create_job, make_failed_result, make_measured_result, run_trial
 
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[2]
 
 
-async def filled(database: Path, trials: int = 200) -> None:
-    """Make a closed store that spans many pages."""
+async def fill_store(database: Path, trials: int = 200) -> None:
+    """Write a closed store with many pages."""
     async with Store.open(database) as store:
-        job = await new_job(store)
+        job = await create_job(store)
         for number in await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": value} for value in range(trials)]):
-            await store.finish_trial(number, measured(1.0 + number))
+            await store.finish_trial(number, make_measured_result(1.0 + number))
 
 
-def set_aside(database: Path) -> Path:
-    """Return the one damaged database that was moved aside."""
+def find_damaged_database(database: Path) -> Path:
+    """Return the only damaged database that was moved aside."""
     (aside,) = database.parent.glob("ktuned.db.damaged-*Z")
     return aside
 
 
 @pytest.mark.parametrize("damage", ["not a database", "header", "schema page", "cut short"])
 async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) -> None:
-    """Its bytes are kept under a dated name, a fresh store works, and the notice names both."""
-    await filled(database)
+    """The damaged file keeps its bytes under a dated name; a fresh store works, and the notice names both."""
+    await fill_store(database)
     content = bytearray(database.read_bytes())
     match damage:
         case "not a database":
@@ -53,19 +53,19 @@ async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) ->
     database.write_bytes(content)
     async with Store.open(database) as store:
         assert store.list_trials() == []
-        assert set_aside(database).name in store.notice
+        assert find_damaged_database(database).name in store.notice
         assert "damaged" in store.notice
         assert "\n" not in store.notice
-        job = await new_job(store)
-        await tried(store, job, 1, measured(1.0))
-    assert set_aside(database).read_bytes() == content
+        job = await create_job(store)
+        await run_trial(store, job, 1, make_measured_result(1.0))
+    assert find_damaged_database(database).read_bytes() == content
     async with Store.open(database) as store:
         assert store.notice == ""
         assert len(store.list_trials()) == 1
 
 
 async def test_a_database_from_before_the_first_release_is_moved_aside(database: Path) -> None:
-    """One line says so; nothing of it is read, whatever its tables are."""
+    """Nothing of it is read, whatever its tables are."""
     database.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(f"PRAGMA application_id = {UNRELEASED_ID}")
@@ -79,9 +79,9 @@ async def test_a_database_from_before_the_first_release_is_moved_aside(database:
     assert aside.read_bytes() == before
 
 
-async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(database: Path) -> None:
-    """Pages that opening does not read: the error says to restart, and the restart finds the damage."""
-    await filled(database)
+async def test_damage_that_is_found_later_is_moved_aside_by_the_next_opening(database: Path) -> None:
+    """The error says to restart."""
+    await fill_store(database)
     with closing(sqlite3.connect(database)) as connection:
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()
         (size,) = connection.execute("PRAGMA page_size").fetchone()
@@ -95,15 +95,14 @@ async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(datab
         assert "restart" in caught.value.hint
         assert len(store.list_jobs()) == 1
     async with Store.open(database) as store:
-        assert set_aside(database).name in store.notice
+        assert find_damaged_database(database).name in store.notice
         assert store.list_trials() == []
     async with Store.open(database) as store:
         assert store.notice == ""
 
 
-async def test_a_suspicion_that_proves_wrong_is_dropped(database: Path) -> None:
-    """A sound database that was marked for a check keeps everything and is not checked again."""
-    await filled(database, 3)
+async def test_a_sound_database_that_was_marked_for_a_check_is_kept(database: Path) -> None:
+    await fill_store(database, 3)
     opening.mark_database_suspect(database)
     async with Store.open(database) as store:
         assert store.notice == ""
@@ -111,8 +110,8 @@ async def test_a_suspicion_that_proves_wrong_is_dropped(database: Path) -> None:
     assert sorted(path.name for path in database.parent.iterdir()) == ["ktuned.db"]
 
 
-async def test_a_file_layer_without_shared_memory_is_refused(database: Path) -> None:
-    """Where SQLite cannot have its WAL (as on network file systems), the message says where to go."""
+async def test_a_file_system_without_shared_memory_is_refused(database: Path) -> None:
+    """SQLite's WAL needs it; network file systems lack it. The message names a remedy."""
     with pytest.raises(StoreError, match="shared memory and locks") as caught:
         # This layer locks by files, the way SQLite works where there are no real locks; it has no shared memory.
         Store.open(database, vfs="unix-dotfile")
@@ -120,16 +119,15 @@ async def test_a_file_layer_without_shared_memory_is_refused(database: Path) -> 
 
 
 async def test_a_database_that_another_process_holds_is_refused(database: Path) -> None:
-    """Another process's lock is waited for, for a while, and then named as what it is."""
-    await filled(database, 1)
+    """The lock is waited for, and then named."""
+    await fill_store(database, 1)
     with closing(sqlite3.connect(database, isolation_level=None)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match="held by another process"):
             Store.open(database, patience_s=0.05)
 
 
-async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
-    """A path that cannot be is one clear line."""
+async def test_a_file_in_place_of_the_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(StoreError, match=r"state cannot be made: a file is where a directory must be"):
         Store.open(tmp_path / "state" / "ktuned.db")
@@ -137,8 +135,8 @@ async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
         Store.open(tmp_path / "state" / "deeper" / "ktuned.db")
 
 
-async def test_a_directory_where_the_database_should_be(database: Path) -> None:
-    """It is not moved aside: no one said that it is ours."""
+async def test_a_directory_in_place_of_the_database_is_refused(database: Path) -> None:
+    """It is not moved aside, because it is not ktuned's."""
     database.mkdir(parents=True)
     with pytest.raises(StoreError, match="cannot be opened"):
         Store.open(database)
@@ -146,9 +144,9 @@ async def test_a_directory_where_the_database_should_be(database: Path) -> None:
 
 
 async def test_the_store_survives_a_full_disk(store: Store) -> None:
-    """Writes fail with the store's error while there is no room, reads go on, and room is all that is needed."""
-    job = await new_job(store)
-    kept = await tried(store, job, 1, measured(5.0))
+    """Writes raise the store's error until there is space; reads work."""
+    job = await create_job(store)
+    kept = await run_trial(store, job, 1, make_measured_result(5.0))
     (pages,) = store._writer.connection.execute("PRAGMA page_count").fetchone()
     # SQLite answers SQLITE_FULL beyond this many pages, just as when the disk has no more.
     store._writer.connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -162,7 +160,7 @@ async def test_the_store_survives_a_full_disk(store: Store) -> None:
     assert winner.trial == kept
     assert [trial.id for trial in reversed(store.list_trials(limit=9999))] == [kept, *begun]
     store._writer.connection.execute("PRAGMA max_page_count = 1073741823")
-    later = await tried(store, job, 9999, measured(4.0))
+    later = await run_trial(store, job, 9999, make_measured_result(4.0))
     assert (winner := store.get_winner(CONTEXT.key)) is not None
     assert winner.trial == later
 
@@ -172,7 +170,7 @@ import os, sys, anyio
 from pathlib import Path
 from ktuned.model.errors import StoreError
 from ktuned.store import Store
-from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job, tried
+from tests.store.samples import CONTEXT, PROBLEM, create_job, make_failed_result, make_measured_result, run_trial
 from ktuned.model import Outcome
 
 disk = Path(sys.argv[1])
@@ -180,22 +178,22 @@ disk = Path(sys.argv[1])
 async def main() -> None:
     ballast = disk / "ballast"
     ballast.write_bytes(b"x" * 512 * 1024)
-    told = []
+    ids = []
     async with Store.open(disk / "ktuned.db") as store:
-        job = await new_job(store)
-        told.append(await tried(store, job, 0, measured(5.0)))
+        job = await create_job(store)
+        ids.append(await run_trial(store, job, 0, make_measured_result(5.0)))
         try:
             for config in range(1, 100000):
-                told.append(await tried(store, job, config, failed(Outcome.HUNG)))
+                ids.append(await run_trial(store, job, config, make_failed_result(Outcome.HUNG)))
         except StoreError as error:
             print(f"full: {error} ({error.hint})")
-        assert {trial.id for trial in store.list_trials(outcome=Outcome.HUNG, limit=100000)} == set(told[1:])
+        assert {trial.id for trial in store.list_trials(outcome=Outcome.HUNG, limit=100000)} == set(ids[1:])
         ballast.unlink()
-        told.append(await tried(store, job, -1, measured(4.0)))
+        ids.append(await run_trial(store, job, -1, make_measured_result(4.0)))
         print("goes on")
     async with Store.open(disk / "ktuned.db") as store:
         assert not store.notice, store.notice
-        assert {trial.id for trial in store.list_trials(limit=100000) if trial.outcome != "interrupted"} == set(told)
+        assert {trial.id for trial in store.list_trials(limit=100000) if trial.outcome != "interrupted"} == set(ids)
         print(f"kept: {store.list_winners()[0].latency_us}")
         (disk / "ballast").touch()
         with open(disk / "ballast", "wb", buffering=0) as stream:
@@ -227,8 +225,8 @@ for name in ("ktuned.db", "missing.db", "deeper/ktuned.db"):
 """
 
 
-def on_a_mount(mount: str, script: str, directory: Path) -> list[str]:
-    """Run a script beside a mount of its own, which goes with its process; return the lines that it prints."""
+def run_on_mount(mount: str, script: str, directory: Path) -> list[str]:
+    """Run a script beside a mount of its own, and return the lines that it prints; the mount ends with its process."""
     unshare = shutil.which("unshare")
     if not unshare or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this system does not let a test mount file systems (unshare -rm fails)")
@@ -245,9 +243,9 @@ def on_a_mount(mount: str, script: str, directory: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a 2 MiB disk: the write that finds no room fails, nothing is lost, and room lets the next one through."""
-    lines = on_a_mount('mount -t tmpfs -o size=2m none "$2"', ON_A_SMALL_DISK, tmp_path / "disk")
+async def test_writes_to_a_really_full_disk_fail_and_lose_nothing(tmp_path: Path) -> None:
+    """On a disk of 2 MiB; freed space lets the next write through."""
+    lines = run_on_mount('mount -t tmpfs -o size=2m none "$2"', ON_A_SMALL_DISK, tmp_path / "disk")
     full, goes_on, kept, start = lines
     assert full.startswith("full: ")
     assert "no space is left on its disk" in full
@@ -255,11 +253,11 @@ async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert start == "opens on a full disk" or "free some space" in start
 
 
-async def test_a_disk_that_is_really_read_only(tmp_path: Path) -> None:
-    """Neither an existing nor a new database opens there; each time one line says what to do."""
-    await filled(tmp_path / "disk" / "ktuned.db", 3)
+async def test_a_really_read_only_disk_is_one_line(tmp_path: Path) -> None:
+    """Both for an existing and for a new database."""
+    await fill_store(tmp_path / "disk" / "ktuned.db", 3)
     mount = 'mount --bind "$2" "$2" && mount -o remount,bind,ro "$2"'
-    existing, missing, deeper = on_a_mount(mount, ON_A_READ_ONLY_DISK, tmp_path / "disk")
+    existing, missing, deeper = run_on_mount(mount, ON_A_READ_ONLY_DISK, tmp_path / "disk")
     for line in (existing, missing, deeper):
         assert "make its directory writable, or set KTUNED_HOME" in line
     assert "cannot be opened" in existing
@@ -267,9 +265,8 @@ async def test_a_disk_that_is_really_read_only(tmp_path: Path) -> None:
     assert "its file system is read-only" in deeper
 
 
-async def test_failures_do_not_pass_for_results(store: Store) -> None:
-    """An error of the database that no one foresaw is still the store's error, in one line."""
+async def test_an_unexpected_database_error_is_the_store_s_error(store: Store) -> None:
     with pytest.raises(StoreError, match="FOREIGN KEY") as caught:
         await store.begin_trial(CONTEXT, PROBLEM, 99, {"BM": 1})
     assert "\n" not in str(caught.value)
-    assert await tried(store, await new_job(store), 1, failed(Outcome.HUNG))
+    assert await run_trial(store, await create_job(store), 1, make_failed_result(Outcome.HUNG))

@@ -1,4 +1,4 @@
-"""Winners by exact numerics: only trials with the anchor's bits, and another anchor is one transaction."""
+"""Winners by exact numerics: trials with the anchor's bits only; another anchor is one transaction."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from ktuned.model import Objective, Outcome, TrialDetail, TrialResult
 from ktuned.store.database import Store
-from tests.store.samples import CONTEXT, NEW_GROUND, new_job
-from tests.store.test_objectives import finish
+from tests.store.samples import CONTEXT, NEW_CONTEXT, create_job
+from tests.store.test_objectives import finish_trials
 
 pytestmark = pytest.mark.anyio
 
@@ -18,24 +18,24 @@ EXACT = Objective("exact:latency")
 LATENCY = Objective("latency")
 
 
-def _with_bits(latency_us: float, *bits: str, **detail: Any) -> TrialResult:
+def make_result_with_bits(latency_us: float, *bits: str, **detail: Any) -> TrialResult:
     return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(bits=bits, **detail))
 
 
 RESULTS = (
-    _with_bits(5.0, "a", "b"),
-    _with_bits(4.0, "a", "b"),
-    _with_bits(1.0, "a", "x"),
-    _with_bits(3.0, "a"),
-    _with_bits(2.0, "a", "b", nondeterministic=True),
+    make_result_with_bits(5.0, "a", "b"),
+    make_result_with_bits(4.0, "a", "b"),
+    make_result_with_bits(1.0, "a", "x"),
+    make_result_with_bits(3.0, "a"),
+    make_result_with_bits(2.0, "a", "b", nondeterministic=True),
     TrialResult(Outcome.MEASURED, 0.5, 0.1),
 )
 
 
-async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
-    """Neither one of which too little is known, nor one that differs from launch to launch."""
+async def test_the_fastest_trial_with_the_anchor_s_bits_wins(tmp_path: Path) -> None:
+    """Trials with too few compared inputs, or nondeterministic ones, do not win."""
     async with Store.open(tmp_path / "k.db") as store:
-        ids = await finish(store, EXACT, *RESULTS)
+        ids = await finish_trials(store, EXACT, *RESULTS)
         assert store.get_winner(CONTEXT.key_for(EXACT)) is None
         await store.mark_same_bits(CONTEXT, ("a", "b"))
         assert [one.id for one in store.list_best_trials(CONTEXT, 9, objective=EXACT)] == [ids[1], ids[0]]
@@ -46,13 +46,13 @@ async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
         assert (winner.figure, store.get_winner(CONTEXT.key)) == (4.0, None)
 
 
-async def test_another_anchor_makes_the_winner_give_way(tmp_path: Path) -> None:
-    """To the best of the new class, or to nobody; winners by tolerance, and other contexts, are not touched."""
+async def test_another_anchor_replaces_the_winner(tmp_path: Path) -> None:
+    """By the best of its class, or by none; winners by tolerance and of other contexts stay."""
     async with Store.open(tmp_path / "k.db") as store:
-        ids = await finish(store, LATENCY, *RESULTS[:3])
+        ids = await finish_trials(store, LATENCY, *RESULTS[:3])
         await store.mark_same_bits(CONTEXT, ("a", "b"))
         await store.decide_winner(ids[1], objective=EXACT)
-        await store.mark_same_bits(NEW_GROUND, ("a", "x"))
+        await store.mark_same_bits(NEW_CONTEXT, ("a", "x"))
         assert [one.trial for one in store.list_winners() if one.objective == EXACT] == [ids[1]]
         await store.mark_same_bits(CONTEXT, ("a", "x"))
         assert [one.trial for one in store.list_winners() if one.objective == EXACT] == [ids[2]]
@@ -61,9 +61,9 @@ async def test_another_anchor_makes_the_winner_give_way(tmp_path: Path) -> None:
 
 
 async def test_an_anchor_is_kept_until_another_is_chosen(tmp_path: Path) -> None:
-    """For its kernel, problem and device, by whatever objective."""
+    """It is kept for its kernel, problem and device, whatever the objective."""
     async with Store.open(tmp_path / "k.db") as store:
-        await new_job(store)
+        await create_job(store)
         key = CONTEXT.key_for(EXACT)
         assert store.anchors.find_anchor(key) is None
         await store.anchors.choose_anchor(key, {"BM": 2})

@@ -1,4 +1,4 @@
-"""Limits of devices are kept by model, across restarts, for the daemon and for other processes."""
+"""Limits of devices are kept by model, across restarts, for the daemon and other processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ktuned.store import Overview, Store
 pytestmark = pytest.mark.anyio
 
 
-async def test_newest_limits_are_kept(tmp_path: Path) -> None:
-    """A second measurement of a model replaces its first."""
+async def test_the_newest_limits_of_a_model_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     old = Peaks(DeviceModel("a"), 1.0, {"float32": 2.0}, {"int8": "none"}, 3.0)
     new = Peaks(DeviceModel("a"), 5.0, {"float32": 6.0}, {}, 7.0)

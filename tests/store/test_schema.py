@@ -1,4 +1,4 @@
-"""The schema: a newer or a foreign one is refused untouched, and each step is done or is not."""
+"""The schema: a newer or a foreign one is refused untouched, and a migration is all or nothing."""
 
 import sqlite3
 from contextlib import closing
@@ -14,28 +14,27 @@ from ktuned.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 pytestmark = pytest.mark.anyio
 
 
-def schema_of(path: Path) -> tuple[int, set[str]]:
-    """Return the version and every statement that made the schema."""
+def read_schema(path: Path) -> tuple[int, set[str]]:
+    """Return the version, and all statements of the schema."""
     with closing(sqlite3.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         return version, {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
 
 
-async def test_a_step_that_fails_changes_nothing(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A migration is done or is not."""
+async def test_a_failed_migration_changes_nothing(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Store.open(database):
         pass
-    before = schema_of(database)
+    before = read_schema(database)
     step = ("CREATE TABLE extra (thing TEXT)", "CREATE INDEX jobs_by_state ON jobs (kernel)")
     monkeypatch.setattr("ktuned.store.schema.MIGRATIONS", (*MIGRATIONS, step))
     monkeypatch.setattr("ktuned.store.schema.SCHEMA_VERSION", SCHEMA_VERSION + 1)
     with pytest.raises(StoreError, match="jobs_by_state already exists"):
         Store.open(database)
-    assert schema_of(database) == before
+    assert read_schema(database) == before
 
 
 async def test_a_newer_schema_is_refused(database: Path) -> None:
-    """A database of a newer ktuned is left as it is, and the message says what to do."""
+    """The message has the remedy."""
     async with Store.open(database):
         pass
     with closing(sqlite3.connect(database)) as connection:
@@ -48,7 +47,6 @@ async def test_a_newer_schema_is_refused(database: Path) -> None:
 
 
 async def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
-    """Someone else's tables are never touched."""
     path = tmp_path / "theirs.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE precious (thing TEXT)")
@@ -58,13 +56,11 @@ async def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-async def test_a_fresh_database_says_whose_it_is(store: Store) -> None:
-    """The file's header carries ktuned's mark and the version."""
+async def test_a_fresh_database_has_ktuned_s_mark_and_version(store: Store) -> None:
     with closing(sqlite3.connect(store.path)) as connection:
         assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
-def test_only_known_outcomes_need_a_figure() -> None:
-    """The schema spells ``measured`` as the model does."""
+def test_the_schema_needs_a_latency_for_measured_alone() -> None:
     assert f"outcome <> '{Outcome.MEASURED}'" in "".join(MIGRATIONS[0])

@@ -1,4 +1,4 @@
-"""A trial's detail: each of its fields survives the worker's pipe, the store, and the wire."""
+"""A trial's detail: each field survives the worker's pipe, the store and the wire."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ EACH = [TrialDetail(**{field.name: getattr(FULL, field.name)}) for field in FIEL
 
 
 def test_every_field_survives_pipe_store_and_wire() -> None:
-    """Were one not understood, a finalist would have lost its Build. Absent ones are nowhere written."""
+    """Absent fields are not written."""
     assert all(getattr(FULL, field.name) != field.default for field in FIELDS), "a field is missing here"
-    for one in (TrialDetail(), *EACH, FULL):
-        assert decode_detail(encode_detail(TrialResult(None, detail=one))) == (one, {})
-        wire = msgpack.unpackb(msgpack.packb(msgspec.to_builtins(one)))
-        assert len(wire) == sum(getattr(one, field.name) != field.default for field in FIELDS)
-        assert msgspec.convert(wire, TrialDetail) == one
+    for detail in (TrialDetail(), *EACH, FULL):
+        assert decode_detail(encode_detail(TrialResult(None, detail=detail))) == (detail, {})
+        wire = msgpack.unpackb(msgpack.packb(msgspec.to_builtins(detail)))
+        assert len(wire) == sum(getattr(detail, field.name) != field.default for field in FIELDS)
+        assert msgspec.convert(wire, TrialDetail) == detail
 
 
 def test_metrics_are_kept_beside_the_detail() -> None:
-    """Where SQL finds them."""
+    """SQL finds them there."""
     text = encode_detail(TrialResult(None, detail=TrialDetail(count=3), metrics={"tflops": 1.5}))
     assert json.loads(text) == {"count": 3, "metrics": {"tflops": 1.5}}
     assert decode_detail(text) == (TrialDetail(count=3), {"tflops": 1.5})

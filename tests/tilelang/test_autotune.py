@@ -259,6 +259,9 @@ class TestCalls:
         assert list(account.left_alone.values()) == [
             "its target is c, and ktuned runs TileLang's kernels on NVIDIA GPUs"
         ]
+        # TileLang's tuner might choose other bits.
+        exact = app.make_autotuned_function(numerics="exact")(app.SIZE)
+        assert (exact.compiled, len(tilelang_tunes)) == ({"block": 128}, 1)
 
     def test_a_capture_gets_the_first_config_once(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
         """During the capture nothing is asked or recorded; the next call outside decides."""

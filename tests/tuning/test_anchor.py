@@ -1,4 +1,4 @@
-"""The anchor: when its bits are known, whose have to be found out, and why it can be none."""
+"""The anchor: when its bits are known, whose bits must be found out, and what makes it unusable."""
 
 from __future__ import annotations
 
@@ -15,62 +15,64 @@ CONFIG = {"K": 1}
 BITS = ("a", "b")
 
 
-def _ended(outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: str = "", **detail: Any) -> Trial:
+def make_ended_trial(
+    outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: str = "", **detail: Any
+) -> Trial:
     return make_trial(1, config, outcome, message=message, detail=TrialDetail(**detail))
 
 
 def test_bits_are_compared_with_those_of_the_anchors_measurement() -> None:
-    """One that was measured before is compared by the store."""
+    """The store compares a config that was measured before the anchor."""
     anchor = Anchor(CONFIG, 2)
-    other = make_result(Outcome.MEASURED, bits=BITS)
-    assert anchor.judge_bits({"K": 2}, other).detail.same_bits is None
-    assert anchor.judge_bits(CONFIG, other).detail.same_bits is True
+    measurement = make_result(Outcome.MEASURED, bits=BITS)
+    assert anchor.judge_bits({"K": 2}, measurement).detail.same_bits is None
+    assert anchor.judge_bits(CONFIG, measurement).detail.same_bits is True
     assert anchor.request.anchor == BITS
-    assert anchor.judge_bits({"K": 2}, other).detail.same_bits is True
-    assert anchor.judge_bits({"K": 2}, other.add_details(bits=("a", "x"))).detail.same_bits is False
-    assert anchor.judge_bits({"K": 2}, other.add_details(nondeterministic=True)).detail.same_bits is False
+    assert anchor.judge_bits({"K": 2}, measurement).detail.same_bits is True
+    assert anchor.judge_bits({"K": 2}, measurement.add_details(bits=("a", "x"))).detail.same_bits is False
+    assert anchor.judge_bits({"K": 2}, measurement.add_details(nondeterministic=True)).detail.same_bits is False
     assert anchor.judge_bits({"K": 2}, make_result(Outcome.HUNG)).detail.same_bits is None
 
 
 @pytest.mark.parametrize(
-    ("ended", "fault"),
+    ("trial", "fault"),
     [
         (
-            _ended(Outcome.COMPILE_ERROR, message="no such file\nmore"),
+            make_ended_trial(Outcome.COMPILE_ERROR, message="no such file\nmore"),
             "the anchor K=1 failed: compile_error: no such file",
         ),
-        (_ended(bits=("a",), nondeterministic=True), "the anchor K=1 is nondeterministic: "),
-        (_ended(), "the anchor K=1 leaves no outputs whose bits could be compared"),
-        (_ended(Outcome.CONTENDED), ""),
-        (_ended(Outcome.HUNG, {"K": 2}), ""),
-        (_ended(bits=("a", "b")), ""),
+        (make_ended_trial(bits=("a",), nondeterministic=True), "the anchor K=1 is nondeterministic: "),
+        (make_ended_trial(), "the anchor K=1 leaves no outputs whose bits could be compared"),
+        (make_ended_trial(Outcome.CONTENDED), ""),
+        (make_ended_trial(Outcome.HUNG, {"K": 2}), ""),
+        (make_ended_trial(bits=("a", "b")), ""),
     ],
 )
-def test_an_anchor_that_fails_or_is_nondeterministic_says_so_in_one_line(ended: Trial, fault: str) -> None:
-    """What says nothing of the config, or is another's, is no fault."""
+def test_an_anchor_that_fails_or_is_nondeterministic_says_so_in_one_line(trial: Trial, fault: str) -> None:
+    """A disturbed trial, or another config's, is no fault."""
     anchor = Anchor(CONFIG, 2)
-    anchor.record_trial_end(ended)
+    anchor.record_trial_end(trial)
     assert anchor.fault.startswith(fault)
     assert bool(anchor.fault) == bool(fault)
     assert "\n" not in anchor.fault
 
 
 @pytest.mark.parametrize(
-    ("known", "lacks"),
+    ("trial", "lacks_bits"),
     [
-        (_ended(config={"K": 2}), True),
-        (_ended(config={"K": 2}, bits=("a",)), False),
-        (_ended(config={"K": 2}, bits=("x",)), False),
-        (_ended(config={"K": 2}, bits=("a", "x")), False),
-        (_ended(config={"K": 2}, nondeterministic=True), False),
-        (_ended(bits=("a",)), True),
+        (make_ended_trial(config={"K": 2}), True),
+        (make_ended_trial(config={"K": 2}, bits=("a",)), False),
+        (make_ended_trial(config={"K": 2}, bits=("x",)), False),
+        (make_ended_trial(config={"K": 2}, bits=("a", "x")), False),
+        (make_ended_trial(config={"K": 2}, nondeterministic=True), False),
+        (make_ended_trial(bits=("a",)), True),
     ],
 )
-def test_a_config_lacks_bits_until_it_was_launched_for_them(known: Trial, lacks: bool) -> None:
-    """And the anchor where it was launched on fewer inputs; others wait until they may be finalists."""
+def test_a_config_lacks_bits_until_it_was_launched_for_them(trial: Trial, lacks_bits: bool) -> None:
+    """The anchor needs its bits on all inputs; other configs wait until they may be finalists."""
     anchor = Anchor(CONFIG, 2)
-    anchor.record_trial_end(_ended(bits=BITS))
-    assert anchor.lacks_bits(known) is lacks
+    anchor.record_trial_end(make_ended_trial(bits=BITS))
+    assert anchor.lacks_bits(trial) is lacks_bits
 
 
 @pytest.mark.parametrize(
@@ -86,9 +88,9 @@ def test_a_config_lacks_bits_until_it_was_launched_for_them(known: Trial, lacks:
 def test_a_config_may_equal_the_anchor_until_an_input_shows_other_bits(
     bits: list[str], may_have: bool, is_sure: bool
 ) -> None:
-    """It is sure once it was launched on all inputs; one that differs from itself has nobody's."""
+    """It is sure once all inputs were launched; a nondeterministic config equals nobody."""
     anchor = Anchor(CONFIG, 2)
-    anchor.record_trial_end(_ended(bits=BITS))
-    known = _ended(config={"K": 2}, bits=bits)
-    assert (anchor.may_equal_anchor(known), anchor.has_all_bits(known)) == (may_have, is_sure)
-    assert not anchor.may_equal_anchor(_ended(config={"K": 2}, bits=bits, nondeterministic=True))
+    anchor.record_trial_end(make_ended_trial(bits=BITS))
+    trial = make_ended_trial(config={"K": 2}, bits=bits)
+    assert (anchor.may_equal_anchor(trial), anchor.has_all_bits(trial)) == (may_have, is_sure)
+    assert not anchor.may_equal_anchor(make_ended_trial(config={"K": 2}, bits=bits, nondeterministic=True))

@@ -81,13 +81,13 @@ def test_an_artifacts_key_changes_with_what_decides_its_bytes(change: dict[str, 
 
 
 def test_only_the_keys_part_of_the_problem_is_specialized() -> None:
-    """Workers get the whole problem, the key its specialised part."""
+    """Workers get the whole problem."""
     assert BRIEF.specialized_problem == {"M": 1}
     assert BRIEF.make_explore_request().problem == {"M": 1, "N": 2}
 
 
 def test_a_failed_result_keeps_the_output() -> None:
-    """A failure carries its output, a measured trial does not; nothing without a value is kept."""
+    """A measured trial keeps none, and empty values are dropped."""
     attempt = Attempt(1, {"B": 1}, UnitRef("key", {"n": 1}), compile_s=2.0, lane_s=3.0)
     for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
         attempt.make_move(event)
@@ -103,7 +103,7 @@ def test_a_failed_result_keeps_the_output() -> None:
 
 
 def test_a_measured_result_has_figures_and_no_output() -> None:
-    """``latency_us`` and ``spread_us`` are fields, not detail."""
+    """``latency_us`` and ``spread_us`` are fields, not details."""
     attempt = Attempt(1, {"B": 1}, UnitRef("", {}))
     for event in (TrialEvent.ARTIFACT_FOUND, TrialEvent.LANE_TAKEN):
         attempt.make_move(event)
@@ -119,7 +119,7 @@ def test_a_measured_result_has_figures_and_no_output() -> None:
 
 
 def test_progress_counts_and_keeps_the_best() -> None:
-    """Only measured figures compete; the default's own is kept beside."""
+    """Only measured figures compete; the default's figure is kept as well."""
     progress = Progress(total=5)
     progress.count_outcome(TrialResult(Outcome.MEASURED, 9.0), is_default=True)
     progress.count_outcome(TrialResult(Outcome.MEASURED, 5.0), is_default=False)
@@ -134,16 +134,16 @@ def test_progress_counts_and_keeps_the_best() -> None:
 
 
 def test_a_stored_detail_is_read_as_it_was_written() -> None:
-    """With the times of an attempt: a finalist's Build comes from there, and without it the finalist cannot run."""
+    """A finalist is launched from its stored Build, and the spans of its attempt are kept."""
     attempt = Attempt(7, {}, UnitRef("k1", {"entry": "f", "grid": [1, 2]}))
     attempt.record_place("compile", "slot 1", 1.0)
     attempt.record_place("lane", "cpu:0", 0.5)
     for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
         attempt.make_move(event)
     measured = make_result(Outcome.MEASURED, count=3, samples=(1.0, 2.0), low_us=1.0, undisputed=Outcome.MEASURED)
-    read, metrics = decode_detail(encode_detail(attempt.end_trial(Verdict(TrialEvent.TIMED, measured))))
+    detail, metrics = decode_detail(encode_detail(attempt.end_trial(Verdict(TrialEvent.TIMED, measured))))
     assert metrics == {}
-    assert read.build == {"entry": "f", "grid": [1, 2]}
-    assert read.spans is not None
-    assert [(kind, place) for kind, place, _ in read.spans] == [("compile", "slot 1"), ("lane", "cpu:0")]
-    assert (read.count, read.undisputed) == (3, Outcome.MEASURED)
+    assert detail.build == {"entry": "f", "grid": [1, 2]}
+    assert detail.spans is not None
+    assert [(kind, place) for kind, place, _ in detail.spans] == [("compile", "slot 1"), ("lane", "cpu:0")]
+    assert (detail.count, detail.undisputed) == (3, Outcome.MEASURED)

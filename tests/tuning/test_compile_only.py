@@ -1,4 +1,4 @@
-"""Jobs that only compile: because no one wanted more, or because there is no device."""
+"""Jobs that only compile: on request, or because there is no device."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ MIXED = str([{"us": us, "does": does} for us, does in DOES.items()])
 COMPILE = TuningRequest(compile_only=True)
 
 
-def without_device(parts: Parts, **env: str) -> None:
-    """Let the project's workers see no device."""
+def hide_devices(parts: Parts, **env: str) -> None:
+    """Let the project's workers find no device."""
     parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "0", **env})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
 
 
-async def ask(parts: Parts, request: TuningRequest) -> Job:
+async def request_job(parts: Parts, request: TuningRequest) -> Job:
     """Have the kernel ``it`` tuned or compiled as requested."""
     (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), request)
     return job
 
 
-async def ended(parts: Parts, *requests: TuningRequest) -> dict[str, Any]:
-    """Make requests one after the other, and return the last job as it ended."""
+async def run_requests(parts: Parts, *requests: TuningRequest) -> dict[str, Any]:
+    """Make requests one after the other, and return the last job when it has ended."""
     async with parts.run_jobs():
         for number, request in enumerate(requests, len(parts.recorder.list_events("job_done")) + 1):
-            await ask(parts, request)
+            await request_job(parts, request)
             jobs = await parts.recorder.wait_for_ended_jobs(number)
     return jobs[-1]
 
 
-def told(parts: Parts, job: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
-    """Return what was reported a job's configs, by their ``us``."""
+def list_compiled_configs(parts: Parts, job: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
+    """Return the events of a job's configs by their ``us``."""
     return {
         event["config"]["us"]: event
         for event in parts.recorder.list_events("config_compiled")
@@ -56,12 +56,12 @@ def told(parts: Parts, job: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
 
 
 async def test_every_config_is_published(parts: Parts) -> None:
-    """Each config's artifact, cost and facts, or its outcome and the compiler's word; no trial comes of it."""
+    """Each config has its artifact, cost and facts, or its outcome and the compiler's message; there is no trial."""
     await parts.inspect_file(make_kernel_text(configs=MIXED))
-    job = await ended(parts, COMPILE)
+    job = await run_requests(parts, COMPILE)
     assert (job["state"], job["message"], job["device"]) == ("done", "2 artifacts are ready for fake", "fake")
     assert (job["done"], job["outcomes"]) == (4, {"compiled": 2, "compile_error": 1, "unsupported": 1})
-    configs = told(parts, job)
+    configs = list_compiled_configs(parts, job)
     assert {us: event["outcome"] for us, event in configs.items()} == {
         50.0: None,
         60.0: "compile_error",
@@ -76,50 +76,49 @@ async def test_every_config_is_published(parts: Parts) -> None:
 
 
 async def test_a_sealed_artifact_is_not_compiled_again(parts: Parts, tmp_path: Path) -> None:
-    """The artifacts of one job are the next one's, with their facts."""
+    """The next job uses it with its facts."""
     log = tmp_path / "compiles"
     await parts.inspect_file(make_kernel_text())
     parts.root = msgspec.structs.replace(parts.root, env={"FAKE_LOG": str(log)})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
-    again = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
-    assert [event["reused"] for event in told(parts, again).values()] == [True, True]
-    assert [event["facts"]["registers"] for event in told(parts, again).values()] == [32, 32]
+    second_job = await run_requests(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
+    assert [event["reused"] for event in list_compiled_configs(parts, second_job).values()] == [True, True]
+    assert [event["facts"]["registers"] for event in list_compiled_configs(parts, second_job).values()] == [32, 32]
     assert len(log.read_text().splitlines()) == 2
 
 
 async def test_a_damaged_artifact_is_compiled_again(parts: Parts) -> None:
-    """A file that is missing, or is not what was sealed, is a miss; so is a manifest that cannot be read."""
+    """A missing or changed file and an unreadable manifest count as damage."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0), dict(us=80.0)]"))
-    first = told(parts, await ended(parts, COMPILE))
+    first = list_compiled_configs(parts, await run_requests(parts, COMPILE))
     paths = {us: Path(event["artifact"]) for us, event in first.items()}
     (paths[50.0] / "kernel.json").unlink()
     (paths[60.0] / "kernel.json").chmod(0o600)
     (paths[60.0] / "kernel.json").write_text("{}")
     (paths[70.0] / MANIFEST_NAME).chmod(0o600)
     (paths[70.0] / MANIFEST_NAME).write_text("{")
-    again = told(parts, await ended(parts, COMPILE))
-    assert {us: event["reused"] for us, event in again.items()} == {50.0: False, 60.0: False, 70.0: False, 80.0: True}
+    second = list_compiled_configs(parts, await run_requests(parts, COMPILE))
+    assert {us: event["reused"] for us, event in second.items()} == {50.0: False, 60.0: False, 70.0: False, 80.0: True}
     assert all((path / "kernel.json").stat().st_size > 2 for path in paths.values())
 
 
 async def test_another_target_has_another_artifact(parts: Parts) -> None:
-    """What is compiled for one target does not serve another."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
-    job = await ended(parts, COMPILE, msgspec.structs.replace(COMPILE, arch="sm_100a"))
+    job = await run_requests(parts, COMPILE, msgspec.structs.replace(COMPILE, arch="sm_100a"))
     assert (job["device"], job["message"]) == ("sm_100a", "1 artifact is ready for sm_100a")
     assert len({event["artifact"] for event in parts.recorder.list_events("config_compiled")}) == 2
-    assert told(parts, job)[50.0]["facts"]["target"] == "sm_100a"
+    assert list_compiled_configs(parts, job)[50.0]["facts"]["target"] == "sm_100a"
 
 
 async def test_another_toolchain_compiles_again(parts: Parts) -> None:
-    """What an older compiler made is not taken for the new one's, and stays for anyone who still has that."""
+    """The old compiler's artifact stays for whoever still has that compiler."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
-    await ended(parts, COMPILE)
+    await run_requests(parts, COMPILE)
     parts.root = msgspec.structs.replace(parts.root, env={"FAKE_VERSION": "2"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
-    await ended(parts, COMPILE)
+    await run_requests(parts, COMPILE)
     older, newer = parts.recorder.list_events("config_compiled")
     assert (older["reused"], newer["reused"]) == (False, False)
     assert Path(older["artifact"]).is_dir()
@@ -127,40 +126,40 @@ async def test_another_toolchain_compiles_again(parts: Parts) -> None:
 
 
 async def test_a_job_without_a_device_shows_the_first_error(parts: Parts) -> None:
-    """A job that was to measure says why nothing could be compiled for the machine that has one."""
+    """A job that was to measure says why nothing compiled for a machine with a device."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
-    without_device(parts, FAKE_TARGET="fake")
-    job = await ended(parts, TuningRequest())
+    hide_devices(parts, FAKE_TARGET="fake")
+    job = await run_requests(parts, TuningRequest())
     assert job["state"] == "failed"
     assert re.match(r"no device: .*; no config could be compiled for [^:]*: .*error", job["message"]), job["message"]
 
 
 async def test_a_job_in_which_nothing_compiles_fails(parts: Parts) -> None:
-    """The job says for what nothing could be compiled."""
+    """The message names the target."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
-    job = await ended(parts, COMPILE)
+    job = await run_requests(parts, COMPILE)
     assert (job["state"], job["message"]) == ("failed", "no config could be compiled for fake")
 
 
 async def test_a_job_without_a_device_keeps_its_artifacts(parts: Parts) -> None:
-    """It ends failed with the reason, and says for what its artifacts are ready: what the backend aims at."""
+    """The job fails with the reason, and names the target of its artifacts."""
     await parts.inspect_file(make_kernel_text())
-    without_device(parts, FAKE_TARGET="fake")
-    job = await ended(parts, TuningRequest())
+    hide_devices(parts, FAKE_TARGET="fake")
+    job = await run_requests(parts, TuningRequest())
     assert job["state"] == "failed"
     assert job["message"] == (
         "no device: backend 'fake' cannot run here: there is no fake device; 2 artifacts are ready for fake"
     )
-    assert len(told(parts, job)) == 2
+    assert len(list_compiled_configs(parts, job)) == 2
 
 
 async def test_the_settings_arch_wins_over_the_backends(parts: Parts) -> None:
-    """What config.toml says is compiled for where there is no device; a device's own target goes before both."""
+    """It counts where there is no device; a device's own target precedes both."""
     await parts.inspect_file(make_kernel_text())
     assert parts.machine.choose_target(parts.environment, "fake") == "fake"
     parts.machine.arch = "sm_120a"
     assert parts.machine.choose_target(parts.environment, "fake") == "fake"
-    without_device(parts, FAKE_TARGET="sm_90a")
+    hide_devices(parts, FAKE_TARGET="sm_90a")
     await parts.machine.environments.probe_environment(parts.environment)
     assert parts.machine.choose_target(parts.environment, "fake") == "sm_120a"
     parts.machine.arch = ""
@@ -169,10 +168,10 @@ async def test_the_settings_arch_wins_over_the_backends(parts: Parts) -> None:
 
 
 async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: Parts) -> None:
-    """A backend that runs only on what is here fails at once, with its reason; a target that is named is followed."""
+    """A backend that needs a device fails at once with a reason; an explicit target works."""
     await parts.inspect_file(make_kernel_text())
-    without_device(parts)
-    tuned, compiled = await ask(parts, TuningRequest()), await ask(parts, COMPILE)
+    hide_devices(parts)
+    tuned, compiled = await request_job(parts, TuningRequest()), await request_job(parts, COMPILE)
     reason = (
         "backend 'fake' cannot run here: there is no fake device; "
         "set FAKE_DEVICES=1; or name what to compile for: `ktuned tune --compile-only --arch`"
@@ -180,29 +179,28 @@ async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: 
     assert [(job.state, job.message) for job in (tuned, compiled)] == [(JobState.FAILED, reason)] * 2
     with pytest.raises(BackendError):
         parts.machine.choose_target(parts.environment, "fake")
-    named = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"))
-    assert (named["state"], named["outcomes"]) == ("done", {"compiled": 2})
+    job_for_target = await run_requests(parts, msgspec.structs.replace(COMPILE, arch="fake"))
+    assert (job_for_target["state"], job_for_target["outcomes"]) == ("done", {"compiled": 2})
     parts.kill_workers()
 
 
 async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
-    """A job that only compiles is cancelled as any other, and nothing goes on."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
     async with parts.run_jobs():
-        job = await ask(parts, COMPILE)
+        job = await request_job(parts, COMPILE)
         await parts.wait_until_reached("door")
         assert parts.jobs.describe_channels()
         await parts.jobs.cancel_job(job.id)
-        (over,) = await parts.recorder.wait_for_ended_jobs()
-    assert over["state"] == "cancelled"
+        (cancelled_job,) = await parts.recorder.wait_for_ended_jobs()
+    assert cancelled_job["state"] == "cancelled"
 
 
 async def test_an_endless_space_takes_bounded_memory(parts: Parts) -> None:
-    """Only so many configs are under way as the channel holds, however large the space."""
+    """The channel bounds the number of configs, however large the space is."""
     endless = "lambda p: (dict(us=float(n), does='gate_compile', gate='door') for n in range(1, 10**9))"
     await parts.inspect_file(make_kernel_text(configs=endless, trials="1000000"))
     async with parts.run_jobs():
-        job = await ask(parts, COMPILE)
+        job = await request_job(parts, COMPILE)
         await parts.wait_until_reached("door")
         (channel,) = parts.jobs.describe_channels().values()
         assert channel.size == parts.fleet.compile_slots.total_tokens * MAX_BATCH
@@ -211,8 +209,8 @@ async def test_an_endless_space_takes_bounded_memory(parts: Parts) -> None:
 
 
 async def test_a_trial_of_a_sealed_artifact_has_its_facts(parts: Parts) -> None:
-    """What the compiler reported registers is the trial's, whichever job compiled it."""
+    """The trial has the compiler's registers, whichever job compiled the artifact."""
     await parts.inspect_file(make_kernel_text())
-    assert (await ended(parts, COMPILE, TuningRequest()))["state"] == "done"
+    assert (await run_requests(parts, COMPILE, TuningRequest()))["state"] == "done"
     details = [parts.store.get_trial(trial.id) for trial in parts.store.list_trials()]
     assert [(trial.detail.facts or {})["registers"] for trial in details if trial is not None] == [32, 32]

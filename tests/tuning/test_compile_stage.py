@@ -1,4 +1,4 @@
-"""A group of configs that is compiled in one request: anyone who is at fault fails alone."""
+"""A group of configs that is compiled in one request: a config that is at fault fails alone."""
 
 from __future__ import annotations
 
@@ -15,49 +15,44 @@ import pytest
 from ktuned.fleet import Worker
 from ktuned.ipc import requests
 from ktuned.model.errors import WorkerError
-from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_machine import Attempt
-from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text, make_winner_key
+from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 from tests.fleet.playing import until
+from tests.tuning.jobs import make_attempts, prepare_brief
 
 pytestmark = pytest.mark.anyio
 
 
-async def begun(parts: Parts, **options: str) -> JobBrief:
-    """Return what there is to do in a job on a kernel."""
+async def inspect_and_prepare_brief(parts: Parts, **options: str) -> JobBrief:
+    """Inspect a kernel with these options, and return the brief of a job on it."""
     await parts.inspect_file(make_kernel_text(**options))
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(
-        make_winner_key({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0
-    )
-    return parts.preparation.prepare_brief(job)
+    return await prepare_brief(parts)
 
 
-async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[Outcome | None, str]]:
-    """Compile configs as one group; return each one's outcome and message, in their order."""
-    brief = await begun(parts, deadlines=f"dict(compile={PATIENCE_S})")
+async def compile_group(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[Outcome | None, str]]:
+    """Compile configs as one group; return each config's outcome and message in their order."""
+    brief = await inspect_and_prepare_brief(parts, deadlines=f"dict(compile={PATIENCE_S})")
     brief.group_size = group_size
-    builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    attempts = [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
+    attempts = make_attempts(brief, *does)
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
-    ends = await compiling.compile_attempts(attempts)
+    trial_ends = await compiling.compile_attempts(attempts)
     await compiling.close()
     parts.kill_workers()
     ready = [attempt for attempt in attempts if attempt.is_compiled]
-    assert len(ready) + len(ends) == len(attempts)
+    assert len(ready) + len(trial_ends) == len(attempts)
     assert all(parts.artifacts.find_artifact(attempt.unit.key) is not None for attempt in ready)
-    messages = {end.attempt: end.result.message for end in ends}
+    messages = {end.attempt: end.result.message for end in trial_ends}
     return [(attempt.outcome, messages.get(attempt, "")) for attempt in attempts]
 
 
 async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> None:
-    """The others of its group have their artifacts, from the same request."""
-    found = await outcomes(parts, "work", "compile_error", "work", "unsupported_here")
-    assert [outcome for outcome, _ in found] == [None, Outcome.COMPILE_ERROR, None, Outcome.UNSUPPORTED]
-    assert found[1][1] == "fake.c:1: error: no"
+    """The others of its group get their artifacts from the same request."""
+    results = await compile_group(parts, "work", "compile_error", "work", "unsupported_here")
+    assert [outcome for outcome, _ in results] == [None, Outcome.COMPILE_ERROR, None, Outcome.UNSUPPORTED]
+    assert results[1][1] == "fake.c:1: error: no"
 
 
 @pytest.mark.parametrize(
@@ -65,17 +60,16 @@ async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> N
     [1, 4],
 )
 async def test_a_config_that_crashes_the_compiler_fails_alone(parts: Parts, group_size: int) -> None:
-    """Those that were ready before are not made again.
-
-    Of a batch the one under way is to blame; a group is halved until it is known which.
+    """Compiled configs are not compiled again. In a batch the current config is to blame; a group is halved until one
+    config is left.
     """
-    found = await outcomes(parts, "work", "compile_crash", "work", group_size=group_size)
-    assert [what for what, _ in found] == [None, Outcome.CRASHED, None]
+    results = await compile_group(parts, "work", "compile_crash", "work", group_size=group_size)
+    assert [thing for thing, _ in results] == [None, Outcome.CRASHED, None]
 
 
 async def test_a_changed_file_is_not_reported_as_a_fault_of_the_backend(parts: Parts) -> None:
-    """A worker that finds another state than the inspected one ends the job, which waits for its inspection."""
-    brief = await begun(parts)
+    """A worker that finds other files than the inspected ones ends the job, which waits for an inspection."""
+    brief = await inspect_and_prepare_brief(parts)
     parts.write_file(make_kernel_text(rtol="0.5"))
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     with pytest.raises(WorkerError) as caught:
@@ -85,17 +79,18 @@ async def test_a_changed_file_is_not_reported_as_a_fault_of_the_backend(parts: P
     parts.kill_workers()
 
 
-class Writing:
-    """A worker whose artifacts do not reach the disk until ``written`` is set."""
+class SlowWritingWorker:
+    """A worker whose artifacts are not written until ``written`` is set."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self.pid, self.read_cpu_ticks = worker.pid, worker.read_cpu_ticks
         self.computed, self.written = anyio.Event(), anyio.Event()
 
     async def send_request(
         self, request: requests.Compile, deadlines: Any, *, on_item: Any, on_computed: Callable[[], None]
     ) -> Any:
-        """Compile, and hold back the reply."""
+        """Compile, and delay the reply."""
 
         def tell() -> None:
             on_computed()
@@ -107,20 +102,20 @@ class Writing:
 
 
 async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another compile begins there; the job still has one config less that is ready."""
-    brief = await begun(parts)
+    """Another compilation starts there, while the job does not count the config as ready."""
+    brief = await inspect_and_prepare_brief(parts)
     parts.fleet.compile_slots.total_tokens = slots = 4
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     assert compiling.groups == 5
-    lend, writing = parts.fleet.lend_worker, list[Writing]()
+    lend_worker, slow_workers = parts.fleet.lend_worker, list[SlowWritingWorker]()
 
     @asynccontextmanager
-    async def lend_slow(*kind: Any) -> AsyncIterator[Writing]:
-        async with lend(*kind) as worker:
-            writing.append(Writing(worker))
-            yield writing[-1]
+    async def lend_slow_worker(*kind: Any) -> AsyncIterator[SlowWritingWorker]:
+        async with lend_worker(*kind) as worker:
+            slow_workers.append(SlowWritingWorker(worker))
+            yield slow_workers[-1]
 
-    monkeypatch.setattr(parts.fleet, "lend_worker", lend_slow)
+    monkeypatch.setattr(parts.fleet, "lend_worker", lend_slow_worker)
     ready: list[int] = []
 
     async def compile_one(number: int) -> None:
@@ -130,14 +125,14 @@ async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkey
     async with anyio.create_task_group() as tasks:
         for number in range(slots):
             tasks.start_soon(compile_one, number)
-        await until(lambda: len(writing) == slots)
-        for one in writing:
-            await one.computed.wait()
+        await until(lambda: len(slow_workers) == slots)
+        for slow_worker in slow_workers:
+            await slow_worker.computed.wait()
         assert (parts.fleet.compile_slots.borrowed_tokens, ready) == (0, [])
         tasks.start_soon(compile_one, slots)
-        await until(lambda: len(writing) == slots + 1)
-        for one in writing:
-            one.written.set()
+        await until(lambda: len(slow_workers) == slots + 1)
+        for slow_worker in slow_workers:
+            slow_worker.written.set()
     assert sorted(ready) == list(range(slots + 1))
     assert parts.fleet.compile_slots.borrowed_tokens == 0
     await compiling.close()
@@ -147,15 +142,15 @@ async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkey
 async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its slot was given back once, not twice; the config is compiled again, and its artifact is whole."""
-    brief = await begun(parts)
+    """Its slot is returned only once; the config is compiled again, and its artifact is complete."""
+    brief = await inspect_and_prepare_brief(parts)
     parts.fleet.compile_slots.total_tokens = 4
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
-    lend, killed = parts.fleet.lend_worker, list[int]()
+    lend_worker, killed = parts.fleet.lend_worker, list[int]()
 
     @asynccontextmanager
-    async def lend_doomed(*kind: Any) -> AsyncIterator[Any]:
-        async with lend(*kind) as worker:
+    async def lend_doomed_worker(*kind: Any) -> AsyncIterator[Any]:
+        async with lend_worker(*kind) as worker:
 
             async def send_request(*arguments: Any, on_computed: Callable[[], None], **named: Any) -> Any:
                 def kill_first() -> None:
@@ -166,9 +161,9 @@ async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
 
                 return await worker.send_request(*arguments, on_computed=kill_first, **named)
 
-            yield SimpleNamespace(send_request=send_request)
+            yield SimpleNamespace(send_request=send_request, pid=worker.pid, read_cpu_ticks=worker.read_cpu_ticks)
 
-    monkeypatch.setattr(parts.fleet, "lend_worker", lend_doomed)
+    monkeypatch.setattr(parts.fleet, "lend_worker", lend_doomed_worker)
     attempt = Attempt(0, {}, brief.make_unit({}))
     assert await compiling.compile_attempts([attempt]) == []
     assert len(killed) == 1
@@ -179,14 +174,14 @@ async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
 
 
 class ThreeSlots(CompileStage):
-    """A stage with slots to share the last configs among."""
+    """A stage with three slots for the last configs."""
 
     slots = 3
 
 
 async def test_the_longest_of_the_last_compiles_starts_first(parts: Parts) -> None:
-    """Those before keep their order, and none is lost, also to a slot that waits when the last one is taken."""
-    brief = await begun(parts)
+    """Earlier configs keep their order, and no config is lost, even if a slot waits when the last one is taken."""
+    brief = await inspect_and_prepare_brief(parts)
     compiling = ThreeSlots(brief, parts.fleet, parts.artifacts)
     send, receive = anyio.create_memory_object_stream[Attempt](10)
     taken: list[int] = []

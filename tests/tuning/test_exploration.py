@@ -11,11 +11,11 @@ from ktuned.fleet.failures import Output
 from ktuned.ipc import requests
 from ktuned.model import Phase, Plan, WorkerError
 from ktuned.tuning.exploration import Explorer, SearchSummary, open_space
-from tests.store.samples import kernel_info
+from tests.store.samples import make_kernel_info
 
 
 def test_the_summary_shows_how_the_best_figure_improved() -> None:
-    """The strategy, the share of the space, and the best after some trials."""
+    """It names the strategy, the share of the space, and the best after some trials."""
     summary = SearchSummary(strategy="guided", size=4362)
     for done, best in ((9, None), (10, 1300.0), (25, 900.0), (40, 800.0), (50, 710.5)):
         summary.record_best(done, best)
@@ -47,11 +47,11 @@ def test_the_summary_shows_how_the_best_figure_improved() -> None:
     ],
 )
 def test_the_summary_has_only_what_is_known(summary: SearchSummary, expected: str) -> None:
-    """Nothing is said where the whole space was tried; a space that cannot be counted has no share."""
+    """A space that was tried completely has no summary; an uncountable space has no share."""
     assert summary.describe_search(8, 5.0) == expected
 
 
-class Hung:
+class HangingWorker:
     def __init__(self, phase: Phase = Phase.INSPECT) -> None:
         self.phase = phase
 
@@ -62,7 +62,7 @@ class Hung:
 @pytest.mark.anyio
 async def test_a_strategy_that_hangs_is_named() -> None:
     """The phase alone would not say what took so long."""
-    explorer = Explorer(Hung(), "slowpoke", {})  # type: ignore[arg-type]
+    explorer = Explorer(HangingWorker(), "slowpoke", {})  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect timed out after 2 s"):
         await explorer.ask_for_configs([], 1)
 
@@ -80,8 +80,8 @@ async def test_a_strategy_that_hangs_is_named() -> None:
     ],
 )
 async def test_a_prior_or_strategy_that_hangs_at_the_opening_is_named(phase: Phase, words: str) -> None:
-    """The kernel file's prior, the strategy, or its import."""
+    """The error tells the kernel file's prior, the strategy and the import apart."""
     reference = requests.KernelRef("p", "tune_gemm.py", "gemm", "fake", (), {})
     request = requests.Explore(reference, {}, Plan(strategy="guided"))
     with pytest.raises(WorkerError, match=words):
-        await open_space(Hung(phase), request, kernel_info(), {"inspect": 2.0})  # type: ignore[arg-type]
+        await open_space(HangingWorker(phase), request, make_kernel_info(), {"inspect": 2.0})  # type: ignore[arg-type]

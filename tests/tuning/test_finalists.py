@@ -1,4 +1,4 @@
-"""The finalists: generously chosen where spreads overlap, and compared within rounds."""
+"""The finalists: chosen generously where spreads overlap, and compared within rounds."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ PACES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9)
     ids=["none", "one", "clear", "overlap", "overlap-behind", "drift", "bounded"],
 )
 def test_configs_that_may_be_the_best_are_finalists(ranges: list[tuple[float, float]], expected: list[int]) -> None:
-    """The wanted ones, and three times as many at most where they may be as fast as the best: its pace may have been
-    high by chance, and theirs low.
+    """Up to three times the wanted number are chosen if they may be as fast as the best: its samples may have been
+    fast by chance, and theirs slow.
     """
-    assert choose_finalists([Range(*one) for one in ranges], 2) == expected
+    assert choose_finalists([Range(*bounds) for bounds in ranges], 2) == expected
     assert len(expected) <= 2 * MOST_TIMES
 
 
@@ -54,38 +54,38 @@ def test_configs_that_may_be_the_best_are_finalists(ranges: list[tuple[float, fl
 def test_a_range_covers_the_interval_and_the_spread(
     interval: tuple[float | None, float | None], expected: tuple[float, ...]
 ) -> None:
-    """Few samples have a wide interval, noisy ones a wide spread; old results have no interval."""
-    found = Range.from_measurement(100.0, 10.0, interval)
-    assert (found.low_us, found.high_us) == expected
+    """Few samples have a wide interval, noisy samples a wide spread; old results have no interval."""
+    measured_range = Range.from_measurement(100.0, 10.0, interval)
+    assert (measured_range.low_us, measured_range.high_us) == expected
 
 
 @given(RATIOS, PACES)
 def test_a_drift_of_all_rivals_changes_no_figure(ratios: list[float], paces: list[float]) -> None:
-    """However the device's pace changes from round to round, the figures have the finalists' own ratios."""
+    """The figures keep the finalists' own ratios, however the device's pace changes from round to round."""
     rounds: list[dict[int | None, float]] = [
         {name: ratio * pace for name, ratio in enumerate(ratios)} for pace in paces
     ]
-    found = compute_figures(rounds, range(len(ratios)))
-    level = found[0].latency_us / ratios[0]
-    assert [found[name].latency_us / level for name in range(len(ratios))] == pytest.approx(ratios)
+    figures = compute_figures(rounds, range(len(ratios)))
+    level = figures[0].latency_us / ratios[0]
+    assert [figures[name].latency_us / level for name in range(len(ratios))] == pytest.approx(ratios)
     assert level == pytest.approx(statistics.median(paces))
-    kept = sorted(paces)[1:-1] if len(paces) >= ROBUST_ROUNDS else paces
-    spread_us = ratios[0] * (max(kept) - min(kept)) if len(kept) > 1 else None
-    assert found[0].spread_us == pytest.approx(spread_us)
+    middle_paces = sorted(paces)[1:-1] if len(paces) >= ROBUST_ROUNDS else paces
+    spread_us = ratios[0] * (max(middle_paces) - min(middle_paces)) if len(middle_paces) > 1 else None
+    assert figures[0].spread_us == pytest.approx(spread_us)
 
 
 def test_a_rival_that_missed_fast_rounds_is_not_taken_for_slow() -> None:
-    """The slower one had its three quick rounds when the device was quick, the faster one missed two of them."""
+    """The slower rival ran three times while the device was fast, the faster rival missed two of those rounds."""
     rounds: list[dict[int | None, float]] = [{1: 100.0, 2: 105.0}, {1: 100.0, 2: 105.0}]
     rounds += [{1: 120.0, 2: 126.0}, {1: 120.0, 2: 126.0}, {2: 105.0}]
-    found = compute_figures(rounds, [1, 2])
-    assert found[1].latency_us < found[2].latency_us
+    figures = compute_figures(rounds, [1, 2])
+    assert figures[1].latency_us < figures[2].latency_us
 
 
 def test_the_reference_has_a_figure_of_the_same_pace() -> None:
-    """It is no rival, so it sets no pace, but it is paired with the finalists' rounds too."""
-    found = compute_figures([{1: 10.0, None: 100.0}, {1: 20.0, None: 200.0}, {1: 10.0, None: 100.0}], [1])
-    assert found == {1: Figure(10.0, 10.0), None: Figure(100.0, 100.0)}
+    """It is no rival, so it sets no pace, but it is compared within the finalists' rounds."""
+    figures = compute_figures([{1: 10.0, None: 100.0}, {1: 20.0, None: 200.0}, {1: 10.0, None: 100.0}], [1])
+    assert figures == {1: Figure(10.0, 10.0), None: Figure(100.0, 100.0)}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_the_reference_has_a_figure_of_the_same_pace() -> None:
     ids=["agreed", "contradicted", "one-in-seven", "one-in-eight", "close", "not-together", "nothing"],
 )
 def test_contradicting_rounds_leave_it_undecided(rounds: list[dict[int | None, float]], expected: bool) -> None:
-    """Another finalist that beat the best in one of its rounds may be better, until so many others say that it is not;
-    one per cent is no matter.
+    """Another finalist that beat the best in a round may be better, until enough rounds disagree; 1 % does not
+    matter.
     """
     assert are_rounds_contradictory(rounds, [1, 2]) is expected
 
@@ -123,28 +123,30 @@ def test_contradicting_rounds_leave_it_undecided(rounds: list[dict[int | None, f
     ids=["too-early", "slower", "not-always", "drift", "more-than-drift", "seldom-not", "disturbed", "nothing"],
 )
 def test_a_finalist_that_is_clearly_slower_leaves(rounds: list[dict[int | None, float]], expected: list[int]) -> None:
-    """Three, each of which found it slower than the best by more than a drift, or five, by more than 1 %; of eight, one
-    may say otherwise. The best itself stays.
+    """Three rounds must find it slower than the best by more than a drift, or five by more than 1 %; of eight
+    rounds, one may disagree. The best stays.
     """
     assert find_remaining_rivals(rounds, [1, 2, 3]) == expected
 
 
 @given(RATIOS, PACES)
 def test_the_best_never_leaves(ratios: list[float], paces: list[float]) -> None:
-    """However the device's pace changes, whichever is the fastest goes on."""
+    """The fastest rival stays, however the device's pace changes."""
     rounds: list[dict[int | None, float]] = [
         {name: ratio * pace for name, ratio in enumerate(ratios)} for pace in paces
     ]
-    left = find_remaining_rivals(rounds, range(len(ratios)))
-    assert min(range(len(ratios)), key=ratios.__getitem__) in left
+    remaining = find_remaining_rivals(rounds, range(len(ratios)))
+    assert min(range(len(ratios)), key=ratios.__getitem__) in remaining
 
 
 def test_disturbed_rounds_are_left_out() -> None:
-    """A rival that misses rounds sets no pace; where all miss one, it counts for nothing; without any, no figure."""
+    """A rival that misses rounds sets no pace; a round that all rivals miss does not count; without rounds nothing
+    does.
+    """
     rounds: list[dict[int | None, float]] = [{1: 10.0, 2: 5.0}, {None: 7.0}, {1: 10.0}]
-    found = compute_figures(rounds, [1, 2])
-    assert (found[1], found[2]) == (Figure(10.0, 0.0), Figure(5.0, None))
-    assert found[None] == Figure(7.0, None)
+    figures = compute_figures(rounds, [1, 2])
+    assert (figures[1], figures[2]) == (Figure(10.0, 0.0), Figure(5.0, None))
+    assert figures[None] == Figure(7.0, None)
     assert compute_figures([{}, {}], [1]) == {}
 
 
@@ -165,12 +167,12 @@ def test_disturbed_rounds_are_left_out() -> None:
 def test_the_winner_is_the_fastest_of_those_timed_together(
     latencies_us: dict[int, float], compared: set[int], incumbent: int, expected: int | None
 ) -> None:
-    """A figure of another hour decides nothing, but for the incumbent, which gives way only to what beats it."""
+    """An old figure decides nothing, except that the incumbent only gives way to a faster config."""
     assert elect_winner(latencies_us, compared, incumbent) == expected
 
 
 def test_noisy_rounds_ask_for_more_until_they_settle() -> None:
-    """A contender or a reference that jumps between rounds is unsettled, until enough rounds agree."""
+    """A contender or reference that varies between rounds is unsettled until enough rounds agree."""
     steady = [{1: 100.0, None: 200.0}] * 3
     assert not are_rounds_noisy(steady, [1])
     assert are_rounds_noisy([*steady[:2], {1: 190.0, None: 200.0}], [1])
@@ -180,15 +182,22 @@ def test_noisy_rounds_ask_for_more_until_they_settle() -> None:
 
 
 def test_a_reference_far_above_the_winner_is_timed_again_though_its_rounds_agree() -> None:
-    """Twice as often, and then no more: a naive reference may be that slow. Without figures nothing is far."""
-    far: list[dict[int | None, float]] = [{1: 6.6, 2: 9.0, None: 25_500.0}]
-    assert [is_reference_implausible(far * rounds, [1, 2]) for rounds in (1, 3, 5, 6)] == [True, True, True, False]
+    """It gets twice as many rounds and no more, because a naive reference may be that slow. Without figures nothing is
+    implausible.
+    """
+    slow_reference_rounds: list[dict[int | None, float]] = [{1: 6.6, 2: 9.0, None: 25_500.0}]
+    assert [is_reference_implausible(slow_reference_rounds * rounds, [1, 2]) for rounds in (1, 3, 5, 6)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert not is_reference_implausible([{1: 6.6, None: 18.8}] * 3, [1])
-    assert not is_reference_implausible(far, [])
+    assert not is_reference_implausible(slow_reference_rounds, [])
     assert not is_reference_implausible([{1: 6.6}], [1])
 
 
 def test_one_round_has_no_spread() -> None:
-    """It could not show one; ``±0 %`` would say that rounds agree."""
-    found = compute_figures([{1: 10.0, None: 100.0}, {1: 11.0}], [1])
-    assert (found[1].spread_us, found[None].spread_us) == (1.0, None)
+    """``±0 %`` would claim that rounds agree."""
+    figures = compute_figures([{1: 10.0, None: 100.0}, {1: 11.0}], [1])
+    assert (figures[1].spread_us, figures[None].spread_us) == (1.0, None)

@@ -1,4 +1,4 @@
-"""Lanes that come while a job runs: it measures on them, too, if they are alike."""
+"""Lanes that appear while a job runs: the job uses them if they are alike."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ pytestmark = pytest.mark.anyio
 
 DEFAULT = "dict(us=50.0, does='work', gate='first')"
 CONFIGS = f"[{DEFAULT}] + [dict(us=us, does='gate_compile', gate='rest') for us in (60.0, 70.0)]"
-"""The default is measured first: with one that came before it, the only lane would know how little the rest takes, and
-have it in the default's batch."""
+"""The default is measured first: after another config, the only lane would know how short the rest takes and add it to
+the default's batch."""
 
 
 async def test_a_device_that_is_added_measures_the_remaining_configs(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the only lane is held up, the other configs of the running job are measured on the one that has come."""
+    """While the only lane is blocked, the new device measures the running job's other configs."""
     kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS, default=DEFAULT))
     async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.wait_until_reached("first")
         (lane,) = parts.jobs.list_lanes()
-        found = parts.machine.find_job_devices
+        find_job_devices = parts.machine.find_job_devices
 
-        def aim_elsewhere(*given: object, **named: object) -> object:
-            """Find another device of the same model."""
-            made = found(*given, **named)  # type: ignore[arg-type]
+        def find_additional_device(*arguments: object, **options: object) -> object:
+            """Add another device of the same model."""
+            job_devices = find_job_devices(*arguments, **options)  # type: ignore[arg-type]
             return replace(
-                made, devices=(*made.devices, msgspec.structs.replace(lane.device, name=DeviceName("cpu:1")))
+                job_devices,
+                devices=(*job_devices.devices, msgspec.structs.replace(lane.device, name=DeviceName("cpu:1"))),
             )
 
-        monkeypatch.setattr(parts.machine, "find_job_devices", aim_elsewhere)
+        monkeypatch.setattr(parts.machine, "find_job_devices", find_additional_device)
         parts.jobs.add_new_devices()
         parts.open_gate("rest")
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("trial_done")) == 2)
@@ -48,7 +49,6 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
 
 
 async def test_a_job_that_has_measured_all_takes_no_new_lane(parts: Parts) -> None:
-    """Nodes that come when nothing runs change nothing."""
     kernel = await parts.inspect_file(make_kernel_text())
     async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())

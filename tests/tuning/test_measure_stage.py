@@ -1,4 +1,4 @@
-"""What becomes of a trial when not it fails, but the device."""
+"""What becomes of a trial if its device fails."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ DIED = WorkerDied(-signal.SIGSEGV, Phase.FIRST_LAUNCH, Output())
 WRONG = make_measurement(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
 NEEDS_CORES = make_measurement(None, phase=Phase.TIMING, cores=4)
 CONTENDED = make_measurement(Outcome.CONTENDED, "other programs used it")
-OPENED = CannotOpen("no such device")
+CANNOT_OPEN = CannotOpen("no such device")
 SICK = LaneSick("the canary failed")
 
 
-class PlayedLane:
-    """A lane whose openings and answers are listed; the last of each goes on for ever."""
+class FakeLane:
+    """A lane with listed openings and answers; the last of each repeats."""
 
     def __init__(self, name: str, answers: Sequence[Any], openings: Sequence[Exception | None] = (None,)) -> None:
         self.device = Device(DeviceName(name), DeviceModel("x"), Target("native"))
         self.health = Health()
         self.pace = Pace()
-        self.opened = self.asked = self.dropped = 0
+        self.openings = self.requested_units = self.drops = 0
         self.data = ""
         self.is_doubtful = False
         self.applications: tuple[int, ...] = ()
-        self.granted: list[int] = []
+        self.granted_cores: list[int] = []
         self.requests: list[requests.Trial] = []
         self._answers, self._openings = list(answers), list(openings)
 
@@ -76,8 +76,8 @@ class PlayedLane:
         yield
 
     async def open_problem(self, bench: Bench, deadlines: Mapping[str, float], **others: bool) -> None:
-        """Open, or fail, as listed."""
-        self.opened += 1
+        """Open the problem or fail, as listed."""
+        self.openings += 1
         opening = self._openings.pop(0) if len(self._openings) > 1 else self._openings[0]
         if isinstance(opening, LaneSick):
             self.health.record_failure(opening.message)
@@ -85,8 +85,7 @@ class PlayedLane:
             raise opening
 
     async def reserve_cores(self, cores: int) -> int:
-        """Grant them."""
-        self.granted.append(cores)
+        self.granted_cores.append(cores)
         return cores
 
     async def send_request(
@@ -96,16 +95,16 @@ class PlayedLane:
         *,
         on_item: Callable[[replies.Measurement], None] | None = None,
     ) -> tuple[Any, Output]:
-        """Answer for each unit, or die, as listed."""
+        """Answer for each unit or raise, as listed."""
         self.requests.append(request)
-        for place in range(len(request.units)):
-            self.asked += 1
+        for artifact in range(len(request.units)):
+            self.requested_units += 1
             answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
             if isinstance(answer, Exception):
                 self.drop()
                 raise answer
-            ends = answer.result.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
-            if ends or place == len(request.units) - 1:
+            is_batch_over = answer.result.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
+            if is_batch_over or artifact == len(request.units) - 1:
                 break
             assert on_item is not None
             on_item(answer)
@@ -116,28 +115,27 @@ class PlayedLane:
         return answer, Output()
 
     def take_output(self) -> Output:
-        """Return nothing: no code of a worker runs."""
+        """Return no output: no worker runs."""
         return Output()
 
     def drop(self) -> None:
-        """Lose the worker, of which there is none."""
-        self.dropped += 1
+        """Count the loss of the worker."""
+        self.drops += 1
         self.is_doubtful = False
 
 
-class Recompiling:
-    """A compile stage whose artifacts something removes whenever a lane has had them."""
+class FakeCompileStage:
+    """A compile stage whose artifacts can be removed."""
 
     def __init__(self, artifacts: Artifacts) -> None:
         self._artifacts = artifacts
         self.compiled: list[str] = []
 
     def remove_all(self) -> None:
-        """Remove them."""
         shutil.rmtree(self._artifacts.locate_artifact("ab").parent)
 
     async def compile_attempts(self, attempts: Sequence[Attempt]) -> list[End]:
-        """Make attempts' artifacts, as of such as were never compiled."""
+        """Make the attempts' artifacts."""
         machine = TrialMachine()
         machine.handle(CompilerTook(attempts))
         for attempt in attempts:
@@ -148,83 +146,86 @@ class Recompiling:
         return []
 
 
-async def measured_all(
+async def measure_attempts(
     tmp_path: Path,
     attempts: Sequence[Attempt],
-    *lanes: PlayedLane,
+    *lanes: FakeLane,
     brief: JobBrief = BRIEF,
-    taken: list[int] | None = None,
-    compiling: Recompiling | None = None,
+    recorded_counts: list[int] | None = None,
+    compile_stage: FakeCompileStage | None = None,
 ) -> list[Outcome]:
     """Measure compiled attempts that the first lane took; return their outcomes in the order of their ends."""
-    played = cast("Sequence[Lane]", lanes)
+    fake_lanes = cast("Sequence[Lane]", lanes)
     artifacts = Artifacts(tmp_path, 1)
     outcomes: list[Outcome] = []
     for attempt in attempts:
-        place = artifacts.locate_artifact(attempt.unit.key)
-        place.mkdir(parents=True)
-        (place / "manifest.json").touch()
+        artifact = artifacts.locate_artifact(attempt.unit.key)
+        artifact.mkdir(parents=True)
+        (artifact / "manifest.json").touch()
         TrialMachine().handle(ArtifactFound(attempt))
 
-    async def record(ends: Sequence[End]) -> None:
-        outcomes.extend(end.result.outcome for end in ends if end.result.outcome is not None)
-        if taken is not None:
-            taken.append(len(ends))
+    async def record_ends(is_batch_over: Sequence[End]) -> None:
+        outcomes.extend(end.result.outcome for end in is_batch_over if end.result.outcome is not None)
+        if recorded_counts is not None:
+            recorded_counts.append(len(is_batch_over))
 
-    measuring = MeasureStage(
-        msgspec.structs.replace(brief, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
+    measure_stage = MeasureStage(
+        msgspec.structs.replace(brief, deadlines=DEFAULT_DEADLINES),
+        fake_lanes,
+        cast("CompileStage", compile_stage),
+        artifacts,
     )
-    await measuring.measure_batch(played[0], attempts, lambda: (5.0, 5e-6), record)
+    await measure_stage.measure_batch(fake_lanes[0], attempts, lambda: (5.0, 5e-6), record_ends)
     return outcomes
 
 
-async def measured(tmp_path: Path, *lanes: PlayedLane) -> tuple[Outcome, Attempt]:
+async def measure_one(tmp_path: Path, *lanes: FakeLane) -> tuple[Outcome, Attempt]:
     """Measure one compiled attempt that the first lane took."""
     attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-    (outcome,) = await measured_all(tmp_path, [attempt], *lanes)
+    (outcome,) = await measure_attempts(tmp_path, [attempt], *lanes)
     return outcome, attempt
 
 
-def several(count: int) -> list[Attempt]:
+def make_attempts(count: int) -> list[Attempt]:
     """Return attempts at different configs."""
     return [Attempt(number, {"x": number}, requests.UnitRef(f"{number:02}", {})) for number in range(1, count + 1)]
 
 
 async def test_trials_on_a_gpu_share_a_request(tmp_path: Path) -> None:
-    """One request for a batch: each config has its own outcome, from its own answer."""
-    lane = PlayedLane("cuda:0", [MEASURED, WRONG, MEASURED])
-    attempts = several(3)
-    outcomes = await measured_all(tmp_path, attempts, lane)
+    """Each config has its own outcome, from its own answer."""
+    lane = FakeLane("cuda:0", [MEASURED, WRONG, MEASURED])
+    attempts = make_attempts(3)
+    outcomes = await measure_attempts(tmp_path, attempts, lane)
     assert outcomes == [Outcome.MEASURED, Outcome.MISMATCH, Outcome.MEASURED]
     assert [len(request.units) for request in lane.requests] == [3]
     assert [attempt.story[-2] for attempt in attempts] == [TrialEvent.LANE_TAKEN] * 3
 
 
 async def test_trials_on_a_cpu_share_a_request(tmp_path: Path) -> None:
-    """Their results are held back until the last: recording one would disturb the next config's timing."""
-    lane = PlayedLane("cpu:0", [MEASURED])
-    assert await measured_all(tmp_path, several(3), lane) == [Outcome.MEASURED] * 3
+    """Results are held back until the last one, because recording one would disturb the next timing."""
+    lane = FakeLane("cpu:0", [MEASURED])
+    assert await measure_attempts(tmp_path, make_attempts(3), lane) == [Outcome.MEASURED] * 3
     assert [len(request.units) for request in lane.requests] == [3]
     assert lane.requests[0].hold_s >= 0.5
 
 
 async def test_trials_with_other_cores_have_requests_of_their_own(tmp_path: Path) -> None:
-    """A CPU's lane has the cores that all of a batch need, and no others."""
-    lane = PlayedLane("cpu:0", [MEASURED])
-    attempts = several(5)
+    """A CPU's lane reserves exactly the cores that all configs of a batch need."""
+    lane = FakeLane("cpu:0", [MEASURED])
+    attempts = make_attempts(5)
     for attempt, cores in zip(attempts, (None, None, 2, 2, 1), strict=True):
         attempt.cores, attempt.declares_cores = cores, cores is not None
-    await measured_all(tmp_path, attempts, lane)
+    await measure_attempts(tmp_path, attempts, lane)
     assert [len(request.units) for request in lane.requests] == [2, 2, 1]
 
 
 async def test_results_that_came_together_are_recorded_together(tmp_path: Path) -> None:
-    """So that one commit holds them; the time of each is its own."""
-    attempts = several(4)
-    lane = PlayedLane("cpu:0", [replace(MEASURED, seconds=0.25), DIED, MEASURED])
-    taken: list[int] = []
-    await measured_all(tmp_path, attempts, lane, taken=taken)
-    assert taken == [1, 1, 2]
+    """One commit holds them; each has its own time."""
+    attempts = make_attempts(4)
+    lane = FakeLane("cpu:0", [replace(MEASURED, seconds=0.25), DIED, MEASURED])
+    recorded_counts: list[int] = []
+    await measure_attempts(tmp_path, attempts, lane, recorded_counts=recorded_counts)
+    assert recorded_counts == [1, 1, 2]
     assert attempts[0].lane_s == 0.25
     assert attempts[1].lane_s < 0.25
     starts = [attempt.spans["lane"][1] for attempt in attempts[:2]]
@@ -233,125 +234,129 @@ async def test_results_that_came_together_are_recorded_together(tmp_path: Path) 
 
 @pytest.mark.parametrize(("failure", "outcome"), [(DIED, Outcome.CRASHED), (REFUSED, Outcome.LAUNCH_ERROR)])
 async def test_a_batch_ends_at_the_config_that_fails(tmp_path: Path, failure: Any, outcome: Outcome) -> None:
-    """It alone is blamed: those before it keep their figures, and those after it are measured in the next request."""
-    lane = PlayedLane("cuda:0", [MEASURED, failure, MEASURED])
-    assert await measured_all(tmp_path, several(4), lane) == [Outcome.MEASURED, outcome, *[Outcome.MEASURED] * 2]
+    """Only that config is blamed: earlier configs keep their figures, later ones are measured in the next request."""
+    lane = FakeLane("cuda:0", [MEASURED, failure, MEASURED])
+    assert await measure_attempts(tmp_path, make_attempts(4), lane) == [
+        Outcome.MEASURED,
+        outcome,
+        *[Outcome.MEASURED] * 2,
+    ]
     keys = [[unit.key for unit in request.units] for request in lane.requests]
     assert keys == [["01", "02", "03", "04"], ["03", "04"]]
 
 
 async def test_a_disturbed_config_of_a_batch_is_measured_again(tmp_path: Path) -> None:
-    """After the others, which are not measured twice."""
-    lane = PlayedLane("cuda:0", [MEASURED, CONTENDED, MEASURED])
-    assert await measured_all(tmp_path, several(3), lane) == [Outcome.MEASURED] * 3
+    """It follows the others, which are not measured twice."""
+    lane = FakeLane("cuda:0", [MEASURED, CONTENDED, MEASURED])
+    assert await measure_attempts(tmp_path, make_attempts(3), lane) == [Outcome.MEASURED] * 3
     assert [[unit.key for unit in request.units] for request in lane.requests] == [["01", "02", "03"], ["02"]]
 
 
 async def test_the_default_has_a_request_of_its_own(tmp_path: Path) -> None:
-    """It is measured in full, while the others stop early."""
-    lane = PlayedLane("cuda:0", [MEASURED])
+    """It is measured completely, while other configs stop early."""
+    lane = FakeLane("cuda:0", [MEASURED])
     brief = msgspec.structs.replace(BRIEF, kernel=replace(BRIEF.kernel, default={"x": 2}))
-    await measured_all(tmp_path, several(4), lane, brief=brief)
+    await measure_attempts(tmp_path, make_attempts(4), lane, brief=brief)
     assert [len(request.units) for request in lane.requests] == [1, 1, 2]
     assert [request.stop_above_us is None for request in lane.requests] == [False, True, False]
 
 
 async def test_a_config_that_uses_more_cores_is_timed_again_on_them(tmp_path: Path) -> None:
-    """Its first launch shows it; then it has them, and no more is asked of it."""
-    lane = PlayedLane("cpu:0", [NEEDS_CORES, MEASURED])
-    outcome, attempt = await measured(tmp_path, lane)
-    assert (outcome, lane.granted, attempt.cores) == (Outcome.MEASURED, [1, 4], 4)
+    """Its first launch shows how many; then they are reserved, and the config is not asked again."""
+    lane = FakeLane("cpu:0", [NEEDS_CORES, MEASURED])
+    outcome, attempt = await measure_one(tmp_path, lane)
+    assert (outcome, lane.granted_cores, attempt.cores) == (Outcome.MEASURED, [1, 4], 4)
     assert [request.cores for request in lane.requests] == [1, 4]
-    ends = [TrialEvent.LANE_TAKEN, TrialEvent.NEEDS_CORES, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
-    assert attempt.story[-4:] == ends
+    last_events = [TrialEvent.LANE_TAKEN, TrialEvent.NEEDS_CORES, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
+    assert attempt.story[-4:] == last_events
 
 
 async def test_declared_cores_are_taken_at_once(tmp_path: Path) -> None:
-    """A kernel file that says how many needs no launch to show it, and is not contradicted."""
-    lane = PlayedLane("cpu:0", [MEASURED])
+    """No launch is needed to show them, and none contradicts them."""
+    lane = FakeLane("cpu:0", [MEASURED])
     attempt = Attempt(1, {}, requests.UnitRef("ab", {}), cores=3, declares_cores=True)
-    assert await measured_all(tmp_path, [attempt], lane) == [Outcome.MEASURED]
-    assert (lane.granted, [request.cores for request in lane.requests]) == ([3], [None])
+    assert await measure_attempts(tmp_path, [attempt], lane) == [Outcome.MEASURED]
+    assert (lane.granted_cores, [request.cores for request in lane.requests]) == ([3], [None])
 
 
 @pytest.mark.parametrize("failure", [REFUSED, DIED], ids=["raised", "died"])
 async def test_a_trial_on_a_failing_device_is_measured_on_another(tmp_path: Path, failure: Any) -> None:
-    """A failure after which the canary fails too says nothing of the config."""
-    failing = PlayedLane("cuda:0", [failure], [None, SICK])
-    other = PlayedLane("cuda:1", [MEASURED])
-    outcome, attempt = await measured(tmp_path, failing, other)
-    assert (outcome, other.asked) == (Outcome.MEASURED, 1)
+    """A failure after which the canary fails, too, says nothing about the config."""
+    failing = FakeLane("cuda:0", [failure], [None, SICK])
+    other = FakeLane("cuda:1", [MEASURED])
+    outcome, attempt = await measure_one(tmp_path, failing, other)
+    assert (outcome, other.requested_units) == (Outcome.MEASURED, 1)
     assert attempt.story[-3:] == [TrialEvent.DEVICE_SICK, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
 
 
 @pytest.mark.parametrize(
     ("lanes", "outcome"),
     [
-        ([PlayedLane("cuda:0", [REFUSED]), PlayedLane("cuda:1", [MEASURED])], Outcome.LAUNCH_ERROR),
-        ([PlayedLane("cuda:0", [REFUSED], [None, SICK])], Outcome.LAUNCH_ERROR),
-        ([PlayedLane("cpu:0", [DIED], [None, SICK]), PlayedLane("cpu:1", [MEASURED])], Outcome.CRASHED),
+        ([FakeLane("cuda:0", [REFUSED]), FakeLane("cuda:1", [MEASURED])], Outcome.LAUNCH_ERROR),
+        ([FakeLane("cuda:0", [REFUSED], [None, SICK])], Outcome.LAUNCH_ERROR),
+        ([FakeLane("cpu:0", [DIED], [None, SICK]), FakeLane("cpu:1", [MEASURED])], Outcome.CRASHED),
         (
-            [PlayedLane(f"cuda:{index}", [DIED], [None, SICK]) for index in range(3)],
+            [FakeLane(f"cuda:{index}", [DIED], [None, SICK]) for index in range(3)],
             Outcome.CRASHED,
         ),
     ],
     ids=["the-device-works", "there-is-no-other", "a-cpu", "each-device-fails-after-it"],
 )
-async def test_a_config_that_fails_has_its_outcome(tmp_path: Path, lanes: list[PlayedLane], outcome: Outcome) -> None:
-    """Where the device works, or no second one can report, or a second one fails as well, the config is the reason."""
-    assert (await measured(tmp_path, *lanes))[0] is outcome
-    assert sum(lane.asked for lane in lanes) <= 2
+async def test_a_config_that_fails_has_its_outcome(tmp_path: Path, lanes: list[FakeLane], outcome: Outcome) -> None:
+    """The config is the reason if the device works, if no second device can tell, or if a second device fails, too."""
+    assert (await measure_one(tmp_path, *lanes))[0] is outcome
+    assert sum(lane.requested_units for lane in lanes) <= 2
 
 
 async def test_a_problem_that_cannot_be_opened_fails_its_job(tmp_path: Path) -> None:
-    """The lane has looked whether its device is the reason; another lane is not tried."""
-    broken, other = PlayedLane("cuda:0", [MEASURED], [OPENED]), PlayedLane("cuda:1", [MEASURED])
+    """The lane has checked its device, so no other lane is tried."""
+    broken_lane, other = FakeLane("cuda:0", [MEASURED], [CANNOT_OPEN]), FakeLane("cuda:1", [MEASURED])
     with pytest.raises(CannotOpen):
-        await measured(tmp_path, broken, other)
-    assert (broken.opened, other.opened) == (1, 0)
+        await measure_one(tmp_path, broken_lane, other)
+    assert (broken_lane.openings, other.openings) == (1, 0)
 
 
 async def test_a_sick_lane_is_left_out_until_it_may_be_tried_again(tmp_path: Path) -> None:
-    """Its next trials go to a lane that works, without a try at the sick one."""
-    sick, other = PlayedLane("cuda:0", [MEASURED]), PlayedLane("cuda:1", [MEASURED])
-    sick.health.record_failure("the canary failed")
-    assert (await measured(tmp_path, sick, other))[0] is Outcome.MEASURED
-    assert (sick.opened, other.asked) == (0, 1)
+    """Its next trials go to a working lane at once."""
+    sick_lane, other = FakeLane("cuda:0", [MEASURED]), FakeLane("cuda:1", [MEASURED])
+    sick_lane.health.record_failure("the canary failed")
+    assert (await measure_one(tmp_path, sick_lane, other))[0] is Outcome.MEASURED
+    assert (sick_lane.openings, other.requested_units) == (0, 1)
 
 
 async def test_an_artifact_that_is_removed_between_two_tries_is_compiled_again(tmp_path: Path) -> None:
-    """As one that is damaged is: `gc` and the user may remove any."""
-    compiling = Recompiling(Artifacts(tmp_path, 1))
+    """`gc` and the user may remove any artifact."""
+    compile_stage = FakeCompileStage(Artifacts(tmp_path, 1))
 
-    class Losing(PlayedLane):
+    class ArtifactLosingLane(FakeLane):
         async def send_request(self, *given: Any, **named: Any) -> tuple[Any, Output]:
-            compiling.remove_all()
+            compile_stage.remove_all()
             return await super().send_request(*given, **named)
 
-    lane = Losing("cuda:0", [CONTENDED, MEASURED])
+    lane = ArtifactLosingLane("cuda:0", [CONTENDED, MEASURED])
     attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-    assert await measured_all(tmp_path, [attempt], lane, compiling=compiling) == [Outcome.MEASURED]
-    assert compiling.compiled == ["ab"]
+    assert await measure_attempts(tmp_path, [attempt], lane, compile_stage=compile_stage) == [Outcome.MEASURED]
+    assert compile_stage.compiled == ["ab"]
 
 
 GUILTY = make_measurement(Outcome.MISMATCH, "wrote outside its tensors: 32 bytes after y", is_guilty=True)
 
 
 async def test_a_failure_after_a_config_that_did_damage_is_tried_once_more(tmp_path: Path) -> None:
-    """In a new worker, which the guilty one has not touched; there a failure counts."""
-    lane = PlayedLane("cuda:0", [GUILTY, WRONG, MEASURED])
-    assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
-    outcome, attempt = await measured(tmp_path / "2", lane)
-    assert (outcome, lane.asked, lane.dropped) == (Outcome.MEASURED, 3, 1)
+    """The second try runs in a new worker, and there a failure counts."""
+    lane = FakeLane("cuda:0", [GUILTY, WRONG, MEASURED])
+    assert (await measure_one(tmp_path / "1", lane))[0] is Outcome.MISMATCH
+    outcome, attempt = await measure_one(tmp_path / "2", lane)
+    assert (outcome, lane.requested_units, lane.drops) == (Outcome.MEASURED, 3, 1)
     assert attempt.story[-3:] == [TrialEvent.WORKER_DAMAGED, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
-    lane = PlayedLane("cuda:0", [GUILTY, WRONG, WRONG, MEASURED])
-    await measured(tmp_path / "3", lane)
-    assert (await measured(tmp_path / "4", lane))[0] is Outcome.MISMATCH
-    assert lane.asked == 3
+    lane = FakeLane("cuda:0", [GUILTY, WRONG, WRONG, MEASURED])
+    await measure_one(tmp_path / "3", lane)
+    assert (await measure_one(tmp_path / "4", lane))[0] is Outcome.MISMATCH
+    assert lane.requested_units == 3
 
 
 async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
-    """While one measures, so does the other; each config is measured once, the reference computed once for a seed."""
+    """They measure at the same time; each config is measured once, and the reference is computed once per seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
     await parts.inspect_file(make_kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
     parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "2"})
@@ -369,7 +374,7 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
 
 
 async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
-    """Of two devices that were alike one is not there: all is measured on the other, and the lane says why."""
+    """All configs are measured on the other device, and the lane says why."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
     parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
     parts.catalog.add_root(parts.root)
@@ -380,33 +385,37 @@ async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
     states = {lane.device.name: lane.state for lane in parts.jobs.list_lanes()}
     assert states == {"cuda:97": "sick", "cpu:0": "ready"}
-    (told, *_) = parts.recorder.list_events("lane")
-    assert (told["device"], told["state"]) == ("cuda:97", "sick")
-    assert "the canary failed" in told["reason"]
+    (lane_event, *_) = parts.recorder.list_events("lane")
+    assert (lane_event["device"], lane_event["state"]) == ("cuda:97", "sick")
+    assert "the canary failed" in lane_event["reason"]
 
 
 def test_kernels_with_one_digest_have_separate_expected_outputs(tmp_path: Path) -> None:
-    """Two kernels of one file may have equal bodies, but each has inputs of its own; one kernel's lanes share them."""
+    """Two kernels of one file may have equal bodies, but each has its own inputs; one kernel's lanes share them."""
 
-    def expected(kernel: str, lane: str) -> str:
+    def find_expected_outputs(kernel: str, lane: str) -> str:
         brief = msgspec.structs.replace(BRIEF, job=replace(BRIEF.job, kernel=KernelName(kernel)))
-        played = PlayedLane(lane, [MEASURED])
+        fake_lane = FakeLane(lane, [MEASURED])
         stage = MeasureStage(brief, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
-        request = stage.find_bench(cast("Lane", played)).request
+        request = stage.find_bench(cast("Lane", fake_lane)).request
         assert isinstance(request, requests.Open)
         return request.expected
 
-    assert expected("p:one", "cuda:0") == expected("p:one", "cuda:1") != expected("p:other", "cuda:0")
+    assert (
+        find_expected_outputs("p:one", "cuda:0")
+        == find_expected_outputs("p:one", "cuda:1")
+        != find_expected_outputs("p:other", "cuda:0")
+    )
 
 
 async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> None:
-    """The first has no rival, later ones have the best that was sampled to its end, and the default never has one."""
+    """The first config has no rival, later ones race the best that was sampled completely, the default never races."""
     artifacts = Artifacts(tmp_path, 1)
-    place = artifacts.locate_artifact("ab")
-    place.mkdir(parents=True)
-    (place / "manifest.json").touch()
+    artifact = artifacts.locate_artifact("ab")
+    artifact.mkdir(parents=True)
+    (artifact / "manifest.json").touch()
     figures = [(5.0, None), (2.0, True), (4.0, None), (9.0, None), (9.0, None)]
-    lane = PlayedLane(
+    lane = FakeLane(
         "cpu:0",
         [
             make_measurement(Outcome.MEASURED, latency_us=us, low_us=us, high_us=us, beaten=beaten)
@@ -414,16 +423,16 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
         ],
     )
     brief = msgspec.structs.replace(BRIEF, deadlines=DEFAULT_DEADLINES)
-    measuring = MeasureStage(brief, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
+    measure_stage = MeasureStage(brief, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
 
-    async def record(ends: Sequence[End]) -> None:
+    async def record_ends(is_batch_over: Sequence[End]) -> None:
         """Take the ends."""
 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):
         attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
         TrialMachine().handle(ArtifactFound(attempt))
-        await measuring.measure_batch(
-            cast("Lane", lane), [attempt], partial(lambda us: (us, us and us / 1e6), best_us), record
+        await measure_stage.measure_batch(
+            cast("Lane", lane), [attempt], partial(lambda us: (us, us and us / 1e6), best_us), record_ends
         )
     rivals = [request.incumbent for request in lane.requests]
     assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]

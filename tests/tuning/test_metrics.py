@@ -13,7 +13,7 @@ from tests.daemon_parts import Parts, make_kernel_text
 pytestmark = pytest.mark.anyio
 
 
-async def _tuned(parts: Parts, metrics: str) -> None:
+async def tune_with_metrics(parts: Parts, metrics: str) -> None:
     kernel = await parts.inspect_file(make_kernel_text(metrics=metrics))
     async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())
@@ -21,21 +21,21 @@ async def _tuned(parts: Parts, metrics: str) -> None:
 
 
 async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> None:
-    """Trials, the winner's event and lookups have them; they fit the latency that the final round decided."""
-    await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
+    """Trials, the winner's event and lookups have them, and they match the final round's latency."""
+    await tune_with_metrics(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
     trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
     assert all(set(trial.metrics) == {"speed", "us"} for trial in trials)
     answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert answer.is_final
     assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
-    (won,) = [trial for trial in trials if trial.config == answer.config]
-    assert any(answer.metrics["us"] == pytest.approx(us) for us in won.detail.round_medians_us or ())
+    (winning_trial,) = [trial for trial in trials if trial.config == answer.config]
+    assert any(answer.metrics["us"] == pytest.approx(us) for us in winning_trial.detail.round_medians_us or ())
     assert parts.recorder.list_events("winner")[-1]["metrics"] == answer.metrics
 
 
 async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> None:
-    """Its configs are measured; their message names the metric and its line."""
-    await _tuned(parts, "dict(broken=lambda p, t: p.n / 0)")
+    """The trial's message names the metric and its line."""
+    await tune_with_metrics(parts, "dict(broken=lambda p, t: p.n / 0)")
     trials = parts.store.list_trials(kernel="project:it")
     assert "measured" in {trial.outcome for trial in trials}
     assert all("the metric broken(p, t)" in trial.message for trial in trials if trial.message)
@@ -53,9 +53,8 @@ async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> N
     ],
 )
 async def test_invalid_metrics_are_errors_of_the_kernel_file(parts: Parts, metrics: str, fault: str) -> None:
-    """The declaration is refused at its line."""
     path = parts.write_file(make_kernel_text(metrics=metrics))
-    found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
-    (error,) = found.errors
+    changes: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
+    (error,) = changes.errors
     assert fault in error.message
     assert error.line > 0

@@ -26,54 +26,59 @@ from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.made_state import make_state
 
 KNOBS = range(6)
-PLAIN = SpaceInfo("cartesian", {"B": tuple(KNOBS)}, size=len(KNOBS))
+SPACE = SpaceInfo("cartesian", {"B": tuple(KNOBS)}, size=len(KNOBS))
 MODEL = DeviceModel("cpu-x")
 
 
-def _context(size: int, digest: str = "now") -> Context:
+def make_context(size: int, digest: str = "now") -> Context:
     return Context(KernelName("p:k"), KeyProblem(canonical({"M": size})), MODEL, digest, "gcc", "driver")
 
 
-def _winner(size: int, knob: int, latency_us: float, digest: str = "now") -> Winner:
-    return Winner(_context(size, digest), knob, {"M": size}, {"B": knob}, latency_us, 0.1, None, decided=0.0)
+def make_winner(size: int, knob: int, latency_us: float, digest: str = "now") -> Winner:
+    return Winner(make_context(size, digest), knob, {"M": size}, {"B": knob}, latency_us, 0.1, None, decided=0.0)
 
 
-def _info(default: Config | None) -> KernelInfo:
+def make_kernel(default: Config | None) -> KernelInfo:
     return KernelInfo(
-        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "p", (), {}, (), default, None, PLAIN, Plan()
+        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "p", (), {}, (), default, None, SPACE, Plan()
     )
 
 
 DISTURBED = 0.0
-"""In place of a latency: the config was contended, which says nothing of it."""
+"""Takes the place of a latency: the config was contended, which says nothing about it."""
 
-figures = st.lists(st.none() | st.just(DISTURBED) | st.floats(1.0, 1e4), min_size=len(KNOBS), max_size=len(KNOBS))
-"""The latency of each config here, ``None`` for one that fails."""
+latencies_strategy = st.lists(
+    st.none() | st.just(DISTURBED) | st.floats(1.0, 1e4), min_size=len(KNOBS), max_size=len(KNOBS)
+)
+"""Latencies of all configs; ``None`` for a config that fails."""
 
 
 @given(
-    here=figures,
+    latencies_us=latencies_strategy,
     order=st.permutations(KNOBS),
     default=st.none() | st.sampled_from(KNOBS),
     near=st.none() | st.sampled_from(KNOBS),
-    before=st.none() | st.sampled_from(KNOBS),
+    winner_before=st.none() | st.sampled_from(KNOBS),
     lookups=st.lists(st.booleans(), min_size=len(KNOBS), max_size=len(KNOBS)),
 )
 def test_no_answer_is_slower_than_the_one_before(
-    here: list[float | None],
+    latencies_us: list[float | None],
     order: list[int],
     default: int | None,
     near: int | None,
-    before: int | None,
+    winner_before: int | None,
     lookups: list[bool],
 ) -> None:
-    """Whatever is served by and by, in whichever order configs end: it is no slower here, unless that one failed."""
-    kernel = _info(None if default is None else {"B": default})
-    others = [] if near is None else [_winner(128, near, 1.0)]
-    winner = None if before is None else _winner(64, before, 2.0, "before the edit")
+    """Configs may end in any order: the next answer is only slower if the previous config failed."""
+    kernel = make_kernel(None if default is None else {"B": default})
+    others = [] if near is None else [make_winner(128, near, 1.0)]
+    winner = None if winner_before is None else make_winner(64, winner_before, 2.0, "before the edit")
     served = ServedConfigs(
         choose_served_configs(
-            None if winner is None else winner.config, [one.config for one in others], kernel.default, lambda _: True
+            None if winner is None else winner.config,
+            [config_winner.config for config_winner in others],
+            kernel.default,
+            lambda _: True,
         )
     )
     answers: list[int] = []
@@ -81,54 +86,56 @@ def test_no_answer_is_slower_than_the_one_before(
 
     def look_up() -> None:
         known = [*others, *([] if winner is None else [winner])]
-        state = make_state(kernel, known, _context(64))
+        state = make_state(kernel, known, make_context(64))
         question = Question({"M": 64}, MODEL, LATENCY, admits=lambda _: True)
-        found = decide_answer(state, question, state.places[0], _context(64), "")
-        if found.config is not None:
-            answers.append(int(found.config["B"]))
-        if found.status is Status.FRESH:
-            assert found.config is not None
-            assert measured[int(found.config["B"])] == min(measured.values())
+        answer = decide_answer(state, question, state.places[0], make_context(64), "")
+        if answer.config is not None:
+            answers.append(int(answer.config["B"]))
+        if answer.status is Status.FRESH:
+            assert answer.config is not None
+            assert measured[int(answer.config["B"])] == min(measured.values())
 
     look_up()
     for knob, is_asked in zip(order, lookups, strict=True):
-        outcome = _outcome(here[knob])
-        latency_us = here[knob] if outcome is Outcome.MEASURED else None
+        outcome = get_outcome(latencies_us[knob])
+        latency_us = latencies_us[knob] if outcome is Outcome.MEASURED else None
         incumbent = None if winner is None else Standing(winner.trial, 2 if winner.context.digest == "now" else 1, 2.0)
         if incumbent is not None and winner is not None and incumbent.context == 2:
             incumbent = Standing(winner.trial, 2, winner.latency_us)
-        # A trial of this context is another row than that of the context before.
-        effect = judge_result(Standing(knob, 2, latency_us), _other_row(incumbent), keeps_winner=not served.are_judged)
+        # A trial of this context is another row than the trial of the earlier context.
+        effect = judge_result(
+            Standing(knob, 2, latency_us), move_to_other_row(incumbent), keeps_winner=not served.are_judged
+        )
         if latency_us is not None:
             measured[knob] = latency_us
         if effect is Effect.TAKE and latency_us is not None:
-            winner = _winner(64, knob, latency_us)
+            winner = make_winner(64, knob, latency_us)
         if served.record_outcome({"B": knob}, outcome) and measured:
-            best = min(measured, key=lambda one: measured[one])
-            winner = _winner(64, best, measured[best])
+            best = min(measured, key=lambda config_winner: measured[config_winner])
+            winner = make_winner(64, best, measured[best])
         if is_asked:
             look_up()
     look_up()
-    known_us = [latency_us for knob in answers if (latency_us := here[knob])]
+    known_us = [latency_us for knob in answers if (latency_us := latencies_us[knob])]
     assert known_us == sorted(known_us, reverse=True)
     for left, right in pairwise(answers):
-        assert left == right or _outcome(here[left]) is not Outcome.CONTENDED, "it gave way unmeasured"
+        assert left == right or get_outcome(latencies_us[left]) is not Outcome.CONTENDED, "it gave way unmeasured"
 
 
-def _outcome(latency_us: float | None) -> Outcome:
+def get_outcome(latency_us: float | None) -> Outcome:
     if latency_us is None:
         return Outcome.MISMATCH
     return Outcome.MEASURED if latency_us != DISTURBED else Outcome.CONTENDED
 
 
-def _other_row(incumbent: Standing | None) -> Standing | None:
+def move_to_other_row(incumbent: Standing | None) -> Standing | None:
     if incumbent is None or incumbent.context == 2:
         return incumbent
     return Standing(incumbent.trial + 100, incumbent.context, incumbent.cost)
 
 
 def test_a_near_winner_gives_way_once_its_config_has_its_outcome() -> None:
-    """Only a telling outcome of the served config lets others win; their outcomes do not, nor does a contended one."""
+    """Only a meaningful outcome of the served config lets others win, not their own outcomes or a contended one."""
     served = ServedConfigs(
         choose_served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1})
     )
@@ -140,7 +147,7 @@ def test_a_near_winner_gives_way_once_its_config_has_its_outcome() -> None:
 
 
 def test_the_opening_waits_for_the_next_served_config_if_the_first_fails() -> None:
-    """Lookups get the default then."""
+    """Lookups then get the default."""
     served = ServedConfigs([{"B": 1}, {"B": 2}])
     assert not served.record_outcome({"B": 1}, Outcome.CRASHED)
     assert served.awaited_config == {"B": 2}
@@ -149,14 +156,14 @@ def test_the_opening_waits_for_the_next_served_config_if_the_first_fails() -> No
 
 
 def test_the_opening_does_not_wait_for_a_known_outcome() -> None:
-    """A job that was interrupted goes on where it was: a served config with an outcome needs no second one."""
+    """An interrupted job resumes: a served config with an outcome needs no second one."""
     assert ServedConfigs([{"B": 1}], lambda config: Outcome.MEASURED).are_judged
     assert not ServedConfigs([{"B": 1}], lambda config: None).are_judged
 
 
 @pytest.mark.anyio
 async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
-    """From the near winner to the final one: the slow default is measured meanwhile, and never served."""
+    """The slow default is measured between the near winner and the final one, and never served."""
     configs = "[dict(us=2000.0), dict(us=300.0), dict(us=50.0)]"
     text = make_kernel_text(configs=configs, problems="[dict(n=64), dict(n=128)]", default="dict(us=2000.0)")
     kernel = await parts.inspect_file(text)
@@ -184,7 +191,7 @@ async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize(("default", "tried"), [("", 2), ("dict(us=700.0)", 3)])
 async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, default: str, tried: int) -> None:
-    """It tries the config that is served as well: a slower one that was asked for does not take its place."""
+    """It also tries the served config: a slower requested config does not replace it."""
     configs = "[dict(us=2000.0), dict(us=700.0), dict(us=50.0)]"
     problems = "[dict(n=64), dict(n=128)]"
     kernel = await parts.inspect_file(make_kernel_text(configs=configs, problems=problems, default=default))
@@ -201,7 +208,7 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
 
 @pytest.mark.anyio
 async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts) -> None:
-    """A slow config that a job had measured before it was cancelled is no winner once an edit after it is undone."""
+    """A slow config that a cancelled job had measured does not win once a later edit is undone."""
     text = make_kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]")
     kernel = await parts.inspect_file(text)
     await parts.record_measurements(kernel, {50.0: 50.0}, {"n": 128}, rounds=ALL_ROUNDS)
@@ -212,7 +219,7 @@ async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts
     kernel = await parts.inspect_file(edited)
     await parts.record_measurements(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
     path = parts.write_file(text)
-    found = await parts.inspector.inspect_files(parts.root, [str(path)])
-    await parts.renewal.react_to_changes(found, saved=True)
+    changes = await parts.inspector.inspect_files(parts.root, [str(path)])
+    await parts.renewal.react_to_changes(changes, saved=True)
     answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})

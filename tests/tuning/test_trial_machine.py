@@ -68,27 +68,26 @@ DAMAGED = make_result(None, "its digest is another one")
 NEEDS_CORES = make_result(None, phase=Phase.TIMING, cores=4)
 
 
-def died(phase: Phase = Phase.TIMING) -> WorkerDied:
-    """Return a crash."""
+def make_crash(phase: Phase = Phase.TIMING) -> WorkerDied:
     return WorkerDied(-signal.SIGSEGV, phase, Output("", "what it said"))
 
 
-def killed(phase: Phase = Phase.TIMING) -> WorkerDied:
+def make_kill(phase: Phase = Phase.TIMING) -> WorkerDied:
     """Return a kill from outside."""
     return WorkerDied(-signal.SIGKILL, phase, Output())
 
 
-def expired(phase: Phase = Phase.TIMING) -> DeadlineExpired:
+def make_timeout(phase: Phase = Phase.TIMING) -> DeadlineExpired:
     """Return a deadline that has passed."""
     return DeadlineExpired(phase, 2.0, Output())
 
 
-def refused(code: str = "usage", phase: Phase = Phase.COMPILE, number: int | None = None) -> RequestFailed:
-    """Return what a worker answers that lives on."""
+def make_refusal(code: str = "usage", phase: Phase = Phase.COMPILE, number: int | None = None) -> RequestFailed:
+    """Return the error of a worker that stays alive."""
     return RequestFailed(Failure(code, "it cannot", errno=number), phase, Output())
 
 
-def trials(count: int, place: Place = TrialState.COMPILED) -> list[Attempt]:
+def make_trials(count: int, place: Place = TrialState.COMPILED) -> list[Attempt]:
     """Return trials of different configs at a place."""
     return [Attempt(number, {"x": number}, UnitRef(f"{number}", {}), place) for number in range(1, count + 1)]
 
@@ -113,28 +112,40 @@ TWIN = Trial(
 )
 
 MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, NO_MEMORY, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
-ERRORS: list[Error] = [died(), killed(), expired(), refused("usage", Phase.TIMING), HostLost("n", "gone", Phase.TIMING)]
+ERRORS: list[Error] = [
+    make_crash(),
+    make_kill(),
+    make_timeout(),
+    make_refusal("usage", Phase.TIMING),
+    HostLost("n", "gone", Phase.TIMING),
+]
 REPORTS: list[Callable[[Attempt], Event]] = [
-    lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.COMPILE_ERROR, message="no")),
-    lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.UNSUPPORTED, message="not here")),
+    lambda instruction: NotBuilt(instruction, Proposal({}, outcome=Outcome.COMPILE_ERROR, message="no")),
+    lambda instruction: NotBuilt(instruction, Proposal({}, outcome=Outcome.UNSUPPORTED, message="not here")),
     ArtifactFound,
-    lambda one: TwinFound(one, TWIN),
-    lambda one: CompilerTook([one]),
+    lambda instruction: TwinFound(instruction, TWIN),
+    lambda instruction: CompilerTook([instruction]),
     ConfigCompiled,
     *(
-        lambda one, outcome=outcome: ConfigCompiled(one, outcome)
+        lambda instruction, outcome=outcome: ConfigCompiled(instruction, outcome)
         for outcome in (Outcome.COMPILE_ERROR, Outcome.UNSUPPORTED)
     ),
-    lambda one: CompilerLeft([one]),
-    *(lambda one, error=error: CompilerLeft([one], error) for error in ERRORS),
-    lambda one: LaneTook([one]),
+    lambda instruction: CompilerLeft([instruction]),
+    *(lambda instruction, error=error: CompilerLeft([instruction], error) for error in ERRORS),
+    lambda instruction: LaneTook([instruction]),
     *(
-        lambda one, measured=measured, lane=lane: ConfigMeasured(one, measured, Output(), lane)
-        for measured in MEASUREMENTS
+        lambda instruction, measure_on_lane=measure_on_lane, lane=lane: ConfigMeasured(
+            instruction, measure_on_lane, Output(), lane
+        )
+        for measure_on_lane in MEASUREMENTS
         for lane in (CPU, ONLY_GPU, GPU, DOUBTFUL)
     ),
-    lambda one: LaneLeft([one], GPU),
-    *(lambda one, error=error, lane=lane: LaneLeft([one], lane, error) for error in ERRORS for lane in (CPU, GPU)),
+    lambda instruction: LaneLeft([instruction], GPU),
+    *(
+        lambda instruction, error=error, lane=lane: LaneLeft([instruction], lane, error)
+        for error in ERRORS
+        for lane in (CPU, GPU)
+    ),
     ArtifactGone,
     Stopped,
 ]
@@ -147,66 +158,73 @@ WAITING: dict[type[Instruction], set[Place]] = {
 
 @pytest.mark.parametrize("place", [*TrialState, *Outcome], ids=str)
 def test_each_report_in_each_state_is_illegal_or_leaves_one_instruction(place: Place) -> None:
-    """An illegal one changes nothing. After a legal one the trial has its end, or waits where it is said to."""
+    """An illegal report changes nothing. After a legal one, the trial has ended or waits for its instruction."""
     for make in REPORTS:
-        (attempt,) = trials(1, place)
+        (attempt,) = make_trials(1, place)
         try:
             instructions = TrialMachine().handle(make(attempt))
         except IllegalMove:
             assert (attempt.state, attempt.story) == (place, [])
             continue
         if attempt.outcome is not None and attempt.story:
-            assert [type(one) for one in instructions] == [End]
+            assert [type(instruction) for instruction in instructions] == [End]
         elif instructions:
             (instruction,) = instructions
             assert attempt.state in WAITING[type(instruction)]
 
 
-class World:
-    """A job's trials, its compiler and a lane, all of which fail as the dice say; and what the machine made of it."""
+class RandomJob:
+    """A job's trials, its compiler and a lane, which fail at random; and what the machine made of it."""
 
-    def __init__(self, dice: Random, count: int, lane: LaneFacts, *, one_by_one: bool, calm: bool = False) -> None:
+    def __init__(
+        self, rng: Random, count: int, lane: LaneFacts, *, one_by_one: bool, never_fails: bool = False
+    ) -> None:
         self.machine = TrialMachine({"x": 1}, compiles_one_by_one=one_by_one)
-        self.all = trials(count, TrialState.ASKED)
+        self.trials = make_trials(count, TrialState.ASKED)
         self.ends: Counter[Attempt] = Counter()
         self.requests = 0
-        self._dice = dice
+        self._rng = rng
         self._lane = lane
-        self._calm = calm
+        self._never_fails = never_fails
         self._corrections = 10
-        self._to_compile: deque[list[Attempt]] = deque([list(self.all)])
+        self._to_compile: deque[list[Attempt]] = deque([list(self.trials)])
         self._to_measure: deque[Attempt] = deque()
         self._later: deque[Attempt] = deque()
 
-    def run(self) -> None:
-        """Go on until nothing waits any more."""
+    def run_to_end(self) -> None:
+        """Continue until nothing waits."""
         while self._to_compile or self._to_measure or self._later:
             self.requests += 1
-            assert self.requests < 40 * len(self.all) + 100, "it goes on for ever"
-            if self._to_compile and (self._dice.random() < 0.5 or not (self._to_measure or self._later)):
-                self._compile(self._to_compile.popleft())
+            assert self.requests < 40 * len(self.trials) + 100, "it goes on for ever"
+            if self._to_compile and (self._rng.random() < 0.5 or not (self._to_measure or self._later)):
+                self._compile_batch(self._to_compile.popleft())
             else:
-                self._measure()
+                self._measure_batch()
 
-    def _compile(self, batch: list[Attempt]) -> None:
+    def _compile_batch(self, batch: list[Attempt]) -> None:
         self.machine.handle(CompilerTook(batch))
-        told = self._some(batch, is_prefix=self.machine.compiles_one_by_one)
-        for attempt in told:
-            outcome = None if self._calm else self._dice.choice([None, None, Outcome.COMPILE_ERROR])
+        reported = self._choose_reported(batch, is_prefix=self.machine.compiles_one_by_one)
+        for attempt in reported:
+            outcome = None if self._never_fails else self._rng.choice([None, None, Outcome.COMPILE_ERROR])
             instructions = self.machine.handle(ConfigCompiled(attempt, outcome))
             self._carry_out(instructions)
             if outcome is None:
                 assert instructions == []
                 self._to_measure.append(attempt)
-        silent = [attempt for attempt in batch if attempt not in told]
-        failures: list[Error] = [died(Phase.COMPILE), killed(Phase.COMPILE), expired(Phase.COMPILE), refused()]
-        error = self._dice.choice(failures)
-        if not silent:
+        unreported = [attempt for attempt in batch if attempt not in reported]
+        failures: list[Error] = [
+            make_crash(Phase.COMPILE),
+            make_kill(Phase.COMPILE),
+            make_timeout(Phase.COMPILE),
+            make_refusal(),
+        ]
+        error = self._rng.choice(failures)
+        if not unreported:
             return
-        suspects = silent[:1] if self.machine.compiles_one_by_one else silent
-        self._blame(CompilerLeft(silent, error), suspects, error)
+        suspects = unreported[:1] if self.machine.compiles_one_by_one else unreported
+        self._leave_batch(CompilerLeft(unreported, error), suspects, error)
 
-    def _measure(self) -> None:
+    def _measure_batch(self) -> None:
         if not self._to_measure:
             self._to_measure, self._later = self._later, self._to_measure
         plan = self.machine.plan_request(self._to_measure, self._lane)
@@ -214,46 +232,54 @@ class World:
         assert len(batch) == 1 or all(attempt.config != {"x": 1} for attempt in batch)
         assert not any(TrialEvent.SET_APART in attempt.story for attempt in batch[1:])
         self.machine.handle(LaneTook(batch))
-        told = self._some(batch, is_prefix=True)
-        for attempt in told:
-            self._carry_out(self.machine.handle(ConfigMeasured(attempt, self._measured(), Output(), self._lane)))
-        silent = batch[len(told) :]
-        if not silent:
+        reported = self._choose_reported(batch, is_prefix=True)
+        for attempt in reported:
+            self._carry_out(self.machine.handle(ConfigMeasured(attempt, self._choose_result(), Output(), self._lane)))
+        unreported = batch[len(reported) :]
+        if not unreported:
             return
-        errors: list[Error] = [died(), killed(), expired(), died(Phase.LOAD_NEXT), expired(Phase.LOAD_NEXT)]
-        error = self._dice.choice(errors)
-        suspects = silent[:1]
-        if error.phase is Phase.LOAD_NEXT and len(silent) > 1:
-            suspects = [] if isinstance(error, DeadlineExpired) else silent[1:2]
-        self._blame(LaneLeft(silent, self._lane, error), suspects, error)
+        errors: list[Error] = [
+            make_crash(),
+            make_kill(),
+            make_timeout(),
+            make_crash(Phase.LOAD_NEXT),
+            make_timeout(Phase.LOAD_NEXT),
+        ]
+        error = self._rng.choice(errors)
+        suspects = unreported[:1]
+        if error.phase is Phase.LOAD_NEXT and len(unreported) > 1:
+            suspects = [] if isinstance(error, DeadlineExpired) else unreported[1:2]
+        self._leave_batch(LaneLeft(unreported, self._lane, error), suspects, error)
 
-    def _some(self, batch: list[Attempt], *, is_prefix: bool) -> list[Attempt]:
-        if self._calm:
+    def _choose_reported(self, batch: list[Attempt], *, is_prefix: bool) -> list[Attempt]:
+        if self._never_fails:
             return batch
-        count = self._dice.randint(0, len(batch))
-        return batch[:count] if is_prefix else self._dice.sample(batch, count)
+        count = self._rng.randint(0, len(batch))
+        return batch[:count] if is_prefix else self._rng.sample(batch, count)
 
-    def _measured(self) -> TrialResult:
-        if self._calm:
+    def _choose_result(self) -> TrialResult:
+        if self._never_fails:
             return FINE
-        measured = self._dice.choice(MEASUREMENTS)
-        if measured.outcome is None:
-            # Nobody counts what is nobody's fault: here it happens so often and no more.
+        measure_on_lane = self._rng.choice(MEASUREMENTS)
+        if measure_on_lane.outcome is None:
+            # The machine does not count these, so here their number is limited.
             self._corrections -= 1
-        return measured if self._corrections > 0 or measured.outcome is not None else FINE
+        return measure_on_lane if self._corrections > 0 or measure_on_lane.outcome is not None else FINE
 
-    def _blame(self, report: CompilerLeft | LaneLeft, suspects: Sequence[Attempt], error: Error) -> None:
+    def _leave_batch(self, report: CompilerLeft | LaneLeft, suspects: Sequence[Attempt], error: Error) -> None:
         before = {attempt: attempt.story.count(TrialEvent.KILLED) for attempt in report.attempts}
         size = len(report.attempts)
         instructions = self.machine.handle(report)
-        ended = [one.attempt for one in instructions if isinstance(one, End)]
+        ended = [instruction.attempt for instruction in instructions if isinstance(instruction, End)]
         assert set(ended) <= set(suspects), "blamed without evidence"
         assert not ended or len(suspects) == 1, "blamed for what others may have done"
-        if error.message == killed().message:
+        if error.message == make_kill().message:
             assert all(before[attempt] == EXCUSES[TrialEvent.KILLED] for attempt in ended)
-        said = [attempt for one in instructions for attempt in self._attempts_of(one)]
+        said = [attempt for instruction in instructions for attempt in self._attempts_of(instruction)]
         assert sorted(map(id, said)) == sorted(map(id, report.attempts)), "each is told where it goes, once"
-        largest = max((len(one.attempts) for one in instructions if isinstance(one, Compile)), default=0)
+        largest = max(
+            (len(instruction.attempts) for instruction in instructions if isinstance(instruction, Compile)), default=0
+        )
         has_excuse = any(attempt.story.count(TrialEvent.KILLED) > before[attempt] for attempt in report.attempts)
         assert largest < size or has_excuse or isinstance(report, LaneLeft), "a request shrinks"
         self._carry_out(instructions)
@@ -279,7 +305,7 @@ class World:
                 case Measure(attempts):
                     self._later.extend(attempts)
                 case TryDevice(attempt):
-                    is_sick = self._dice.random() < 0.5
+                    is_sick = self._rng.random() < 0.5
                     self._carry_out(self.machine.handle(DeviceTried(attempt, is_sick)))
                 case End(attempt, result):
                     self.ends[attempt] += 1
@@ -292,25 +318,25 @@ class World:
     st.randoms(use_true_random=False), st.integers(1, 9), st.sampled_from([CPU, ONLY_GPU, GPU, DOUBTFUL]), st.booleans()
 )
 def test_whatever_happens_each_trial_ends_once_and_its_excuses_are_bounded(
-    dice: Random, count: int, lane: LaneFacts, one_by_one: bool
+    rng: Random, count: int, lane: LaneFacts, one_by_one: bool
 ) -> None:
-    """Nothing goes on for ever, nobody is blamed without evidence, and each request shrinks or ends."""
-    world = World(dice, count, lane, one_by_one=one_by_one)
-    world.run()
-    assert world.ends == Counter(dict.fromkeys(world.all, 1))
-    for attempt in world.all:
+    """Nothing goes on for ever, no config is blamed without evidence, and each request shrinks or ends."""
+    job = RandomJob(rng, count, lane, one_by_one=one_by_one)
+    job.run_to_end()
+    assert job.ends == Counter(dict.fromkeys(job.trials, 1))
+    for attempt in job.trials:
         for event, most in EXCUSES.items():
             assert attempt.story.count(event) <= most
         assert attempt.accused is None
 
 
 def test_where_nothing_fails_a_trial_is_compiled_and_measured_once() -> None:
-    """In as few requests as there can be: the default has one of its own."""
-    world = World(Random(1), 9, GPU, one_by_one=True, calm=True)
-    world.run()
-    assert world.requests == 3
-    straight = [TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
-    assert all(attempt.story == straight for attempt in world.all)
+    """The number of requests is minimal: the default has one of its own."""
+    job = RandomJob(Random(1), 9, GPU, one_by_one=True, never_fails=True)
+    job.run_to_end()
+    assert job.requests == 3
+    plain_story = [TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
+    assert all(attempt.story == plain_story for attempt in job.trials)
 
 
 # Stories
@@ -318,53 +344,54 @@ def test_where_nothing_fails_a_trial_is_compiled_and_measured_once() -> None:
 MACHINE = TrialMachine()
 
 
-def on_lane(attempts: Sequence[Attempt], error: Error | None, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
-    """Have a lane take trials, and leave without a report on them."""
+def leave_lane(attempts: Sequence[Attempt], error: Error | None, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
+    """Let a lane take trials and leave without a report on them."""
     MACHINE.handle(LaneTook(attempts))
     return MACHINE.handle(LaneLeft(attempts, lane, error))
 
 
-def measured(attempt: Attempt, result: TrialResult, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
-    """Have a lane take one trial, and report on it."""
+def measure_on_lane(attempt: Attempt, result: TrialResult, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
+    """Let a lane take one trial and report on it."""
     MACHINE.handle(LaneTook([attempt]))
     return MACHINE.handle(ConfigMeasured(attempt, result, Output(), lane))
 
 
-def compiled(attempts: Sequence[Attempt], error: Error | None, machine: TrialMachine = MACHINE) -> list[Instruction]:
-    """Have a compiler take trials, and leave without a report on them."""
+def leave_compiler(
+    attempts: Sequence[Attempt], error: Error | None, machine: TrialMachine = MACHINE
+) -> list[Instruction]:
+    """Let a compiler take trials and leave without a report on them."""
     machine.handle(CompilerTook(attempts))
     return machine.handle(CompilerLeft(attempts, error))
 
 
-def outcomes(instructions: Sequence[Instruction]) -> list[Outcome | None]:
-    """Return the outcomes that instructions record."""
-    return [one.result.outcome for one in instructions if isinstance(one, End)]
+def list_outcomes(instructions: Sequence[Instruction]) -> list[Outcome | None]:
+    """Return the outcomes that the instructions record."""
+    return [instruction.result.outcome for instruction in instructions if isinstance(instruction, End)]
 
 
 def test_a_config_that_crashes_in_a_batch_is_blamed_alone() -> None:
-    """Those behind it go on, in their order."""
-    first, second, third = trials(3)
-    instructions = on_lane([first, second, third], died())
+    """The configs after it continue in their order."""
+    first, second, third = make_trials(3)
+    instructions = leave_lane([first, second, third], make_crash())
     assert instructions[0] == Measure([second, third], at_once=True)
-    assert outcomes(instructions) == [Outcome.CRASHED]
+    assert list_outcomes(instructions) == [Outcome.CRASHED]
     assert first.outcome is Outcome.CRASHED
 
 
 def test_a_config_at_which_the_worker_is_killed_each_time_is_the_cause() -> None:
     """Two kills are excused, the third is evidence."""
-    (attempt,) = trials(1)
+    (attempt,) = make_trials(1)
     for _ in range(2):
-        assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
-    assert outcomes(on_lane([attempt], killed())) == [Outcome.CRASHED]
+        assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
+    assert list_outcomes(leave_lane([attempt], make_kill())) == [Outcome.CRASHED]
 
 
 def test_kills_while_compiling_and_while_measuring_count_together() -> None:
-    """One each, and the third is evidence."""
-    (attempt,) = trials(1, TrialState.ASKED)
-    assert compiled([attempt], killed(Phase.COMPILE)) == [Compile([attempt])]
+    (attempt,) = make_trials(1, TrialState.ASKED)
+    assert leave_compiler([attempt], make_kill(Phase.COMPILE)) == [Compile([attempt])]
     MACHINE.handle(ArtifactFound(attempt))
-    assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
-    assert outcomes(on_lane([attempt], killed())) == [Outcome.CRASHED]
+    assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
+    assert list_outcomes(leave_lane([attempt], make_kill())) == [Outcome.CRASHED]
 
 
 @pytest.mark.parametrize(
@@ -377,8 +404,8 @@ def test_kills_while_compiling_and_while_measuring_count_together() -> None:
     ],
 )
 def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_config(message: str) -> None:
-    """Its config is compiled again as often as after a kill of the worker itself; then its message is the outcome."""
-    machine, (attempt,) = TrialMachine(), trials(1, TrialState.ASKED)
+    """The config is recompiled as often as after a kill of the worker itself; then the message is its outcome."""
+    machine, (attempt,) = TrialMachine(), make_trials(1, TrialState.ASKED)
     report = ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message)
     for _ in range(EXCUSES[TrialEvent.KILLED]):
         machine.handle(CompilerTook([attempt]))
@@ -390,151 +417,151 @@ def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_confi
 
 
 def test_a_batch_whose_compiler_is_killed_is_compiled_again_whole() -> None:
-    """Only the one that was at work has used up an excuse."""
-    first, second = trials(2, TrialState.ASKED)
-    assert compiled([first, second], killed(Phase.COMPILE)) == [Compile([first, second])]
+    """Only the current config has used up an excuse."""
+    first, second = make_trials(2, TrialState.ASKED)
+    assert leave_compiler([first, second], make_kill(Phase.COMPILE)) == [Compile([first, second])]
     assert (first.story[-1], second.story[-1]) == (TrialEvent.KILLED, TrialEvent.SPARED)
 
 
 def test_a_group_that_crashes_the_compiler_is_halved_until_one_is_alone() -> None:
-    """Nothing is known about its members before."""
+    """Before that, nothing is known about its members."""
     machine = TrialMachine(compiles_one_by_one=False)
-    group = trials(4, TrialState.ASKED)
-    assert compiled(group, died(Phase.COMPILE), machine) == [Compile(group[:2]), Compile(group[2:])]
-    assert compiled(group[2:], died(Phase.COMPILE), machine) == [Compile(group[2:3]), Compile(group[3:])]
-    assert outcomes(compiled(group[2:3], died(Phase.COMPILE), machine)) == [Outcome.CRASHED]
+    group = make_trials(4, TrialState.ASKED)
+    assert leave_compiler(group, make_crash(Phase.COMPILE), machine) == [Compile(group[:2]), Compile(group[2:])]
+    assert leave_compiler(group[2:], make_crash(Phase.COMPILE), machine) == [Compile(group[2:3]), Compile(group[3:])]
+    assert list_outcomes(leave_compiler(group[2:3], make_crash(Phase.COMPILE), machine)) == [Outcome.CRASHED]
 
 
 def test_a_group_without_excuses_is_halved_and_not_blamed() -> None:
-    """One of its members may be innocent."""
+    """Some members may be innocent."""
     machine = TrialMachine(compiles_one_by_one=False)
-    group = trials(2, TrialState.ASKED)
+    group = make_trials(2, TrialState.ASKED)
     for _ in range(2):
-        assert compiled(group, killed(Phase.COMPILE), machine) == [Compile(group)]
-    assert compiled(group, killed(Phase.COMPILE), machine) == [Compile(group[:1]), Compile(group[1:])]
+        assert leave_compiler(group, make_kill(Phase.COMPILE), machine) == [Compile(group)]
+    assert leave_compiler(group, make_kill(Phase.COMPILE), machine) == [Compile(group[:1]), Compile(group[1:])]
 
 
 def test_a_compile_that_hangs_costs_its_deadline() -> None:
-    """Its time is that of the config."""
-    first, second = trials(2, TrialState.ASKED)
-    instructions = compiled([first, second], expired(Phase.COMPILE))
-    assert outcomes(instructions) == [Outcome.COMPILE_TIMEOUT]
+    """The config's compile time is the deadline."""
+    first, second = make_trials(2, TrialState.ASKED)
+    instructions = leave_compiler([first, second], make_timeout(Phase.COMPILE))
+    assert list_outcomes(instructions) == [Outcome.COMPILE_TIMEOUT]
     assert instructions[1] == Compile([second])
     assert first.compile_s == 2.0
 
 
 def test_a_config_that_the_backend_says_nothing_about_does_not_compile() -> None:
-    """Or a job would wait for it."""
-    assert outcomes(compiled(trials(1, TrialState.ASKED), None)) == [Outcome.COMPILE_ERROR]
+    """Otherwise a job would wait for it."""
+    assert list_outcomes(leave_compiler(make_trials(1, TrialState.ASKED), None)) == [Outcome.COMPILE_ERROR]
 
 
 @pytest.mark.parametrize(
     "error",
-    [refused("source_changed"), refused("usage", Phase.LOAD), refused("disk", number=errno.ENOSPC)],
+    [make_refusal("source_changed"), make_refusal("usage", Phase.LOAD), make_refusal("disk", number=errno.ENOSPC)],
     ids=["source-changed", "backend-cannot-be-imported", "disk-full"],
 )
 def test_a_failure_that_all_configs_share_stops_the_job(error: Error) -> None:
     """No config is blamed for it."""
-    attempts = trials(2, TrialState.ASKED)
-    assert compiled(attempts, error) == [EndJob(error)]
+    attempts = make_trials(2, TrialState.ASKED)
+    assert leave_compiler(attempts, error) == [EndJob(error)]
     assert {attempt.outcome for attempt in attempts} == {None}
 
 
 def test_a_backend_whose_worker_is_killed_while_it_is_imported_can_be_imported() -> None:
-    """The kill says nothing about it."""
-    (attempt,) = trials(1, TrialState.ASKED)
-    assert compiled([attempt], killed(Phase.LOAD)) == [Compile([attempt])]
+    """The kill says nothing about the backend."""
+    (attempt,) = make_trials(1, TrialState.ASKED)
+    assert leave_compiler([attempt], make_kill(Phase.LOAD)) == [Compile([attempt])]
 
 
 def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_configs_fault() -> None:
     """Only a compile worker loads the backend."""
-    assert outcomes(on_lane(trials(1), refused("usage", Phase.LOAD))) == [Outcome.LAUNCH_ERROR]
+    assert list_outcomes(leave_lane(make_trials(1), make_refusal("usage", Phase.LOAD))) == [Outcome.LAUNCH_ERROR]
 
 
-@pytest.mark.parametrize("failure", [WRONG, RAISED, died()], ids=["wrong", "raised", "died"])
+@pytest.mark.parametrize("failure", [WRONG, RAISED, make_crash()], ids=["wrong", "raised", "died"])
 def test_a_failure_in_a_worker_that_may_be_damaged_is_tried_once_more(failure: TrialResult | WorkerDied) -> None:
-    """In a new worker, where it counts."""
+    """The second try runs in a new worker, and there it counts."""
 
     def fail(attempt: Attempt, lane: LaneFacts) -> list[Instruction]:
         is_report = isinstance(failure, TrialResult)
-        return measured(attempt, failure, lane) if is_report else on_lane([attempt], failure, lane)  # type: ignore[arg-type]
+        return measure_on_lane(attempt, failure, lane) if is_report else leave_lane([attempt], failure, lane)  # type: ignore[arg-type]
 
-    (attempt,) = trials(1)
+    (attempt,) = make_trials(1)
     assert fail(attempt, DOUBTFUL) == [Measure([attempt], at_once=False)]
-    assert len(outcomes(fail(attempt, DOUBTFUL))) == 1
+    assert len(list_outcomes(fail(attempt, DOUBTFUL))) == 1
 
 
 def test_a_hang_in_a_worker_that_may_be_damaged_counts() -> None:
-    """To find out would cost another deadline."""
-    assert outcomes(on_lane(trials(1), expired(), DOUBTFUL)) == [Outcome.HUNG]
+    """A second try would cost another deadline."""
+    assert list_outcomes(leave_lane(make_trials(1), make_timeout(), DOUBTFUL)) == [Outcome.HUNG]
 
 
 def test_a_doubtful_worker_gets_one_config() -> None:
-    """So that the doubt is over after it."""
-    assert MACHINE.plan_request(trials(4), DOUBTFUL).count == 1
-    assert MACHINE.plan_request(trials(4), ONLY_GPU).count == 4
+    """Then the doubt is over."""
+    assert MACHINE.plan_request(make_trials(4), DOUBTFUL).count == 1
+    assert MACHINE.plan_request(make_trials(4), ONLY_GPU).count == 4
 
 
-@pytest.mark.parametrize("failure", [died(), expired(), refused("usage", Phase.TIMING)])
+@pytest.mark.parametrize("failure", [make_crash(), make_timeout(), make_refusal("usage", Phase.TIMING)])
 def test_a_trial_of_a_gpu_that_turns_out_sick_is_measured_on_another_one(failure: Error) -> None:
-    """Once: if the second one is sick afterwards, too, the config is the cause."""
-    (attempt,) = trials(1)
-    assert on_lane([attempt], failure, GPU) == [TryDevice(attempt)]
+    """This happens once: if the second GPU is sick afterwards, too, the config is the cause."""
+    (attempt,) = make_trials(1)
+    assert leave_lane([attempt], failure, GPU) == [TryDevice(attempt)]
     assert MACHINE.handle(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
-    assert len(outcomes(on_lane([attempt], failure, GPU))) == 1
+    assert len(list_outcomes(leave_lane([attempt], failure, GPU))) == 1
 
 
 def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
-    """With what was found out before the device was tried."""
-    (attempt,) = trials(1)
-    measured(attempt, RAISED, GPU)
+    """The outcome is that of before the device was tried."""
+    (attempt,) = make_trials(1)
+    measure_on_lane(attempt, RAISED, GPU)
     (end,) = MACHINE.handle(DeviceTried(attempt, is_sick=False))
     assert isinstance(end, End)
     assert (end.result.outcome, end.result.message) == (Outcome.LAUNCH_ERROR, "refused")
 
 
 def test_a_launch_without_memory_on_a_gpu_is_retried_twice_and_then_the_config_is_blamed() -> None:
-    """A neighbour may have held the memory; a config that finds none in three tries needs too much."""
-    (attempt,) = trials(1)
+    """A neighbour may have used the memory; a config that fails three times needs too much."""
+    (attempt,) = make_trials(1)
     for _ in range(EXCUSES[TrialEvent.CROWDED]):
-        assert measured(attempt, NO_MEMORY, ONLY_GPU) == [Measure([attempt], at_once=False)]
-    assert outcomes(measured(attempt, NO_MEMORY, ONLY_GPU)) == [Outcome.LAUNCH_ERROR]
+        assert measure_on_lane(attempt, NO_MEMORY, ONLY_GPU) == [Measure([attempt], at_once=False)]
+    assert list_outcomes(measure_on_lane(attempt, NO_MEMORY, ONLY_GPU)) == [Outcome.LAUNCH_ERROR]
 
 
 def test_a_launch_without_memory_on_a_cpu_is_a_launch_error() -> None:
-    """There the worker has a limit of its own, which no neighbour takes from it."""
-    assert outcomes(measured(trials(1)[0], NO_MEMORY, CPU)) == [Outcome.LAUNCH_ERROR]
+    """A worker on a CPU has its own limit, which no neighbour reduces."""
+    assert list_outcomes(measure_on_lane(make_trials(1)[0], NO_MEMORY, CPU)) == [Outcome.LAUNCH_ERROR]
 
 
 @pytest.mark.parametrize("lane", [CPU, ONLY_GPU], ids=["a-cpu", "the-only-gpu"])
 def test_if_no_device_can_stand_in_the_config_is_blamed(lane: LaneFacts) -> None:
-    """A CPU runs everything else all the while, and nobody can tell for an only GPU."""
-    assert outcomes(on_lane(trials(1), died(), lane)) == [Outcome.CRASHED]
+    """A CPU evidently works, and for an only GPU nobody can tell."""
+    assert list_outcomes(leave_lane(make_trials(1), make_crash(), lane)) == [Outcome.CRASHED]
 
 
 def test_a_wrong_result_is_no_sign_of_a_sick_gpu() -> None:
-    """A device that fails raises."""
-    (attempt,) = trials(1)
-    assert outcomes(measured(attempt, WRONG, GPU)) == [Outcome.MISMATCH]
+    """A failing device raises."""
+    (attempt,) = make_trials(1)
+    assert list_outcomes(measure_on_lane(attempt, WRONG, GPU)) == [Outcome.MISMATCH]
 
 
 def test_a_disturbed_trial_is_left_to_the_next_job_after_three_tries() -> None:
-    """Alone from the second one on; beside an application the last one is not judged."""
-    attempt, other = trials(2)
+    """From the second try on it runs alone; beside an application, the last try is not judged."""
+    attempt, other = make_trials(2)
     for _ in range(CONTENDED_TRIES - 1):
         assert MACHINE.may_be_disturbed(attempt, has_application=True)
-        assert measured(attempt, CONTENDED) == [Measure([attempt], at_once=False)]
+        assert measure_on_lane(attempt, CONTENDED) == [Measure([attempt], at_once=False)]
         assert MACHINE.plan_request([attempt, other], ONLY_GPU).count == 1
     assert not MACHINE.may_be_disturbed(attempt, has_application=True)
     assert MACHINE.may_be_disturbed(attempt, has_application=False)
-    assert outcomes(measured(attempt, CONTENDED)) == [Outcome.CONTENDED]
+    assert list_outcomes(measure_on_lane(attempt, CONTENDED)) == [Outcome.CONTENDED]
 
 
 def test_a_worker_that_dies_while_it_loads_ahead_died_of_what_it_loaded() -> None:
     """The config that was timed is measured again."""
-    first, second, third = trials(3)
-    instructions = on_lane([first, second, third], died(Phase.LOAD_NEXT))
-    assert [one for one in instructions if isinstance(one, Measure)] == [
+    first, second, third = make_trials(3)
+    instructions = leave_lane([first, second, third], make_crash(Phase.LOAD_NEXT))
+    assert [instruction for instruction in instructions if isinstance(instruction, Measure)] == [
         Measure([first], at_once=False),
         Measure([third], at_once=True),
     ]
@@ -542,80 +569,80 @@ def test_a_worker_that_dies_while_it_loads_ahead_died_of_what_it_loaded() -> Non
 
 
 def test_of_two_configs_that_may_hang_each_is_measured_alone() -> None:
-    """A load waits for the device."""
-    first, second, third = trials(3)
-    instructions = on_lane([first, second, third], expired(Phase.LOAD_NEXT))
+    """A load waits for the device, so either may hang."""
+    first, second, third = make_trials(3)
+    instructions = leave_lane([first, second, third], make_timeout(Phase.LOAD_NEXT))
     assert instructions == [Measure([second, third], at_once=True), Measure([first], at_once=False)]
     assert MACHINE.plan_request([second, third], ONLY_GPU).count == 1
     assert MACHINE.plan_request([third, first], ONLY_GPU).count == 1
 
 
 def test_a_config_that_needs_more_cores_is_measured_again_at_once() -> None:
-    """And is timed with nobody who needs fewer."""
-    attempt, other = trials(2)
-    assert measured(attempt, NEEDS_CORES, CPU) == [Measure([attempt], at_once=True)]
+    """It shares no request with configs that need fewer."""
+    attempt, other = make_trials(2)
+    assert measure_on_lane(attempt, NEEDS_CORES, CPU) == [Measure([attempt], at_once=True)]
     plan = MACHINE.plan_request([attempt, other], CPU)
     assert (plan.count, plan.cores, plan.finds_cores) == (1, 4, True)
 
 
 def test_configs_after_one_that_left_something_behind_are_spared() -> None:
     """The worker stopped there."""
-    attempts = trials(2)
-    assert on_lane(attempts, None) == [Measure(attempts, at_once=True)]
+    attempts = make_trials(2)
+    assert leave_lane(attempts, None) == [Measure(attempts, at_once=True)]
 
 
 def test_a_damaged_artifact_is_compiled_again() -> None:
-    """And so is one that was removed while it waited."""
-    damaged, removed = trials(2)
-    assert measured(damaged, DAMAGED) == [Compile([damaged])]
+    """So is an artifact that was removed while it waited."""
+    damaged, removed = make_trials(2)
+    assert measure_on_lane(damaged, DAMAGED) == [Compile([damaged])]
     assert MACHINE.handle(ArtifactGone(removed)) == [Compile([removed])]
 
 
 def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
-    """It is a machine's doing, and never the config's."""
-    (attempt,) = trials(1)
+    """The loss is the machine's fault, never the config's."""
+    (attempt,) = make_trials(1)
     for _ in range(5):
-        assert on_lane([attempt], HostLost("n", "gone", Phase.TIMING)) == [Measure([attempt], at_once=False)]
-    assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
+        assert leave_lane([attempt], HostLost("n", "gone", Phase.TIMING)) == [Measure([attempt], at_once=False)]
+    assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
 
 
 @pytest.mark.parametrize("result", [CONTENDED, DAMAGED], ids=["disturbed", "damaged"])
 def test_a_finalist_keeps_its_figure_in_a_disturbed_round(result: TrialResult) -> None:
-    """The round is lost, and not repeated."""
+    """The round is lost and not repeated."""
     finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
-    assert outcomes(measured(finalist, result)) == [Outcome.MEASURED]
+    assert list_outcomes(measure_on_lane(finalist, result)) == [Outcome.MEASURED]
 
 
 def test_a_finalist_that_is_wrong_is_no_winner_any_more() -> None:
     """Its outcome is replaced."""
     finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
-    assert outcomes(measured(finalist, WRONG)) == [Outcome.MISMATCH]
+    assert list_outcomes(measure_on_lane(finalist, WRONG)) == [Outcome.MISMATCH]
 
 
 def test_a_finalist_that_is_killed_is_launched_again() -> None:
-    """By the same rule as any trial."""
+    """The rule is the same as for any trial."""
     finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
     for _ in range(2):
-        assert on_lane([finalist], killed()) == [Measure([finalist], at_once=False)]
-    assert outcomes(measured(finalist, FINE)) == [Outcome.MEASURED]
+        assert leave_lane([finalist], make_kill()) == [Measure([finalist], at_once=False)]
+    assert list_outcomes(measure_on_lane(finalist, FINE)) == [Outcome.MEASURED]
 
 
 def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     """The trial needs no lane."""
-    (attempt,) = trials(1)
+    (attempt,) = make_trials(1)
     (end,) = MACHINE.handle(TwinFound(attempt, TWIN))
     assert isinstance(end, End)
     assert (end.result.latency_us, end.result.detail.carried_from, end.result.detail.count) == (3.0, 7, 5)
 
 
 def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
-    """A plain one needs none."""
-    straight, twisted = trials(2)
-    (end,) = measured(straight, FINE)
+    """A plain trial needs none."""
+    plain, retried = make_trials(2)
+    (end,) = measure_on_lane(plain, FINE)
     assert isinstance(end, End)
     assert end.result.detail.story is None
-    on_lane([twisted], killed())
-    (end,) = measured(twisted, FINE)
+    leave_lane([retried], make_kill())
+    (end,) = measure_on_lane(retried, FINE)
     assert isinstance(end, End)
     assert list(end.result.detail.story or ()) == ["lane_taken", "killed", "lane_taken", "timed"]
 
@@ -633,13 +660,13 @@ def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
     ],
 )
 def test_outcomes_that_say_something_about_a_config_are_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
-    """The next job does not try it again."""
+    """The next job does not retry them."""
     known = replace(TWIN, outcome=outcome)
     assert is_outcome_final(known, compile_deadline_s=180.0) is is_quarantined
 
 
 def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() -> None:
-    """It is not known whether that is enough."""
+    """The longer deadline may suffice."""
     known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail=TrialDetail(after_s=60.0))
     assert is_outcome_final(known, compile_deadline_s=60.0)
     assert not is_outcome_final(known, compile_deadline_s=61.0)
@@ -648,4 +675,4 @@ def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() ->
 def test_a_verdict_that_ends_nothing_is_refused() -> None:
     """An end must lead to an outcome."""
     with pytest.raises(IllegalMove):
-        trials(1)[0].end_trial(Verdict(TrialEvent.TIMED))
+        make_trials(1)[0].end_trial(Verdict(TrialEvent.TIMED))

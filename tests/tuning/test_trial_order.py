@@ -1,4 +1,4 @@
-"""The order of a job's last compiles: no slot waits for a long one, and the promising ones stay in front."""
+"""The order of a job's last compilations: no slot waits for a long one, and promising configs stay in front."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ktuned.store import KnownConfig
 from ktuned.tuning.prior_results import LAST_OF_SLOT, order_by_compile_time
 
 
-def configs(*compile_s: float) -> list[KnownConfig]:
-    """Return configs whose compiles take so long."""
+def make_configs(*compile_s: float) -> list[KnownConfig]:
+    """Return configs with these compile times."""
     return [KnownConfig(str(n), {"n": n}, Outcome.MEASURED, compile_s=s) for n, s in enumerate(compile_s)]
 
 
-def numbers(found: Sequence[KnownConfig]) -> list[int]:
-    """Return which configs these are, by their places before."""
-    return [int(config.text) for config in found]
+def list_numbers(order: Sequence[KnownConfig]) -> list[int]:
+    """Return the configs' original positions."""
+    return [int(config.text) for config in order]
 
 
-def ends_at(order: Sequence[KnownConfig], slots: int) -> float:
+def simulate_slots(order: Sequence[KnownConfig], slots: int) -> float:
     """Return when the last slot ends; of the last configs the longest begins first, as in a job."""
     most = LAST_OF_SLOT * slots
     last = sorted(order[-most:], key=lambda config: -config.compile_s)
@@ -34,30 +34,32 @@ def ends_at(order: Sequence[KnownConfig], slots: int) -> float:
 
 
 def test_short_compiles_keep_their_order() -> None:
-    """Equal ones, those of unknown compiles, and a long one with enough behind it."""
+    """So do equal and unknown compile times, and a long compilation with enough behind it."""
     for compile_s in ([1.0] * 9, [0.0] * 9, [5.0] + [1.0] * 19, []):
-        assert numbers(order_by_compile_time(configs(*compile_s), slots=2)) == list(range(len(compile_s)))
+        assert list_numbers(order_by_compile_time(make_configs(*compile_s), slots=2)) == list(range(len(compile_s)))
 
 
 def test_a_long_compile_starts_just_early_enough() -> None:
-    """With two slots, so that it has twice its time behind it: what follows it, and what comes after all of them."""
-    long_last = configs(*[1.0] * 19, 6.0)
-    assert numbers(order_by_compile_time(long_last, slots=2)) == [*range(7), 19, *range(7, 19)]
-    assert numbers(order_by_compile_time(long_last, slots=2, behind_s=5.0)) == [*range(12), 19, *range(12, 19)]
-    assert numbers(order_by_compile_time(long_last, slots=2, behind_s=12.0)) == [*range(20)]
+    """With two slots, twice its time must follow it, in the order itself or after all of it."""
+    configs = make_configs(*[1.0] * 19, 6.0)
+    assert list_numbers(order_by_compile_time(configs, slots=2)) == [*range(7), 19, *range(7, 19)]
+    assert list_numbers(order_by_compile_time(configs, slots=2, behind_s=5.0)) == [*range(12), 19, *range(12, 19)]
+    assert list_numbers(order_by_compile_time(configs, slots=2, behind_s=12.0)) == [*range(20)]
 
 
 def test_of_several_long_compiles_the_longest_starts_first() -> None:
-    """Each counts for those that come before it; those for which there is too little begin at once."""
-    found = order_by_compile_time(configs(*[1.0] * 40, 5.0, 7.0, 50.0), slots=2)
-    assert numbers(found) == [42, *range(30), 41, 40, *range(30, 40)]
+    """Each long compilation counts for the ones before it; if too little follows, it begins at once."""
+    order = order_by_compile_time(make_configs(*[1.0] * 40, 5.0, 7.0, 50.0), slots=2)
+    assert list_numbers(order) == [42, *range(30), 41, 40, *range(30, 40)]
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_all_slots_end_at_about_the_same_time(seed: int) -> None:
-    """With compiles as an SGEMM's on 14 slots, a seventh of them long: all end within a twentieth of the best time."""
-    dice = random.Random(seed)
-    drawn = [dice.uniform(0.6, 1.7) if dice.random() < 0.14 else dice.uniform(0.08, 0.4) for _ in range(248)]
-    found = order_by_compile_time(configs(*drawn), slots=14)
-    assert sorted(numbers(found)) == list(range(248))
-    assert ends_at(found, 14) <= 1.05 * sum(drawn) / 14
+    """Compile times are those of an SGEMM on 14 slots, a seventh of them long: all slots end within 5 % of the
+    optimum.
+    """
+    rng = random.Random(seed)
+    compile_s = [rng.uniform(0.6, 1.7) if rng.random() < 0.14 else rng.uniform(0.08, 0.4) for _ in range(248)]
+    order = order_by_compile_time(make_configs(*compile_s), slots=14)
+    assert sorted(list_numbers(order)) == list(range(248))
+    assert simulate_slots(order, 14) <= 1.05 * sum(compile_s) / 14

@@ -1,4 +1,4 @@
-"""Suspects: nothing that was saved is fresh while user code keeps an inspection waiting."""
+"""Suspects: nothing that was saved counts as fresh while user code delays an inspection."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
-SLOW = "import ktuned_fake\nktuned_fake.wait_at('import')\n"
+WAIT_AT_IMPORT = "import ktuned_fake\nktuned_fake.wait_at('import')\n"
 
 
 def look_up(parts: Parts, kernel: str = "it") -> Lookup:
-    """Look a kernel up."""
     return parts.lookups.look_up(kernel, {"n": 64}, None, tune=False)
 
 
-async def until_stale(parts: Parts, kernel: str = "it") -> Lookup:
-    """Wait until an answer is stale."""
+async def wait_until_stale(parts: Parts, kernel: str = "it") -> Lookup:
+    """Wait until an answer is stale, and return it."""
     with anyio.fail_after(PATIENCE_S):
         while look_up(parts, kernel).answer.status != "stale":  # noqa: ASYNC110 - the watcher's look is no event
             await anyio.sleep(0.01)
     return look_up(parts, kernel)
 
 
-async def until_certain(parts: Parts) -> Lookup:
-    """Wait until nothing is suspect."""
+async def wait_until_certain(parts: Parts) -> Lookup:
+    """Wait until nothing is suspect, and return the answer."""
     with anyio.fail_after(PATIENCE_S):
         while not look_up(parts).is_certain:  # noqa: ASYNC110 - the end of an inspection is no event here
             await anyio.sleep(0.01)
@@ -47,8 +46,8 @@ async def until_certain(parts: Parts) -> Lookup:
 
 
 @asynccontextmanager
-async def watched(parts: Parts) -> AsyncIterator[None]:
-    """Measure the kernel ``it``, and watch the project."""
+async def measure_and_watch(parts: Parts) -> AsyncIterator[None]:
+    """Measure the kernel ``it``, and watch the project for the length of a block."""
     await parts.record_measurements(await parts.inspect_file(make_kernel_text()), {50.0: 1.0})
     parts.write_file(make_kernel_text("slow"), "tune_slow.py")
     await parts.inspector.inspect_root(parts.root)
@@ -63,54 +62,54 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
     parts.kill_workers()
 
 
-async def hold_up(parts: Parts) -> None:
-    """Save a kernel file whose import waits until the gate ``import`` is opened."""
-    parts.write_file(SLOW + make_kernel_text("slow"), "tune_slow.py")
+async def delay_inspection(parts: Parts) -> None:
+    """Save a kernel file whose import waits until the gate ``import`` opens."""
+    parts.write_file(WAIT_AT_IMPORT + make_kernel_text("slow"), "tune_slow.py")
     await parts.wait_until_reached("import")
 
 
 async def test_a_save_during_a_long_inspection_is_stale_at_once(parts: Parts) -> None:
-    """Another file's import keeps the watcher waiting; taken back, or inspected, the kernel is certain again."""
-    async with watched(parts):
-        await hold_up(parts)
+    """Another file's import delays the watcher; once the save is undone or inspected, the kernel is certain again."""
+    async with measure_and_watch(parts):
+        await delay_inspection(parts)
         parts.write_file(make_kernel_text(rtol="0.5"))
-        found = await until_stale(parts)
-        assert not found.is_certain
-        assert "tune_it.py" in found.answer.message
+        lookup = await wait_until_stale(parts)
+        assert not lookup.is_certain
+        assert "tune_it.py" in lookup.answer.message
         parts.write_file(make_kernel_text())
-        assert (await until_certain(parts)).answer.status == "fresh"
+        assert (await wait_until_certain(parts)).answer.status == "fresh"
         parts.write_file(make_kernel_text(rtol="0.5"))
-        await until_stale(parts)
+        await wait_until_stale(parts)
         parts.open_gate("import")
-        assert (await until_certain(parts)).answer.status == "stale"
+        assert (await wait_until_certain(parts)).answer.status == "stale"
 
 
 async def test_a_project_file_is_suspect_until_it_was_followed(parts: Parts) -> None:
     """Its variables are part of every kernel of the project."""
-    async with watched(parts):
-        await hold_up(parts)
+    async with measure_and_watch(parts):
+        await delay_inspection(parts)
         parts.write_file("env = { ROWS = '2' }\n", "ktuned.toml")
-        assert "ktuned.toml" in (await until_stale(parts)).answer.message
+        assert "ktuned.toml" in (await wait_until_stale(parts)).answer.message
         parts.open_gate("import")
-        assert (await until_certain(parts)).answer.status == "stale"
+        assert (await wait_until_certain(parts)).answer.status == "stale"
 
 
 async def test_a_linked_project_file_is_followed_where_it_lies(parts: Parts, tmp_path: Path) -> None:
-    """One that several projects share is edited outside of them all."""
+    """A file that several projects share is edited outside all of them."""
     shared = tmp_path / "shared" / "ktuned.toml"
     shared.parent.mkdir()
     shared.write_text("")
     (parts.project / "ktuned.toml").symlink_to(shared)
     parts.catalog.add_root(remake_root(parts.root))
-    async with watched(parts):
+    async with measure_and_watch(parts):
         shared.write_text("env = { ROWS = '2' }\n")
-        await until_stale(parts)
-        assert (await until_certain(parts)).answer.status == "stale"
+        await wait_until_stale(parts)
+        assert (await wait_until_certain(parts)).answer.status == "stale"
         assert parts.catalog.roots[0].env == {"ROWS": "2"}
 
 
-class Following(FileInspector):
-    """An inspector that notes a project file early, as after its probe, and is at work until the next look."""
+class EarlyRecordingInspector(FileInspector):
+    """An inspector that records a project file early, as after its probe, and works until the next look."""
 
     def __init__(self, parts: Parts, kernel: KernelInfo) -> None:
         self.looks = 0
@@ -119,13 +118,13 @@ class Following(FileInspector):
         self._kernel = kernel
         self._looked = anyio.Event()
 
-    def note(self) -> None:
-        """Take note that doubts have changed."""
+    def record_doubts(self) -> None:
+        """Record that doubts have changed."""
         self.looks += 1
         self._looked.set()
 
     async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Changes:
-        """Note the file once a look has found that it differs."""
+        """Record the file once a look has found that it differs."""
         (file,) = files
         await self._next_look()
         self._parts.catalog.record_project_file(root.path, stamp(Path(file)))
@@ -140,54 +139,53 @@ class Following(FileInspector):
 
 
 async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts: Parts) -> None:
-    """Its digest is noted before them: a look in between finds nothing that differs, and clears no doubt."""
+    """Its digest is recorded before the inspections: a look in between finds no difference but clears no doubt."""
 
-    async def take(changes: Changes, saved: bool) -> None:
+    async def ignore_changes(changes: Changes, saved: bool) -> None:
         pass
 
     kernel = await parts.inspect_file(make_kernel_text())
-    following = Following(parts, kernel)
+    inspector = EarlyRecordingInspector(parts, kernel)
     path = str(parts.write_file("env = { ROWS = '2' }\n", "ktuned.toml"))
-    reinspection = Reinspection(parts.catalog, following, take)
+    reinspection = Reinspection(parts.catalog, inspector, ignore_changes)
     mark_suspects = reinspection._mark_suspects
 
-    async def mark_and_note() -> None:
+    async def mark_and_record_doubts() -> None:
         await mark_suspects()
-        following.note()
+        inspector.record_doubts()
 
-    reinspection._mark_suspects = mark_and_note  # type: ignore[method-assign]
+    reinspection._mark_suspects = mark_and_record_doubts  # type: ignore[method-assign]
     await reinspection.inspect_files({path})
-    assert following.suspicion == path
+    assert inspector.suspicion == path
     assert parts.catalog.find_suspicion(kernel) == ""
 
 
-class Refusing(FileInspector):
-    """An inspector that cannot inspect."""
+class FailingInspector(FileInspector):
+    """An inspector whose inspections fail."""
 
     def __init__(self) -> None:
         pass
 
     async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Changes:
-        """Refuse."""
         raise StoreError("no")
 
 
 async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> None:
-    """Its old answer is not the present one; the next inspection that can be made ends the suspicion."""
+    """Its old answer is outdated; the next successful inspection ends the suspicion."""
 
-    async def take(changes: Changes, saved: bool) -> None:
+    async def ignore_changes(changes: Changes, saved: bool) -> None:
         pass
 
     kernel = await parts.inspect_file(make_kernel_text())
     path = str(parts.write_file(make_kernel_text(rtol="0.5")))
-    await Reinspection(parts.catalog, Refusing(), take).inspect_files({path})
+    await Reinspection(parts.catalog, FailingInspector(), ignore_changes).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == path
-    refused = Reinspection(parts.catalog, Refusing(), take)
-    await refused.inspect_files({path})
+    reinspection = Reinspection(parts.catalog, FailingInspector(), ignore_changes)
+    await reinspection.inspect_files({path})
     parts.write_file(make_kernel_text())
-    assert await refused.find_affected_kernel_files([path]) == set()
+    assert await reinspection.find_affected_kernel_files([path]) == set()
     assert parts.catalog.find_suspicion(kernel) == "", "it was taken back"
     path = str(parts.write_file(make_kernel_text(rtol="0.5")))
-    await refused.inspect_files({path})
-    await Reinspection(parts.catalog, parts.inspector, take).inspect_files({path})
+    await reinspection.inspect_files({path})
+    await Reinspection(parts.catalog, parts.inspector, ignore_changes).inspect_files({path})
     assert parts.catalog.find_suspicion(kernel) == ""

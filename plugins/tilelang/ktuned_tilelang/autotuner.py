@@ -33,9 +33,12 @@ from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, list_configs
 from ktuned_tilelang.environment import TUNER_MODULE
-from ktuned_tilelang.keyed_call import TileLangCall, TunerRun, decide_kernel
+from ktuned_tilelang.keyed_call import TunedKernel, TunerRun, decide_kernel
 
 WithoutDaemon = Literal["tilelang", "first"]
+
+MODULE = "tilelang.autotuner.tuner"
+"""The module that defines TileLang's tuners."""
 
 _POLICY_ATTRIBUTE = "_ktuned_policy"
 _FUNCTION_ATTRIBUTE = "_ktuned_function"
@@ -229,9 +232,9 @@ def _wrap_run(run: Callable[..., Any], param: Any) -> Callable[..., Any]:
         if policy is not None:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            call = _decide_call(self, policy, bound.arguments)
-            if call is not None:
-                return _make_result(param.AutotuneResult, call)
+            tuned = _decide_call(self, policy, bound.arguments)
+            if tuned is not None:
+                return _make_result(param.AutotuneResult, tuned)
         return run(self, *args, **kwargs)
 
     return run_or_serve
@@ -282,8 +285,8 @@ def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Calla
 # One call
 
 
-def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> TileLangCall | None:
-    """Return the call with the kernel that it gets, or ``None`` if TileLang tunes it.
+def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> TunedKernel | None:
+    """Return the kernel that a call gets, or ``None`` if TileLang tunes it.
 
     A faulty call is left to TileLang, which raises the same error as without ktuned.
     """
@@ -313,10 +316,10 @@ def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> Ti
         timeout_s=arguments["timeout"],
         early_stop=early_stop,
     )
-    call = decide_kernel(tuner_run, policy)
-    if call is not None and call.is_once and function is not None and call.held is not None:
-        function.__dict__[_ONCE_ATTRIBUTE] = call.held.kernel
-    return call
+    tuned = decide_kernel(tuner_run, policy)
+    if tuned is not None and tuned.is_once and function is not None:
+        function.__dict__[_ONCE_ATTRIBUTE] = tuned.kernel
+    return tuned
 
 
 def _gives_knob(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -338,9 +341,7 @@ def _read_compile_flags(function: Any) -> tuple[str, ...]:
     return () if not flags else (flags,) if isinstance(flags, str) else tuple(flags)
 
 
-def _make_result(kind: Any, call: TileLangCall) -> Any:
-    tuned = call.held
-    assert tuned is not None
+def _make_result(kind: Any, tuned: TunedKernel) -> Any:
     return kind(
         latency=tuned.latency,
         config=dict(tuned.config),

@@ -148,27 +148,35 @@ class TunerRun:
 
 @dataclass
 class TunedKernel:
-    """A TileLang kernel and its config; latencies are in milliseconds, ``None`` if unknown."""
+    """A TileLang kernel and its config; latencies are in milliseconds, ``None`` if unknown.
+
+    ``is_once`` says that the kernel is only for this call, because a CUDA graph is being captured.
+    """
 
     kernel: Any
     config: Mapping[str, Any]
     latency: float | None = None
     ref_latency: float | None = None
+    is_once: bool = False
 
     def publish_result(self) -> None:
         """Set the kernel's attributes that say how it was tuned, as TileLang does."""
         self.kernel.update_tuner_result(latency=self.latency, config=dict(self.config), ref_latency=self.ref_latency)
 
 
-def decide_kernel(tuner_run: TunerRun, policy: Policy) -> TileLangCall | None:
+def decide_kernel(tuner_run: TunerRun, policy: Policy) -> TunedKernel | None:
     """Decide which kernel a call gets; ``None`` if TileLang tunes the call.
+
+    With exact numerics, TileLang never tunes: its tuner might choose other bits. The first config is compiled instead.
 
     Raises:
         TuningFailed: no config compiles, runs and computes the right result.
+        Exception: with exact numerics, the first config cannot be compiled.
     """
     try:
         call = TileLangCall(tuner_run, tuner_run.describe_call(), policy)
-        return call if call.decide_kernel() else None
+        if call.decide_kernel():
+            return call.held
     except TuningFailed:
         raise
     except NotTunable as error:
@@ -178,7 +186,8 @@ def decide_kernel(tuner_run: TunerRun, policy: Policy) -> TileLangCall | None:
         fault = str(error).partition("\n")[0]
         reason = f"a call cannot be evaluated: {type(error).__name__}: {fault}"
         leave_to_framework(FRAMEWORK, tuner_run.name, reason)
-    return None
+    first = tuner_run.configs[0]
+    return TunedKernel(copy.copy(tuner_run.compile(first)), first) if policy.is_exact else None
 
 
 class TileLangCall(KeyedCall):
@@ -186,7 +195,6 @@ class TileLangCall(KeyedCall):
 
     Attributes:
         held: the kernel that the application holds; a later winner replaces its content.
-        is_once: whether the kernel is only for this call, because a CUDA graph is being captured.
     """
 
     framework = FRAMEWORK
@@ -197,7 +205,6 @@ class TileLangCall(KeyedCall):
             tuner_run.name, evaluated.problem, find_device_model(), declaration, tuple(evaluated.configs), policy
         )
         self.held: TunedKernel | None = None
-        self.is_once = False
         self.device = _find_current_device()
         self._tuner_run = tuner_run
         self._evaluated: EvaluatedCall = evaluated
@@ -275,9 +282,9 @@ class TileLangCall(KeyedCall):
         """Give the application a config's kernel, as a new object or as new content of the object that it holds."""
         # While a graph is captured, the machine launches a config without loading it first.
         tuned = self._loaded.pop(config, None) or self._make_kernel(config, None)
-        self.is_once = once
         if self.held is None:
             self.held = tuned
+            tuned.is_once = once
             tuned.kernel.__class__ = _define_counted_kernel(type(tuned.kernel))  # type: ignore[arg-type]
             tuned.kernel.launch_counter = self.counter
         else:

@@ -1,23 +1,19 @@
-"""``ktuned run`` calls this module by name in every Python process, to adopt all of TileLang's tuners."""
+"""``ktuned run`` calls this module by name when a process imports TileLang, to adopt all of TileLang's tuners."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ktuned.dropin import WinnersFile, take_over
-from ktuned_tilelang.environment import TUNER_MODULE
+from ktuned.dropin import WinnersFile, adopt_framework
 
 
-def install(mode: str, numerics: str, winners: str = "") -> None:
-    """Adopt TileLang's tuners, now or when TileLang is imported.
+def adopt(module: Any, mode: str, numerics: str, winners: str, summary: str) -> None:
+    """Adopt TileLang's tuners; ``module`` is the one that defines them.
 
     They wait for winners in every ``mode``, as TileLang's own tuners do, because programs read a kernel's latency at
     once.
     """
-
-    def adopt(module: Any) -> None:
+    with adopt_framework("TileLang", summary):
         from ktuned_tilelang import autotuner
 
         autotuner.adopt_process(module, "wait", numerics, WinnersFile.read_snapshot(winners))
-
-    take_over("TileLang", TUNER_MODULE, adopt)

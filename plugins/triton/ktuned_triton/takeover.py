@@ -1,21 +1,15 @@
-"""``ktuned run`` calls this module by name in every Python process, to adopt all of Triton's autotuned functions."""
+"""``ktuned run`` calls this module by name when a process imports Triton, to adopt all its autotuned functions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ktuned.dropin import WinnersFile, take_over
-
-MODULE = "triton.runtime.autotuner"
-"""The module that defines Triton's ``Autotuner``."""
+from ktuned.dropin import WinnersFile, adopt_framework
 
 
-def install(mode: str, numerics: str, winners: str = "") -> None:
-    """Adopt Triton's autotuned functions, now or when Triton is imported."""
-
-    def adopt(module: Any) -> None:
+def adopt(module: Any, mode: str, numerics: str, winners: str, summary: str) -> None:
+    """Adopt Triton's autotuned functions; ``module`` is the one that defines ``Autotuner``."""
+    with adopt_framework("Triton", summary):
         from ktuned_triton import autotuner
 
         autotuner.adopt_process(module.Autotuner, mode, numerics, WinnersFile.read_snapshot(winners))
-
-    take_over("Triton", MODULE, adopt)
