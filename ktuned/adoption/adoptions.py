@@ -33,9 +33,8 @@ import structlog
 from ktuned.adoption.adopted_files import AdoptedDirectory, read_identity
 from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.adoption.spool_reader import SURVEY_S, SpoolReader
-from ktuned.answers import Lookup
-from ktuned.catalog import Catalog, Project, make_root, make_root_environment
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge, Lookup
+from ktuned.catalog import Project, make_root, make_root_environment
 from ktuned.lookup import Lookups
 from ktuned.model import (
     CallKey,
@@ -79,22 +78,20 @@ class Adoptions:
     def __init__(
         self,
         home: Path,
+        known: Knowledge,
         *,
-        catalog: Catalog,
         intake: Intake,
         keys: KeyTunings,
         lookups: Lookups,
         jobs: Jobs,
-        machine: Machine,
     ) -> None:
+        self._known = known
         self._spool = SpoolReader(spool_directory(home))
         self._directory = AdoptedDirectory(home)
-        self._catalog = catalog
         self._intake = intake
         self._keys = keys
         self._lookups = lookups
         self._jobs = jobs
-        self._machine = machine
         self._without_device: set[str] = set()
         self._kernels: dict[str, str] = {}
         self._launches: dict[str, KeyLaunches] = {}
@@ -137,7 +134,7 @@ class Adoptions:
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The records will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
-        self._machine.environments.prepare_library(make_root_environment(root), tool, library)
+        self._known.machine.environments.prepare_library(make_root_environment(root), tool, library)
 
     def request_reading(self) -> None:
         """Have the spool read at once."""
@@ -196,14 +193,14 @@ class Adoptions:
             below = f"{self._directory.path}{os.sep}"
             self._kernels = {
                 read_identity(kernel.file): kernel.name
-                for kernel in self._catalog.kernels
+                for kernel in self._known.catalog.kernels
                 if kernel.file.startswith(below)
             }
             name = self._kernels.get(identity)
         if name is None:
             return None
         try:
-            return self._catalog.resolve_kernel(name)
+            return self._known.catalog.resolve_kernel(name)
         except KtunedError:
             del self._kernels[identity]
             return None
@@ -287,11 +284,11 @@ class Adoptions:
         if self._is_served(kernel, record):
             return True
         # Look for a device, also on other hosts.
-        environment = self._catalog.find_kernel_environment(kernel)
-        await self._machine.environments.probe_environment(environment)
-        if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
-            await self._machine.environments.probe_hosts(environment)
-            if not self._machine.has_device(environment, kernel.backend, None):
+        environment = self._known.catalog.find_kernel_environment(kernel)
+        await self._known.machine.environments.probe_environment(environment)
+        if not self._known.machine.arch and not self._known.machine.has_device(environment, kernel.backend, None):
+            await self._known.machine.environments.probe_hosts(environment)
+            if not self._known.machine.has_device(environment, kernel.backend, None):
                 return False
         await self._keys.take_in_call(kernel, record, call)
         return True

@@ -21,13 +21,12 @@ from typing import Final
 import structlog
 
 from ktuned.adoption.key_choice import KeyChoice
-from ktuned.catalog import Catalog
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
 from ktuned.model import KernelInfo, KtunedError, Problem, canonical, is_exact
 from ktuned.protocol import AnswersChanged, Job, PublishEvent
 from ktuned.scheduling import JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY, CallRecord
-from ktuned.store import Store, Winner
+from ktuned.store import Winner
 
 MAX_CONFIGS: Final = 1_000
 """Most measured configs of a key that are searched for its neighbour's config."""
@@ -40,20 +39,16 @@ class KeyTunings:
 
     def __init__(
         self,
+        known: Knowledge,
         *,
-        catalog: Catalog,
-        machine: Machine,
         requests: JobRequests,
         jobs: Jobs,
-        store: Store,
         publish: PublishEvent,
     ) -> None:
+        self._known = known
         self._publish = publish
-        self._catalog = catalog
-        self._machine = machine
         self._requests = requests
         self._jobs = jobs
-        self._store = store
         self._choices: dict[tuple[str, str], KeyChoice] = {}
         self._job_of: dict[str, int] = {}
 
@@ -100,14 +95,14 @@ class KeyTunings:
     async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
         """If a key's numerics are exact, make the record's first config, which the application launches, the anchor."""
         objective = kernel.objective(None)
-        if not is_exact(objective) or self._machine.arch:
+        if not is_exact(objective) or self._known.machine.arch:
             return
-        device = self._machine.find_device(
-            self._catalog.find_kernel_environment(kernel), kernel.backend, record.device or None
+        device = self._known.machine.find_device(
+            self._known.catalog.find_kernel_environment(kernel), kernel.backend, record.device or None
         )
         key = kernel.make_winner_key(record.problem, device.model, objective)
-        if self._store.anchors.find_anchor(key) is None:
-            await self._store.anchors.choose_anchor(key, record.configs[0])
+        if self._known.store.anchors.find_anchor(key) is None:
+            await self._known.store.anchors.choose_anchor(key, record.configs[0])
             self._publish(AnswersChanged(kernel=kernel.name))
 
     async def tune_chosen_keys(self) -> None:
@@ -116,7 +111,7 @@ class KeyTunings:
             if not choice.has_waiting:
                 continue
             try:
-                kernel = self._catalog.resolve_kernel(name)
+                kernel = self._known.catalog.resolve_kernel(name)
                 unlearned = choice.unlearned
                 if any(self.find_live_job(kernel, problem, device or None) is not None for problem in unlearned):
                     continue
@@ -157,12 +152,12 @@ class KeyTunings:
             return
         neighbour = choice.selection.find_neighbour(problem)
         other = None if neighbour is None else winners.get(canonical(neighbour))
-        measured = [] if other is None else self._store.list_measured_configs(own.context, MAX_CONFIGS)
+        measured = [] if other is None else self._known.store.list_measured_configs(own.context, MAX_CONFIGS)
         theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
         choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
 
     def _list_winners(self, kernel: KernelInfo, device: str) -> list[Winner]:
-        return [winner for winner in self._store.list_winners(kernel.name) if device in ("", winner.key.device)]
+        return [winner for winner in self._known.store.list_winners(kernel.name) if device in ("", winner.key.device)]
 
 
 def _make_key_id(kernel: KernelInfo, problem: Problem) -> str:

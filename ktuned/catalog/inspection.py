@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,6 +23,9 @@ from ktuned.protocol import FileError, Root
 from ktuned.store import Store
 
 _log = structlog.get_logger()
+
+EMPTY = hashlib.sha256().hexdigest()
+"""The stamp of an empty file."""
 
 MANY_FILES = 50
 """Number of files from which a second worker is used: their inspection takes as long as a worker's start."""
@@ -84,7 +88,8 @@ class FileInspector:
             # In a thread, because looking at a thousand files takes as long as a thousand lookups.
             refused = await anyio.to_thread.run_sync(self._find_refusals, wanted)
             trusted = [file for file in wanted if file not in refused]
-            inspections = [*refused.values(), *await self._inspect_files(root, trusted)]
+            found = await self._inspect_files(root, trusted)
+            inspections = [*refused.values(), *map(self._refuse_emptied_file, found)]
             changes = self._catalog.apply_inspections(inspections, removed)
             names = set(wanted)
             kernels = [kernel for kernel in self._catalog.kernels if kernel.file in names]
@@ -168,6 +173,17 @@ class FileInspector:
             wrong = FileError(file, 0, error.message, error.hint)
             return Inspection(file, errors=(wrong,), stamps={file: ""})
         return None
+
+    def _refuse_emptied_file(self, inspection: Inspection) -> Inspection:
+        """Take a file that declared kernels and is empty now for a wrong one: an editor has begun to write it.
+
+        So its kernels are served until it declares others, or is removed.
+        """
+        file = inspection.file
+        if inspection.stamps.get(file) != EMPTY or all(kernel.file != file for kernel in self._catalog.kernels):
+            return inspection
+        wrong = FileError(file, 0, f"{file} is empty", "write it again, or remove it")
+        return replace(inspection, errors=(wrong,))
 
     async def _inspect_files(self, root: Root, files: list[str]) -> list[Inspection]:
         """Inspect files, many of them by two workers."""

@@ -114,6 +114,17 @@ def check_home(home: Path) -> Finding:
     return Finding(Level.OK, "home", f"{home} is writable" if place == home else f"{home} can be made")
 
 
+def check_mount(cache: Path) -> Finding:
+    """Check that code may be executed from the cache, which has the compiled configs and the observer's library."""
+    place = _find_nearest_existing(cache)
+    if os.statvfs(place).f_flag & os.ST_NOEXEC:
+        mend = "set KTUNED_HOME or XDG_CACHE_HOME to a mount that allows it, or remount it with exec"
+        return Finding(
+            Level.FAIL, "cache", f"{place} is on a mount with noexec: compiled configs cannot be loaded", mend
+        )
+    return Finding(Level.OK, "cache", f"{place} may hold code")
+
+
 def check_settings() -> Finding:
     """Check ``config.toml`` by the daemon's own reader."""
     try:

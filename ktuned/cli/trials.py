@@ -22,7 +22,7 @@ TRIED_AGAIN: dict[Outcome, str] = {
     Outcome.MEASURED: _RESULT_CHANGES,
     Outcome.SLOWER: _RESULT_CHANGES,
     Outcome.COMPILE_ERROR: _BUILD_CHANGES,
-    Outcome.COMPILE_TIMEOUT: f"when the compile deadline is raised, or {_BUILD_CHANGES}",
+    Outcome.COMPILE_TIMEOUT: _BUILD_CHANGES,
     Outcome.UNSUPPORTED: "on another device",
     Outcome.MISMATCH: _BUILD_CHANGES,
     Outcome.LAUNCH_ERROR: _RESULT_CHANGES,
@@ -33,6 +33,13 @@ TRIED_AGAIN: dict[Outcome, str] = {
     Outcome.INTERRUPTED: _NEXT_JOB,
 }
 """When a config with this outcome is tried again, as the end of a sentence."""
+
+_MORE_GRANTED = {
+    "deadline_s": "when its deadline is raised",
+    "memory_bytes": "when the limit of memory is raised",
+    "execution": "when the mount allows to execute code",
+}
+"""The same for what a config may have failed for want of."""
 
 
 PAGE = 2_000
@@ -86,7 +93,7 @@ def describe_facts(trial: Trial) -> dict[str, str]:
         "artifact": trial.artifact or text.ABSENT,
         "digest": trial.digest,
         **{_fact_label(name): _format_fact(name, value) for name, value in known.items() if name not in _SHOWN_APART},
-        "tried again": TRIED_AGAIN[trial.outcome] if trial.outcome else text.ABSENT,
+        "tried again": _describe_retry(trial),
     }
     if is_reference_noisy(trial.detail.reference_us, trial.detail.reference_spread_us, trial.latency_us):
         facts[_fact_label("reference_us")] += " (noisy)"
@@ -135,3 +142,9 @@ def _format_fact(name: str, value: object) -> str:
             return f"{value:.4g}"
         case _:
             return str(value)
+
+
+def _describe_retry(trial: Trial) -> str:
+    if trial.outcome is None:
+        return text.ABSENT
+    return ", or ".join([*(_MORE_GRANTED[grant] for grant in trial.detail.granted or ()), TRIED_AGAIN[trial.outcome]])

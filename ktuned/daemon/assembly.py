@@ -187,7 +187,7 @@ class Parts:
             chosen=settings.file.devices,
         )
 
-        known = Knowledge(
+        known = self.known = Knowledge(
             admission, artifacts, catalog, machine, store, list_failed_jobs=job_machine.failures.list_messages
         )
         states = self.states = KernelStates(known)
@@ -202,19 +202,13 @@ class Parts:
 
         # Winners of other daemons.
         exchange = self.exchange = WinnerExchange(
-            admission=admission,
-            catalog=catalog,
+            known=known,
             foreign_names=ForeignNames(catalog, inspector, traces),
-            machine=machine,
-            store=store,
-            artifacts=artifacts,
             publish=publish_event,
         )
         team_store = self.team_store = TeamStore(
             settings.file.share,
-            catalog=catalog,
-            machine=machine,
-            store=store,
+            known,
             exchange=exchange,
             directory=settings.state,
             programs=executor.programs,
@@ -225,14 +219,14 @@ class Parts:
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
         preparation = self.preparation = replaced.preparation_type(
+            known,
             judges_contention=settings.file.contention,
-            admission=admission,
-            catalog=catalog,
-            machine=machine,
             traces=traces,
             deadlines=deadlines,
             find_state=states.find_state,
             await_shared=team_store.await_first_look,
+            memory_bytes=fleet.machine.memory_limits,
+            artifacts=str(artifacts.directory),
         )
 
         async def inspect_kernel(name: str) -> None:
@@ -254,37 +248,27 @@ class Parts:
         )
         catalog.when_kernels_change(jobs.mark_jobs_outdated)
         probes.when_hosts_come(jobs.add_new_devices)
-        requests = self.requests = JobRequests(
-            admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
-        )
+        requests = self.requests = JobRequests(known, jobs=jobs)
         renewal = self.renewal = Renewal(
-            admission=admission,
-            catalog=catalog,
-            machine=machine,
-            store=store,
+            known,
             jobs=jobs,
             requests=requests,
             publish=publish_event,
         )
 
         intake = self.intake = Intake(
-            catalog=catalog,
+            known,
             inspector=inspector,
-            machine=machine,
-            store=store,
             requests=requests,
             renewal=renewal,
             list_configured=lambda: {root.path for root in self.settings.roots},
         )
 
         portfolio_fitter = self.portfolio_fitter = PortfolioFitter(
-            admission=admission,
-            catalog=catalog,
+            known,
             fleet=fleet,
             jobs=jobs,
-            machine=machine,
             requests=requests,
-            store=store,
             deadlines=deadlines,
             publish=publish_event,
         )
@@ -300,14 +284,11 @@ class Parts:
 
         self.adoptions = Adoptions(
             settings.state,
-            catalog=catalog,
+            known,
             intake=intake,
-            keys=KeyTunings(
-                catalog=catalog, machine=machine, requests=requests, jobs=jobs, store=store, publish=publish_event
-            ),
+            keys=KeyTunings(known, requests=requests, jobs=jobs, publish=publish_event),
             lookups=lookups,
             jobs=jobs,
-            machine=machine,
         )
 
         def list_kernels_in_use() -> set[str]:

@@ -33,6 +33,8 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
         phase: the phase in which it failed; ``import`` for a winner from a file.
         signal: the signal that ended its process.
         after_s: the deadline that passed.
+        granted: what it was granted and may have failed for want of, by name; more of it and the config is tried again.
+        tries: number of jobs in which it ended without evidence about the config.
         story: its events.
         stdout, stderr: what the config printed, if it failed.
         count: number of timings.
@@ -67,6 +69,8 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     phase: str | None = None
     signal: str | None = None
     after_s: float | None = None
+    granted: Mapping[str, float] | None = None
+    tries: int | None = None
     story: tuple[str, ...] | None = None
     stdout: str | None = None
     stderr: str | None = None

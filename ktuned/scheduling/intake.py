@@ -29,10 +29,10 @@ import msgspec
 import structlog
 from msgspec import structs
 
+from ktuned.answers import Knowledge
 from ktuned.catalog import (
     MAX_DIRECTORIES,
     PROJECT_FILE,
-    Catalog,
     Changes,
     FileInspector,
     check_extent,
@@ -46,13 +46,11 @@ from ktuned.catalog import (
     read_project,
     remake_root,
 )
-from ktuned.devices import Machine
 from ktuned.ipc import read_regular_file, stamp_whole, stamps_agree
 from ktuned.model import KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
 from ktuned.protocol import FileError, Job, Root
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
-from ktuned.store import Store
 
 GONE_S: Final = 86_400.0
 """Absence after which a root is forgotten. An unplugged disk or a broken network file system returns sooner."""
@@ -95,20 +93,16 @@ class Intake:
 
     def __init__(
         self,
+        known: Knowledge,
         *,
-        catalog: Catalog,
         inspector: FileInspector,
-        machine: Machine,
-        store: Store,
         requests: JobRequests,
         renewal: Renewal,
         list_configured: Callable[[], Collection[str]],
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
-        self._catalog = catalog
+        self._known = known
         self._inspector = inspector
-        self._machine = machine
-        self._store = store
         self._requests = requests
         self._renewal = renewal
         self._list_configured = list_configured
@@ -133,7 +127,7 @@ class Intake:
         found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # A kernel whose file has an error cannot be tuned before the file is repaired.
-        kernels = [kernel for kernel in kernels if not self._catalog.find_file_fault(kernel)]
+        kernels = [kernel for kernel in kernels if not self._known.catalog.find_file_fault(kernel)]
         try:
             if not kernels and not found.errors:
                 raise NotFound(
@@ -143,8 +137,8 @@ class Intake:
             if request.strategy is not None:
                 # Check the strategy even if no kernel can be read yet.
                 environment = make_root_environment(found.root)
-                await self._machine.environments.probe_environment(environment)
-                await self._machine.environments.check_strategy(environment, request.strategy)
+                await self._known.machine.environments.probe_environment(environment)
+                await self._known.machine.environments.check_strategy(environment, request.strategy)
             planned = [job for kernel in kernels for job in await self._requests.plan_jobs(kernel, request)]
         except KtunedError:
             if found.is_new:
@@ -174,7 +168,7 @@ class Intake:
             )
         directory = place if os.path.isdir(place) else os.path.dirname(place)
         self._inspector.trust.check_directory(directory)
-        known = self._catalog.find_root(place)
+        known = self._known.catalog.find_root(place)
         top = await anyio.to_thread.run_sync(find_project_top, directory, self._inspector.trust)
         # A project inside a watched project becomes a root of its own.
         is_inner = known is not None and top != known.path and is_below(top, known.path)
@@ -185,10 +179,10 @@ class Intake:
         root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
         changes = await self._inspector.inspect_files(root, files)
         await self._renewal.replace_outdated_jobs(changes, saved=False)
-        kernels = self._catalog.list_kernels_below(place)
-        errors = self._catalog.list_errors_below(place)
+        kernels = self._known.catalog.list_kernels_below(place)
+        errors = self._known.catalog.list_errors_below(place)
         if not kernels and not errors:
-            if known is None and not self._catalog.list_kernels_below(root.path):
+            if known is None and not self._known.catalog.list_kernels_below(root.path):
                 # A path that was given by mistake must not be watched for ever.
                 await self.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
@@ -220,13 +214,13 @@ class Intake:
         async with self._naming:
             if known is None:
                 # Look in the store, too: a root that is added at the same time may not be in the catalog yet.
-                others = [*self._catalog.roots, *self._store.load_roots()]
+                others = [*self._known.catalog.roots, *self._known.store.load_roots()]
                 taken = [other.name for other in others if other.path != root.path]
-                (root,) = name_roots([root], self._store.projects.load_names(), taken)
-            await self._store.add_root(root)
+                (root,) = name_roots([root], self._known.store.projects.load_names(), taken)
+            await self._known.store.add_root(root)
         if measured:
             backend = await anyio.to_thread.run_sync(guess_backend, measured)
-            self._machine.environments.prepare_first_job(make_root_environment(root), backend)
+            self._known.machine.environments.prepare_first_job(make_root_environment(root), backend)
         await self._inspector.watch_root(root)
         return root
 
@@ -243,23 +237,27 @@ class Intake:
             AmbiguousName: Several projects have a kernel of this name.
             UsageError: The kernel declares no problems and none was given, or an option of the request is not valid.
         """
-        kernel = self._catalog.resolve_kernel(name, directory)
+        kernel = self._known.catalog.resolve_kernel(name, directory)
         changes = await self._inspect_if_changed(kernel)
         try:
-            kernel = self._catalog.resolve_kernel(kernel.name)
+            kernel = self._known.catalog.resolve_kernel(kernel.name)
             # A kernel whose file has an error cannot be tuned before the file is repaired.
-            jobs = [] if self._catalog.find_file_fault(kernel) else await self._requests.request_jobs(kernel, request)
+            jobs = (
+                []
+                if self._known.catalog.find_file_fault(kernel)
+                else await self._requests.request_jobs(kernel, request)
+            )
         finally:
             # After the request, as in `tune_path`.
             await self._renewal.retune_changed_kernels(changes, saved=True)
-        return jobs, self._catalog.list_errors_below(kernel.file)
+        return jobs, self._known.catalog.list_errors_below(kernel.file)
 
     async def _inspect_if_changed(self, kernel: KernelInfo) -> Changes:
         """Inspect a kernel's file again if one of the files that it depends on has changed since its inspection."""
-        root = self._catalog.find_root(kernel.file)
+        root = self._known.catalog.find_root(kernel.file)
         # If its file has an error, the catalog has the kernel as before the error, stamps included. So a repaired file
         # may look unchanged.
-        is_known = not self._catalog.find_file_fault(kernel)
+        is_known = not self._known.catalog.find_file_fault(kernel)
         if root is None or (is_known and not await anyio.to_thread.run_sync(_file_differs, kernel.stamps)):
             return Changes()
         is_there = os.path.isfile(kernel.file)
@@ -288,15 +286,15 @@ class Intake:
         Raises:
             StoreError: This cannot be recorded; the root is still watched.
         """
-        await self._store.remove_root(root.path)
+        await self._known.store.remove_root(root.path)
         await self.drop_roots([root])
 
     async def drop_roots(self, roots: Iterable[Root]) -> None:
         """Stop watching roots that config.toml no longer names."""
         for root in roots:
-            changes = self._catalog.remove_root(root.path)
+            changes = self._known.catalog.remove_root(root.path)
             try:
-                await self._store.save_kernels([], changes.removed)
+                await self._known.store.save_kernels([], changes.removed)
             except KtunedError as error:
                 # No harm is done: the next daemon finds no root for these kernels.
                 _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
@@ -305,7 +303,7 @@ class Intake:
     async def inspect_roots(self, roots: Iterable[Root]) -> None:
         """Inspect roots whose settings have changed; new roots are left to the watcher."""
         for root in roots:
-            await self._machine.environments.probe_environment(make_root_environment(root))
+            await self._known.machine.environments.probe_environment(make_root_environment(root))
             if not os.path.isdir(root.path):
                 continue
             try:
@@ -328,12 +326,12 @@ class Intake:
         Raises:
             StoreError: This cannot be recorded; nothing is forgotten.
         """
-        missing = await self._list_missing_roots(self._catalog.roots)
-        before = self._store.load_absences()
+        missing = await self._list_missing_roots(self._known.catalog.roots)
+        before = self._known.store.load_absences()
         # The day starts again when a directory comes back, and for all of them when the clock is set back.
         since = {root.path: min(before.get(root.path, now), now) for root in missing}
         if since != before:
-            await self._store.save_absences(since)
+            await self._known.store.save_absences(since)
         for root in missing:
             if now - since[root.path] >= GONE_S:
                 await self._forget_missing_root(root)
@@ -344,7 +342,7 @@ class Intake:
         Raises:
             StoreError: This cannot be recorded; nothing is forgotten.
         """
-        namesakes = [root for root in self._catalog.roots if root.name == new.name and root.path != new.path]
+        namesakes = [root for root in self._known.catalog.roots if root.name == new.name and root.path != new.path]
         for root in await self._list_missing_roots(namesakes):
             await self._forget_missing_root(root)
 

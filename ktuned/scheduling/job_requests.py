@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Catalog, check_problem
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
+from ktuned.catalog import check_problem
 from ktuned.model import (
     EXACT,
     LATENCY,
@@ -31,7 +31,6 @@ from ktuned.model import (
 from ktuned.protocol import MAX_PRIORITY, Job, Priority
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
-from ktuned.store import Store
 
 
 class TuningRequest(msgspec.Struct, frozen=True):
@@ -108,17 +107,11 @@ class JobRequests:
 
     def __init__(
         self,
+        known: Knowledge,
         *,
-        admission: Admission,
-        catalog: Catalog,
-        machine: Machine,
-        store: Store,
         jobs: Jobs,
     ) -> None:
-        self._admission = admission
-        self._catalog = catalog
-        self._machine = machine
-        self._store = store
+        self._known = known
         self._jobs = jobs
 
     async def request_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[Job]:
@@ -200,16 +193,16 @@ class JobRequests:
         problems = kernel.problems if request.problem is None else (kernel.choose_representative(request.problem),)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
-        environment = self._catalog.find_kernel_environment(kernel)
+        environment = self._known.catalog.find_kernel_environment(kernel)
         if not request.compile_only:
-            self._machine.environments.prepare_first_job(environment, kernel.backend)
-        await self._machine.environments.probe_environment(environment)
-        await self._machine.environments.check_strategy(environment, plan.strategy)
-        if not request.compile_only and not self._machine.has_device(environment, kernel.backend, request.device):
-            await self._machine.environments.probe_hosts(environment)
-        if not self._machine.list_devices(environment, kernel.backend):
+            self._known.machine.environments.prepare_first_job(environment, kernel.backend)
+        await self._known.machine.environments.probe_environment(environment)
+        await self._known.machine.environments.check_strategy(environment, plan.strategy)
+        if not request.compile_only and not self._known.machine.has_device(environment, kernel.backend, request.device):
+            await self._known.machine.environments.probe_hosts(environment)
+        if not self._known.machine.list_devices(environment, kernel.backend):
             # The missing device or software may have been installed since the last probe.
-            await self._machine.environments.probe_environment(environment, again=True)
+            await self._known.machine.environments.probe_environment(environment, again=True)
         return plan, problems
 
     async def _check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
@@ -218,7 +211,7 @@ class JobRequests:
         Raises:
             UsageError: The space does not hold one of them.
         """
-        admitted = await self._admission.check_configs(kernel, problem, configs) if configs else []
+        admitted = await self._known.admission.check_configs(kernel, problem, configs) if configs else []
         for config, is_admitted in zip(configs, admitted, strict=True):
             if is_admitted:
                 continue
@@ -254,16 +247,16 @@ class JobRequests:
         self, kernel: KernelInfo, problem: Problem, request: TuningRequest, objective: Objective
     ) -> bool:
         """Return whether a problem's winner holds in the present context, and no job works on a better one."""
-        environment = self._catalog.find_kernel_environment(kernel)
-        if not self._machine.list_devices(environment, kernel.backend):
+        environment = self._known.catalog.find_kernel_environment(kernel)
+        if not self._known.machine.list_devices(environment, kernel.backend):
             return False
-        present = find_present_key(self._catalog, self._machine, kernel, problem, request.device, objective)
-        winner = self._store.get_winner(present.winner_key)
+        present = find_present_key(self._known.catalog, self._known.machine, kernel, problem, request.device, objective)
+        winner = self._known.store.get_winner(present.winner_key)
         is_open = any(job.key == present.winner_key for job in self._jobs.list_live_jobs())
         if winner is None or winner.context != present.context or is_open:
             return False
         try:
-            (is_admitted,) = await self._admission.check_configs(kernel, problem, [winner.config])
+            (is_admitted,) = await self._known.admission.check_configs(kernel, problem, [winner.config])
         except WorkerError:
             return False
         return is_admitted
@@ -276,10 +269,10 @@ class JobRequests:
             NotFound: There are devices, but not the requested one.
             UsageError: The backend does not compile for the target.
         """
-        environment = self._catalog.find_kernel_environment(kernel)
+        environment = self._known.catalog.find_kernel_environment(kernel)
         if request.compile_only and request.arch is not None:
-            self._machine.check_target(environment, kernel.backend, request.arch)
+            self._known.machine.check_target(environment, kernel.backend, request.arch)
             return request.arch
-        if request.compile_only or not self._machine.list_devices(environment, kernel.backend):
-            return self._machine.choose_target(environment, kernel.backend)
-        return self._machine.find_device(environment, kernel.backend, request.device).model
+        if request.compile_only or not self._known.machine.list_devices(environment, kernel.backend):
+            return self._known.machine.choose_target(environment, kernel.backend)
+        return self._known.machine.find_device(environment, kernel.backend, request.device).model

@@ -28,8 +28,7 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.catalog import Admission, Catalog
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
 from ktuned.fleet import Fleet
 from ktuned.ipc import requests
 from ktuned.model import (
@@ -50,7 +49,7 @@ from ktuned.protocol import AnswersChanged, Event, JobDone, JobState, Priority, 
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
-from ktuned.store import Store, StoredPortfolio, Winner
+from ktuned.store import StoredPortfolio, Winner
 
 MIN_KEYS: Final = 8
 """Fewest tuned keys: a tree of fewer says nothing about others that their nearest key does not say."""
@@ -78,27 +77,21 @@ class PortfolioFitter:
 
     def __init__(
         self,
+        known: Knowledge,
         *,
-        admission: Admission,
-        catalog: Catalog,
         fleet: Fleet,
         jobs: Jobs,
-        machine: Machine,
         requests: JobRequests,
-        store: Store,
         deadlines: Mapping[str, float],
         publish: PublishEvent,
     ) -> None:
-        self._admission = admission
-        self._catalog = catalog
+        self._known = known
         self._fleet = fleet
         self._jobs = jobs
-        self._machine = machine
         self._requests = requests
-        self._store = store
         self._deadlines = deadlines
         self._publish = publish
-        self._due = {*store.list_kernels_without_portfolio(MIN_KEYS)}
+        self._due = {*known.store.list_kernels_without_portfolio(MIN_KEYS)}
         """The kernels whose portfolios are to be fitted. The last daemon may have ended before a fit."""
         self._has_due = anyio.Event()
         self._asked: set[tuple[int, str]] = set()
@@ -134,11 +127,11 @@ class PortfolioFitter:
         Raises:
             KtunedError: The kernel is gone, no worker can fit, or the portfolio cannot be stored.
         """
-        kernel = self._catalog.resolve_kernel(name)
+        kernel = self._known.catalog.resolve_kernel(name)
         if not kernel.portfolio:
             return
         tuned: dict[tuple[str, Objective], list[Winner]] = {}
-        for winner in self._store.list_winners(name):
+        for winner in self._known.store.list_winners(name):
             if winner.is_final and not is_exact(winner.objective) and self._is_current(kernel, winner):
                 tuned.setdefault((winner.context.device, winner.objective), []).append(winner)
         for winners in tuned.values():
@@ -149,7 +142,7 @@ class PortfolioFitter:
         """Return whether a winner was measured in the context of a measurement made now."""
         try:
             present = find_present_key(
-                self._catalog, self._machine, kernel, winner.problem, winner.context.device, LATENCY
+                self._known.catalog, self._known.machine, kernel, winner.problem, winner.context.device, LATENCY
             )
         except KtunedError:
             return False
@@ -184,28 +177,28 @@ class PortfolioFitter:
         # Fit, unless the costs are those of the last fit.
         matrix = msgspec.to_builtins(Matrix(keys, weights, tuple(costs)))
         fitted_to = hashlib.sha256(canonical({"configs": kernel.portfolio, **matrix}).encode()).hexdigest()
-        known = self._store.load_portfolios(kernel.name)
+        known = self._known.store.load_portfolios(kernel.name)
         if any((one.device, one.objective, one.fitted_to) == (device, objective, fitted_to) for one in known):
             return
         request = requests.FitPortfolio(matrix, kernel.portfolio)
-        async with self._fleet.lend_worker(Role.INSPECT, self._catalog.find_kernel_environment(kernel)) as worker:
+        async with self._fleet.lend_worker(Role.INSPECT, self._known.catalog.find_kernel_environment(kernel)) as worker:
             reply, _ = await worker.send_request(request, self._deadlines)
         if reply.fault:
             _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
             return
-        await self._store.save_portfolio(StoredPortfolio(kernel.name, device, objective, fitted_to, reply.tree))
+        await self._known.store.save_portfolio(StoredPortfolio(kernel.name, device, objective, fitted_to, reply.tree))
         self._publish(AnswersChanged(kernel=kernel.name))
         _log.info("portfolio_fitted", kernel=kernel.name, device=device, objective=objective, keys=len(keys))
 
     def _list_best_costs(self, winner: Winner) -> dict[str, float]:
         """Return the costs of the best configs of a winner's key."""
-        found = self._store.list_measured_configs(winner.context, BEST_OF_KEY, objective=winner.objective)
+        found = self._known.store.list_measured_configs(winner.context, BEST_OF_KEY, objective=winner.objective)
         costs = {known.text: convert_to_cost(winner.objective, known.figure) for known in found}
         return {text: cost for text, cost in costs.items() if cost is not None}
 
     def _find_cost(self, winner: Winner, config: str) -> float | None:
         """Return a config's cost for a winner's key: ``FAILED`` if it does not work, ``None`` if it was not tried."""
-        trial = self._store.find_trial(winner.context, json.loads(config))
+        trial = self._known.store.find_trial(winner.context, json.loads(config))
         if trial is None or trial.outcome is None:
             return None
         if trial.outcome is not Outcome.MEASURED:
@@ -222,7 +215,7 @@ class PortfolioFitter:
         if len(self._asked) > MAX_ASKED:
             self._asked.clear()
         self._asked |= {(place, canonical(config)) for config in wanted}
-        admitted = await self._admission.check_configs(kernel, problem, wanted)
+        admitted = await self._known.admission.check_configs(kernel, problem, wanted)
         tried = tuple(config for config, is_in in zip(wanted, admitted, strict=True) if is_in)
         if not tried:
             return False
@@ -243,6 +236,6 @@ class PortfolioFitter:
         """
         if kernel.specialize is None:
             return winner.problem
-        trial = self._store.get_trial(winner.trial)
-        job = None if trial is None else self._store.get_job(trial.job)
+        trial = self._known.store.get_trial(winner.trial)
+        job = None if trial is None else self._known.store.get_job(trial.job)
         return None if job is None or not job.problem else job.problem

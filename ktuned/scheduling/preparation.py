@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ktuned.answers import KernelState
-from ktuned.catalog import Admission, Catalog, Traces, check_problem, make_root_environment
+from ktuned.answers import KernelState, Knowledge
+from ktuned.catalog import Catalog, Traces, check_problem, make_root_environment
 from ktuned.devices import Machine, explain_unmeasurable
 from ktuned.model import (
     PRESETS,
@@ -15,12 +15,13 @@ from ktuned.model import (
     NotFound,
     Objective,
     Problem,
+    Role,
     Unsupported,
     UsageError,
     is_exact,
 )
 from ktuned.protocol import Job
-from ktuned.tuning import AwaitShared, Compiler, JobBrief, PresentKey, merge_deadlines
+from ktuned.tuning import AwaitShared, Compiler, Grants, JobBrief, PresentKey, merge_deadlines
 
 
 def find_present_key(
@@ -43,28 +44,30 @@ class Preparation:
         judges_contention: Whether load by other programs makes a measurement ``contended``; may be changed.
         find_state: Returns a kernel's state, from which its lookups are answered.
         await_shared: Waits for others' winners of a key.
+        memory_bytes: The memory that a worker may use, by its role; may be changed.
+        artifacts: The directory of the artifacts.
     """
 
     def __init__(
         self,
+        known: Knowledge,
         *,
         judges_contention: bool,
-        admission: Admission,
-        catalog: Catalog,
-        machine: Machine,
         traces: Traces,
         deadlines: Mapping[str, float],
         find_state: Callable[[KernelInfo], KernelState],
         await_shared: AwaitShared | None = None,
+        memory_bytes: Mapping[Role, int] | None = None,
+        artifacts: str = "/",
     ) -> None:
+        self._known = known
         self.judges_contention = judges_contention
-        self._admission = admission
-        self._catalog = catalog
-        self._machine = machine
         self._traces = traces
         self._deadlines = deadlines
         self._find_state = find_state
         self._await_shared = await_shared
+        self._memory_bytes = memory_bytes or {}
+        self._artifacts = artifacts
 
     def prepare_brief(self, job: Job) -> JobBrief:
         """Return a job's brief.
@@ -72,22 +75,20 @@ class Preparation:
         Raises:
             KtunedError: The job cannot run: its kernel is gone, has an error or has changed.
         """
-        kernel = self._catalog.resolve_kernel(job.kernel)
-        if fault := self._catalog.find_file_fault(kernel):
+        kernel = self._known.catalog.resolve_kernel(job.kernel)
+        if fault := self._known.catalog.find_file_fault(kernel):
             raise KernelFileError(fault)
         check_problem(kernel, job.problem)
-        root = self._catalog.find_root(kernel.file)
+        root = self._known.catalog.find_root(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")
-        environment = make_root_environment(root)
-        found = self._machine.find_job_devices(
-            environment, kernel.backend, job.device, compile_only=job.plan.compile_only
-        )
+        environment, machine = make_root_environment(root), self._known.machine
+        found = machine.find_job_devices(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
         objective = kernel.objective(job.objective)
         for device in found.devices:
             if unmeasurable := explain_unmeasurable(objective, device):
                 raise Unsupported(unmeasurable)
-        context = self._machine.build_context(kernel, environment, job.problem, found.representative)
+        context = machine.build_context(kernel, environment, job.problem, found.representative)
         declared_default = kernel.default
         find_state = partial(self._find_state, kernel)
         anchor = job.plan.anchor or find_state().anchors.get((context.problem, context.device))
@@ -97,6 +98,7 @@ class Preparation:
                 f"{kernel.name} declares no default whose bits the winner could have",
                 hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
+        job_deadlines = merge_deadlines(self._deadlines, kernel.plan.deadlines)
         return JobBrief(
             job=job,
             kernel=kernel,
@@ -108,18 +110,19 @@ class Preparation:
             context=context,
             environment=environment,
             preset=PRESETS[job.plan.preset],
-            deadlines=merge_deadlines(self._deadlines, kernel.plan.deadlines),
+            deadlines=job_deadlines,
+            grants=Grants(job_deadlines, self._memory_bytes, self._artifacts),
             judge_contention=self.judges_contention,
-            admission=self._admission,
+            admission=self._known.admission,
             traces=self._traces,
             served=lambda: tuple(find_state().winners.values()),
             portfolio=lambda: find_state().list_portfolio_configs(context.device, objective, job.problem),
-            toolchain=self._machine.environments.list_toolchain_files(environment),
+            toolchain=machine.environments.list_toolchain_files(environment),
             await_shared=self._await_shared,
-            group_size=self._machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),
+            group_size=machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),
             compilers=tuple(
-                Compiler(site, self._machine.environments.list_toolchain_files(site))
-                for site in self._machine.list_compilers(environment, kernel.backend, context.toolchain)
+                Compiler(site, machine.environments.list_toolchain_files(site))
+                for site in machine.list_compilers(environment, kernel.backend, context.toolchain)
             ),
-            lowers=self._machine.lowers_functions(environment, kernel.backend),
+            lowers=machine.lowers_functions(environment, kernel.backend),
         )

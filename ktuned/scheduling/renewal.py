@@ -32,8 +32,8 @@ import anyio.lowlevel
 import structlog
 from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Catalog, Changes, check_problem
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
+from ktuned.catalog import Changes, check_problem
 from ktuned.fleet import Environment
 from ktuned.model import (
     PRESETS,
@@ -53,7 +53,7 @@ from ktuned.protocol import Job, KernelsReloaded, KernelStale, Priority, Publish
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
-from ktuned.store import Store, Winner
+from ktuned.store import Winner
 from ktuned.tuning import JobBrief, PresentKey, publish_winner, restore_winner
 
 _log = structlog.get_logger()
@@ -77,19 +77,13 @@ class Renewal:
 
     def __init__(
         self,
+        known: Knowledge,
         *,
-        admission: Admission,
-        catalog: Catalog,
-        machine: Machine,
-        store: Store,
         jobs: Jobs,
         requests: JobRequests,
         publish: PublishEvent,
     ) -> None:
-        self._admission = admission
-        self._catalog = catalog
-        self._machine = machine
-        self._store = store
+        self._known = known
         self._jobs = jobs
         self._requests = requests
         self._publish = publish
@@ -130,12 +124,12 @@ class Renewal:
         """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
         # At any await, a root may be removed together with its kernels.
         for name in changes.inspected:
-            if (found := self._catalog.find_kernel(name)) is not None:
-                environment = self._catalog.find_kernel_environment(found)
+            if (found := self._known.catalog.find_kernel(name)) is not None:
+                environment = self._known.catalog.find_kernel_environment(found)
                 await self._jobs.restart_running_jobs(name, ELSEWHERE, partial(_has_other_environment, environment))
             self._jobs.release_inspected_jobs(name)
-        for kernel in self._catalog.kernels if changes.errors else ():
-            if self._catalog.find_file_fault(kernel):
+        for kernel in self._known.catalog.kernels if changes.errors else ():
+            if self._known.catalog.find_file_fault(kernel):
                 # A job that waits for an inspection of this file can run now: it will end with the file's error.
                 self._jobs.release_inspected_jobs(kernel.name)
         if not changes:
@@ -153,7 +147,7 @@ class Renewal:
         for name in changes.removed:
             await self._jobs.cancel_jobs_of_kernel(name)
         for name in (*changes.changed, *changes.replanned):
-            if (found := self._catalog.find_kernel(name)) is None:
+            if (found := self._known.catalog.find_kernel(name)) is None:
                 continue
             # After a save, the jobs for its keys are new ones, because the client that shows the save follows those.
             replaced = self._list_keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
@@ -164,12 +158,12 @@ class Renewal:
     def _list_keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that are tuned again after a save."""
         try:
-            device = self._machine.find_device(
-                self._catalog.find_kernel_environment(kernel), kernel.backend, None
+            device = self._known.machine.find_device(
+                self._known.catalog.find_kernel_environment(kernel), kernel.backend, None
             ).model
         except BackendError:
             return frozenset()
-        won = self._store.list_winners(kernel.name)
+        won = self._known.store.list_winners(kernel.name)
         problems = {kernel.make_key_problem(problem) for problem in kernel.problems} | {
             one.context.problem for one in won
         }
@@ -191,16 +185,16 @@ class Renewal:
         If the kernel ``is_stale``, clients were told so. Then a winner that still holds is published as well: this
         happens if the undone edit had not led to another winner.
         """
-        environment = self._catalog.find_kernel_environment(kernel)
-        for device in self._machine.list_devices(environment, kernel.backend):
-            context = self._machine.build_context(kernel, environment, problem, device)
+        environment = self._known.catalog.find_kernel_environment(kernel)
+        for device in self._known.machine.list_devices(environment, kernel.backend):
+            context = self._known.machine.build_context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
             key = PresentKey(kernel, problem, context, objective)
-            seated = self._store.get_winner(key.winner_key)
+            seated = self._known.store.get_winner(key.winner_key)
             try:
                 winner = await restore_winner(
-                    self._store,
-                    self._admission,
+                    self._known.store,
+                    self._known.admission,
                     key,
                     finalists,
                     decided_only=seated is None or seated.context != context,
@@ -211,22 +205,22 @@ class Renewal:
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
                 # The space may no longer hold the winner's config, without a better one to replace it.
-                winner = seated if self._admission.find_known_verdict(kernel, problem, seated.config) else None
+                winner = seated if self._known.admission.find_known_verdict(kernel, problem, seated.config) else None
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
 
     async def _retune_kernel(self, name: str, *, saved: bool, is_stale: bool = False) -> None:
-        kernel = self._catalog.find_kernel(name)
+        kernel = self._known.catalog.find_kernel(name)
         if kernel is None:
             return
-        winners = self._store.list_winners(kernel.name)
+        winners = self._known.store.list_winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
         if not saved and not tuned:
             return
         known: dict[str, Problem] = {}
         for problem in kernel.problems:
             known.setdefault(canonical(kernel.select_key_values(problem)), problem)
-        for job in filter(None, map(self._store.find_job_of_winner, winners)):
+        for job in filter(None, map(self._known.store.find_job_of_winner, winners)):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
                 problem = kernel.choose_representative(job.problem)
@@ -260,9 +254,9 @@ class Renewal:
         """
         queued = []
         # Read winners kernel by kernel: a store may hold ten thousand, most of them of kernels that are gone.
-        for kernel in self._catalog.kernels if kernels is None else kernels:
+        for kernel in self._known.catalog.kernels if kernels is None else kernels:
             await anyio.lowlevel.checkpoint()
-            for winner in self._store.list_winners(kernel.name):
+            for winner in self._known.store.list_winners(kernel.name):
                 try:
                     job = await self._queue_verification(kernel, winner)
                 except KtunedError as error:
@@ -287,18 +281,18 @@ class Renewal:
 
     def _is_outdated(self, kernel: KernelInfo, brief: JobBrief) -> bool:
         """Return whether a job began with another toolchain or driver than the kernel has now."""
-        environment = self._catalog.find_kernel_environment(kernel)
-        return self._machine.is_outdated(environment, kernel.backend, brief.context)
+        environment = self._known.catalog.find_kernel_environment(kernel)
+        return self._known.machine.is_outdated(environment, kernel.backend, brief.context)
 
     async def _queue_verification(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != kernel.digest:
             return None
-        job = self._store.find_job_of_winner(winner)
+        job = self._known.store.find_job_of_winner(winner)
         if job is None:
             return None
         check_problem(kernel, job.problem)
         objective, model = kernel.objective(winner.objective), winner.context.device
-        present = find_present_key(self._catalog, self._machine, kernel, job.problem, model, objective)
+        present = find_present_key(self._known.catalog, self._known.machine, kernel, job.problem, model, objective)
         context = present.context
         if context == winner.context:
             return None
@@ -316,7 +310,8 @@ class Renewal:
     def _make_verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
         """Return the declared plan with a budget for the best configs only; every job begins with these."""
         best = [
-            trial.config for trial in self._store.list_best_trials(winner.context, TRUSTED, objective=winner.objective)
+            trial.config
+            for trial in self._known.store.list_best_trials(winner.context, TRUSTED, objective=winner.objective)
         ]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
         # The default is tried second, because speed-ups are relative to it. It must not displace another config.

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import UNSET, structs
 
 from ktuned.adoption import read_function
-from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
+from ktuned.catalog import PROJECT_FILE, ForeignNames, check_problem
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
@@ -54,7 +54,7 @@ from ktuned.protocol import (
     WinnersDocument,
 )
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Artifacts, Context, Store, StoredPortfolio, Winner, exchange
+from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
@@ -66,12 +66,8 @@ MAX_NAMED: Final = 5
 class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     """Exports winners and imports others; ``publish`` announces imported ones that became winners here."""
 
-    admission: Admission
-    catalog: Catalog
+    known: Knowledge
     foreign_names: ForeignNames
-    machine: Machine
-    store: Store
-    artifacts: Artifacts
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -88,7 +84,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         """
         name = None if params.kernel is None else self._full_name(params.kernel, params.directory)
         if name is None or params.device is None:
-            found = await anyio.to_thread.run_sync(exchange.list_exports, self.store.path)
+            found = await anyio.to_thread.run_sync(exchange.list_exports, self.known.store.path)
             return ExportAnswer(
                 [
                     ExportInfo(kernel, device, count)
@@ -96,13 +92,15 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                     if name in (None, kernel) and params.device in (None, device)
                 ]
             )
-        winners = await anyio.to_thread.run_sync(exchange.load_exported_winners, self.store.path, name, params.device)
+        winners = await anyio.to_thread.run_sync(
+            exchange.load_exported_winners, self.known.store.path, name, params.device
+        )
         if not winners:
             raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
-        places = {key: self.artifacts.find_artifact(key) for key in sorted(keys)}
+        places = {key: self.known.artifacts.find_artifact(key) for key in sorted(keys)}
         document = self.build_document(name, params.device, winners)
-        kernel = self.catalog.find_kernel(name)
+        kernel = self.known.catalog.find_kernel(name)
         function = None if kernel is None else await anyio.to_thread.run_sync(read_function, kernel.file)
         return ExportAnswer(
             document=structs.replace(document, function=UNSET if function is None else ExportedFunction(*function)),
@@ -130,7 +128,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         if (count := document.count_winners()) > MAX_IMPORTED:
             raise UsageError(f"{count} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:
-            kernel: KernelInfo = self.catalog.resolve_kernel(document.kernel)
+            kernel: KernelInfo = self.known.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
         kernel, exported = await self._add_names(kernel, document, is_dry=dry_run)
@@ -159,17 +157,17 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     def _explain_unknown_kernel(self, name: str) -> NotFound:
         """Return the error for a document whose kernel is not here: the name, where it was sought, similar names."""
         project, _, short = name.rpartition(":")
-        alike = [kernel for kernel in self.catalog.kernels if kernel.kernel == short]
+        alike = [kernel for kernel in self.known.catalog.kernels if kernel.kernel == short]
         if alike:
             names = ", ".join(kernel.name for kernel in alike)
-            other = self.catalog.find_root(alike[0].file)
+            other = self.known.catalog.find_root(alike[0].file)
             place = other.path if other is not None else "its project"
             return NotFound(
                 f"no watched project named {project!r} has a kernel {short!r}; there is {names}",
                 hint=f"if that is the same, name its project {project!r} in {place}/{PROJECT_FILE}",
             )
-        watched = ", ".join(root.path for root in self.catalog.roots[:MAX_NAMED]) or "no directory"
-        more = ", …" if len(self.catalog.roots) > MAX_NAMED else ""
+        watched = ", ".join(root.path for root in self.known.catalog.roots[:MAX_NAMED]) or "no directory"
+        more = ", …" if len(self.known.catalog.roots) > MAX_NAMED else ""
         return NotFound(
             f"no kernel {name!r} was found below what is watched: {watched}{more}",
             hint="`ktuned add PATH` watches the directory that declares it",
@@ -241,13 +239,13 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     def _judge_offer(self, kernel: KernelInfo, offer: Winner, taken: Winner | None) -> tuple[Status, exchange.Decision]:
         """Return the status that lookups would give a winner, and whether it replaces ours, or the one just taken."""
         today = self.build_context_today(kernel, offer.problem, offer.context.device)
-        ours = taken or self.store.get_winner(offer.key)
-        if ours is not None and self.admission.find_known_verdict(kernel, offer.problem, ours.config) is False:
+        ours = taken or self.known.store.get_winner(offer.key)
+        if ours is not None and self.known.admission.find_known_verdict(kernel, offer.problem, ours.config) is False:
             # Ours is not served any more, because the space no longer has its config.
             ours = None
         status = Status.FRESH if offer.context == today else Status.STALE
         decision = exchange.judge_offer(offer, ours, today)
-        known = self.store.find_trial(offer.context, offer.config) if decision.takes else None
+        known = self.known.store.find_trial(offer.context, offer.config) if decision.takes else None
         if known is not None and known.outcome not in (None, *RETRIED_BY_NEXT_JOB) and known.detail.phase != IMPORTED:
             decision = exchange.Decision(False, f"it was tried here, in the same context: {known.outcome}")
         return status, decision
@@ -255,22 +253,22 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
         """Return whether the space has a config; True if only the whole problem of a lookup can decide that."""
         if kernel.specialize is not None and all(set(problem) != set(declared) for declared in kernel.problems):
-            return self.admission.find_known_verdict(kernel, problem, config) is not False
-        (is_admitted,) = await self.admission.check_configs(kernel, problem, [config])
+            return self.known.admission.find_known_verdict(kernel, problem, config) is not False
+        (is_admitted,) = await self.known.admission.check_configs(kernel, problem, [config])
         return is_admitted
 
     def build_context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
         """Return the context of a measurement made here now; ``None`` if the device is not here."""
         try:
-            environment = self.catalog.find_kernel_environment(kernel)
-            found = self.machine.find_device(environment, kernel.backend, model)
+            environment = self.known.catalog.find_kernel_environment(kernel)
+            found = self.known.machine.find_device(environment, kernel.backend, model)
         except KtunedError:
             return None
-        return self.machine.build_context(kernel, environment, problem, found)
+        return self.known.machine.build_context(kernel, environment, problem, found)
 
     async def _adopt_offers(self, kernel: KernelInfo, offers: list[Winner]) -> None:
         device = offers[0].context.device
-        job = await self.store.adopt_winners(kernel.name, device, offers)
+        job = await self.known.store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
             self.publish(
                 WinnerChanged(
@@ -287,16 +285,18 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _adopt_portfolios(self, kernel: KernelInfo, document: WinnersDocument) -> None:
         """Use a document's portfolios where there are none yet; those fitted here know this machine."""
-        known = {(one.device, one.objective) for one in self.store.load_portfolios(kernel.name)}
+        known = {(one.device, one.objective) for one in self.known.store.load_portfolios(kernel.name)}
         for objective, tree in document.portfolios.items() if kernel.portfolio else ():
             if (document.device, objective) not in known:
-                await self.store.save_portfolio(StoredPortfolio(kernel.name, document.device, objective, "", tree))
+                await self.known.store.save_portfolio(
+                    StoredPortfolio(kernel.name, document.device, objective, "", tree)
+                )
         self.publish(AnswersChanged(kernel=kernel.name))
 
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return a kernel's full name; if it does not exist any more, the name as given."""
         try:
-            return self.catalog.resolve_kernel(name, directory).name
+            return self.known.catalog.resolve_kernel(name, directory).name
         except NotFound:
             return name
 
@@ -320,10 +320,10 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             objectives=by_objective,
         )
         try:
-            kernel: KernelInfo = self.catalog.resolve_kernel(name)
+            kernel: KernelInfo = self.known.catalog.resolve_kernel(name)
         except NotFound:
             return document
-        stored = self.store.load_portfolios(name) if kernel.portfolio else []
+        stored = self.known.store.load_portfolios(name) if kernel.portfolio else []
         portfolios = {one.objective: one.tree for one in stored if one.device == device}
         return structs.replace(
             document,

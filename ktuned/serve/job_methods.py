@@ -9,8 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.catalog import Catalog
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
 from ktuned.fleet import Applications
 from ktuned.model import Config, KernelInfo, NotFound, UsageError, canonical, read_objective
 from ktuned.protocol import (
@@ -37,7 +36,6 @@ from ktuned.protocol import (
 from ktuned.scheduling import EVERYTHING, Intake, Jobs, TuningRequest
 from ktuned.serve.events import Events
 from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
-from ktuned.store import Store
 
 MAX_CONFIGS: Final = 200
 """Configs that one request may name: each message about its job has them all, and more should be a space of their own.
@@ -50,13 +48,11 @@ MAX_NAMED: Final = 4
 class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
     """Handles clients' requests for jobs and about jobs."""
 
+    known: Knowledge
     applications: Applications
-    catalog: Catalog
     events: Events
     intake: Intake
     jobs: Jobs
-    machine: Machine
-    store: Store
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -107,8 +103,8 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Create jobs for a request; the answer has the stream's position before their first events."""
         position = self.events.position
         errors: list[FileError] = []
-        known = {kernel.name for kernel in self.catalog.kernels}
-        watched = {root.path for root in self.catalog.roots}
+        known = {kernel.name for kernel in self.known.catalog.kernels}
+        watched = {root.path for root in self.known.catalog.roots}
         live = {job.id for job in self.jobs.list_live_jobs()}
         if params.path is not None:
             jobs, errors = await self.intake.tune_path(params.path, params.python, request, params.kernel)
@@ -117,20 +113,22 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         else:
             raise UsageError("neither a kernel nor a path is given", hint="name one of them")
         described = tuple(map(self.jobs.describe_job, jobs))
-        now_watched = {root.path for root in self.catalog.roots}
+        now_watched = {root.path for root in self.known.catalog.roots}
         notices = [f"{path} is gone, and is no longer watched" for path in sorted(watched - now_watched)]
         notices += [
             f"{path} is watched from now on, and saves are tuned; `ktuned remove {path}` ends that"
             for path in sorted(now_watched - watched)
         ]
-        notices += [self._describe_ambiguity(kernel) for kernel in self.catalog.kernels if kernel.name not in known]
+        notices += [
+            self._describe_ambiguity(kernel) for kernel in self.known.catalog.kernels if kernel.name not in known
+        ]
         if params.trials is not None or params.time_limit_s is not None:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return TuneAnswer(position.epoch, position.seq, described, tuple(errors), tuple(filter(None, notices)))
 
     def _describe_ambiguity(self, kernel: KernelInfo) -> str:
         """Return a notice if a new kernel's short name may also mean another project's kernel; empty otherwise."""
-        others = [other.name for other in self.catalog.find_namesakes(kernel)]
+        others = [other.name for other in self.known.catalog.find_namesakes(kernel)]
         if not others:
             return ""
         shown = [kernel.name, *others][:MAX_NAMED]
@@ -147,7 +145,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             return self._describe_jobs([await self.jobs.cancel_job(params.job)])
         if params.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
-        name = self.catalog.resolve_kernel(params.kernel, params.directory).name
+        name = self.known.catalog.resolve_kernel(params.kernel, params.directory).name
         cancelled = []
         for job in [job for job in self.jobs.list_live_jobs() if job.kernel == name]:
             # It may have ended meanwhile.
@@ -172,7 +170,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         if params.job is not None:
             changed = [await act(params.job)]
         elif params.kernel is not None:
-            name = self.catalog.resolve_kernel(params.kernel, params.directory).name
+            name = self.known.catalog.resolve_kernel(params.kernel, params.directory).name
             for job in [job for job in self.jobs.list_live_jobs() if job.kernel == name]:
                 # It may have ended meanwhile.
                 with suppress(NotFound):
@@ -184,7 +182,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     def _resolve_models(self, device: str) -> set[str]:
         """Return the models of a device, given its name (``cuda:1``) or one of them."""
-        models = self.machine.list_device_models()
+        models = self.known.machine.list_device_models()
         if any(device in known for known in models.values()) or device in self.jobs.pauses:
             return {device}
         if device not in models:
@@ -202,12 +200,14 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         if params.ids is not None:
             found = (self.jobs.get_job(number) for number in params.ids[:MAX_ROWS])
             return self._describe_jobs(job for job in found if job is not None)
-        name = None if params.kernel is None else self.catalog.resolve_kernel(params.kernel, params.directory).name
+        name = (
+            None if params.kernel is None else self.known.catalog.resolve_kernel(params.kernel, params.directory).name
+        )
         limit = bound_limit(params.limit)
         live = self.jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if params.state is None else [params.state]
-        stored = self.store.list_jobs(kernel=name, states=states, limit=limit)
+        stored = self.known.store.list_jobs(kernel=name, states=states, limit=limit)
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
@@ -223,7 +223,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Return a job; if its kernel is known, its problem is in the declared order."""
         described = self.jobs.describe_job(job)
         with suppress(NotFound):
-            problem = self.catalog.resolve_kernel(job.kernel).order_problem(job.problem)
+            problem = self.known.catalog.resolve_kernel(job.kernel).order_problem(job.problem)
             return replace(described, problem=problem)
         return described
 

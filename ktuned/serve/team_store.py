@@ -42,14 +42,13 @@ import anyio.lowlevel
 import msgspec
 import structlog
 
-from ktuned.catalog import Catalog
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
 from ktuned.fleet import Health, ProgramFailed, Programs, run_program
 from ktuned.model import LATENCY, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
 from ktuned.protocol import SHARE, Event, ExportedWinner, JobDone, ShareAnswer, ShareInfo, ShareParams, WinnersDocument
 from ktuned.serve.exchange import MAX_IMPORTED, WinnerExchange
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Context, Store
+from ktuned.store import IMPORTED, Context
 from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()
@@ -134,17 +133,13 @@ class TeamStore:
     def __init__(
         self,
         settings: ShareSettings,
+        known: Knowledge,
         *,
-        catalog: Catalog,
-        machine: Machine,
-        store: Store,
         exchange: WinnerExchange,
         directory: Path,
         programs: Programs,
     ) -> None:
-        self._catalog = catalog
-        self._machine = machine
-        self._store = store
+        self._known = known
         self._exchange = exchange
         self._directory = directory
         self._programs = programs
@@ -185,7 +180,7 @@ class TeamStore:
         if params.push and self._settings.read_only:
             raise UsageError("the team's store is only read here", hint="leave out `read_only` of [share]")
         before = self._sent, self._taken
-        await self.exchange_winners(self._catalog.kernels, pulls=not params.push)
+        await self.exchange_winners(self._known.catalog.kernels, pulls=not params.push)
         return ShareAnswer(hide_secrets(self._settings.url), self._sent - before[0], self._taken - before[1])
 
     def describe_exchange(self) -> ShareInfo | None:
@@ -237,7 +232,7 @@ class TeamStore:
             if monotonic() >= self._find_next_time():
                 names = {*self._jobs_begin, *self._jobs_ended}
                 is_look = monotonic() >= self._next_look
-                kernels = [one for one in self._catalog.kernels if is_look or one.name in names]
+                kernels = [one for one in self._known.catalog.kernels if is_look or one.name in names]
                 with suppress(TeamStoreDown):
                     await self.exchange_winners(kernels)
                     self._jobs_begin -= names
@@ -319,11 +314,11 @@ class TeamStore:
         """Have a kernel's winners written that a final round here has decided in the present context."""
         from ktuned_client.winners import render_document
 
-        for winner in () if kernel.unobserved else self._store.list_winners(kernel.name):
+        for winner in () if kernel.unobserved else self._known.store.list_winners(kernel.name):
             mark = (winner.trial, winner.decided)
             if not winner.is_final or mark in self._collected or len(self._unsent) >= MAX_UNSENT:
                 continue
-            trial, context = self._store.get_trial(winner.trial), winner.context
+            trial, context = self._known.store.get_trial(winner.trial), winner.context
             is_current = self._exchange.build_context_today(kernel, winner.problem, context.device) == context
             if trial is None or trial.detail.phase == IMPORTED or not is_current:
                 continue
@@ -337,11 +332,11 @@ class TeamStore:
     def _list_prefixes(self, kernel: KernelInfo) -> Iterator[str]:
         """Yield the prefixes of the objects that may hold for a kernel here, one for each device model."""
         with suppress(NotFound):
-            environment = self._catalog.find_kernel_environment(kernel)
+            environment = self._known.catalog.find_kernel_environment(kernel)
             # No problem is needed: it is not a part of a prefix.
             plain = msgspec.structs.replace(kernel, specialize=())
-            for device in self._machine.list_devices(environment, kernel.backend):
-                yield make_prefix(kernel, self._machine.build_context(plain, environment, {}, device))
+            for device in self._known.machine.list_devices(environment, kernel.backend):
+                yield make_prefix(kernel, self._known.machine.build_context(plain, environment, {}, device))
 
     def _list_read(self, kernel: KernelInfo) -> set[str]:
         """Return the objects of a kernel that were imported in its present state: others are judged again."""

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from ktuned.answers import KernelStates
-from ktuned.catalog import Catalog, check_problem
-from ktuned.devices import Machine
+from ktuned.answers import KernelStates, Knowledge
+from ktuned.catalog import check_problem
 from ktuned.model import KernelInfo, NotFound, Objective, UsageError, canonical
 from ktuned.protocol import (
     FORGET,
@@ -30,7 +29,7 @@ from ktuned.protocol import (
 )
 from ktuned.scheduling import Jobs
 from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
-from ktuned.store import BitClasses, Store, Winner
+from ktuned.store import BitClasses, Winner
 
 MAX_DETAILED_ROWS = 200
 """Trials with their details in one answer, because a message has a size limit."""
@@ -42,11 +41,9 @@ _Place = tuple[str, str, str]
 class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
     """Lists trials, and forgets them."""
 
-    catalog: Catalog
-    machine: Machine
+    known: Knowledge
     states: KernelStates
     jobs: Jobs
-    store: Store
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -61,7 +58,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("results needs a kernel or a trial")
         if params.before is not None and params.order != "newest":
             raise UsageError("before works only with the order newest", hint="give order='newest', too")
-        kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
+        kernel = self.known.catalog.resolve_kernel(params.kernel, params.directory)
         # Which trials?
         problem = None
         if params.problem is not None:
@@ -71,7 +68,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         digest = kernel.digest if params.current else None
         limit = min(bound_limit(params.limit), MAX_DETAILED_ROWS if params.details else MAX_ROWS)
         chosen = partial(
-            self.store.list_trials,
+            self.known.store.list_trials,
             kernel=kernel.name,
             problem=problem,
             device=device,
@@ -94,17 +91,17 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
         if params.count:
-            total = self.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digest)
+            total = self.known.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digest)
         listed = _list_trials(trials, kernel, winners, classes, with_details=params.details)
         return ResultsAnswer(listed, tuple(numerics), total)
 
     def _find_trial(self, number: int) -> ResultsAnswer:
-        trial = self.store.get_trial(number)
+        trial = self.known.store.get_trial(number)
         if trial is None:
             raise NotFound(f"there is no trial {number}", hint="`ktuned results KERNEL` lists them")
-        kernel, winners = None, self.store.list_winners(trial.kernel)
+        kernel, winners = None, self.known.store.list_winners(trial.kernel)
         with suppress(NotFound):
-            kernel = self.catalog.resolve_kernel(trial.kernel)
+            kernel = self.known.catalog.resolve_kernel(trial.kernel)
         return ResultsAnswer(_list_trials([trial], kernel, winners, self._load_bit_classes([trial])))
 
     def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[_Place, BitClasses]:
@@ -116,21 +113,21 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         }
         found = {}
         for (problem, device, digest), kernel in compared.items():
-            known = partial(self.store.list_trials, kernel=kernel, problem=problem, device=device, digest=digest)
+            known = partial(self.known.store.list_trials, kernel=kernel, problem=problem, device=device, digest=digest)
             found[problem, device, digest] = BitClasses.from_trials(known(limit=MAX_ROWS, order="fastest"))
         return found
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device given by its name here (``cuda:1``); any other text is taken for a model."""
-        here = self.machine.list_devices(self.catalog.find_kernel_environment(kernel), kernel.backend)
+        here = self.known.machine.list_devices(self.known.catalog.find_kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
     async def handle_forget(self, params: ForgetParams, peer: Peer) -> ForgetAnswer:
         """Delete a kernel's trials, all or those of one outcome, so that their configs may be tried again."""
-        name = self.catalog.resolve_kernel(params.kernel, params.directory).name
+        name = self.known.catalog.resolve_kernel(params.kernel, params.directory).name
         if params.outcome is None:
             await self.jobs.cancel_jobs_of_kernel(name)
-        forgotten = await self.store.forget_trials(name, params.outcome)
+        forgotten = await self.known.store.forget_trials(name, params.outcome)
         self.jobs.forget_failures(name)
         self.publish(AnswersChanged(kernel=name, is_revoked=True))
         return ForgetAnswer(name, forgotten)

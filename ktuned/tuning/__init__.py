@@ -5,6 +5,7 @@ them out.
 """
 
 from ktuned.tuning.compile_only import CompileOnly
+from ktuned.tuning.evidence import Grants
 from ktuned.tuning.job_brief import AwaitShared, Compiler, JobBrief, PresentKey
 from ktuned.tuning.limits import DEFAULT_DEADLINES, merge_deadlines
 from ktuned.tuning.pipeline import Pipeline
@@ -18,6 +19,7 @@ __all__ = [
     "CheckResult",
     "CompileOnly",
     "Compiler",
+    "Grants",
     "JobBrief",
     "JobStage",
     "Pipeline",

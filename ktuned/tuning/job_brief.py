@@ -41,6 +41,7 @@ from ktuned.model import (
 )
 from ktuned.protocol import Job, Trial
 from ktuned.store import Context, Winner
+from ktuned.tuning.evidence import Grants
 from ktuned.tuning.judgements import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
 
@@ -115,6 +116,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         compilers: The machines that have the context's toolchain, this one first.
         anchor: The config whose bits decide, if numerics are exact. The kernel's default is then the anchor.
         declared_default: The default that the kernel file declares, if the kernel's default is the anchor.
+        grants: What configs are granted.
     """
 
     job: Job
@@ -139,6 +141,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None
     declared_default: Config | None = None
+    grants: Grants = Grants({})
     _named: requests.KernelRef | None = None
 
     def __post_init__(self) -> None:

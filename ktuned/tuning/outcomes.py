@@ -32,12 +32,13 @@ from ktuned.ipc import requests
 from ktuned.model import Bits, Config, Outcome, StoreError, TrialResult, canonical, is_exact, strip_numerics
 from ktuned.protocol import AnswersChanged, JobState, PublishEvent, Trial, format_notice
 from ktuned.store import IMPORTED, BitClasses, Store, Winner, find_stand_ins
+from ktuned.tuning.evidence import is_outcome_final
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.judgements import DisputedOutputs, Findings, Hopelessness, ServedConfigs, choose_served_configs
 from ktuned.tuning.prior_results import complete_result, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
-from ktuned.tuning.trial_machine import Attempt, End, Stopped, is_outcome_final, select_ends
+from ktuned.tuning.trial_machine import Attempt, End, Stopped, select_ends
 
 _log = structlog.get_logger()
 
@@ -192,7 +193,7 @@ class Outcomes:
         """Return whether a known outcome needs no new try in this job."""
         if self._brief.job.plan.again or self._brief.lacks_figure(known):
             return False
-        return is_outcome_final(known, self._brief.deadlines["compile"])
+        return is_outcome_final(known, self._brief.grants)
 
     def record_known_trial(self, known: Trial) -> None:
         """Count a config whose known outcome stands, so that it needs neither compiler nor lane."""
@@ -227,8 +228,8 @@ class Outcomes:
     async def _record_batch(self, ends: Sequence[End]) -> None:
         keeps_winner = not self.served_configs.are_judged
         kept = [
-            (end.attempt, end.result if end.attempt.known is None else complete_result(end.attempt.known, end.result))
-            for end in ends
+            (attempt, result if attempt.known is None else complete_result(attempt.known, result))
+            for attempt, result in ((end.attempt, self._brief.grants.note_grants(end.result)) for end in ends)
         ]
         # Shielded: cancelling must not lose a result that a worker has reported.
         with anyio.CancelScope(shield=True):

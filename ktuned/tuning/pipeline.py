@@ -437,12 +437,15 @@ class Pipeline:
         )
         fresh = []
         lacking: dict[str, Trial] = {}
+        tries: dict[str, int] = {}
         for proposal in proposals:
             known = self._store.find_trial(self.brief.context, proposal.config)
             if known is not None and self._outcomes.outcome_stands(known):
                 self._outcomes.record_known_trial(known)
                 continue
             fresh.append(proposal)
+            if known is not None and known.detail.tries:
+                tries[canonical(known.config)] = known.detail.tries
             if known is not None and self.brief.lacks_figure(known) and not self.brief.job.plan.again:
                 lacking[canonical(known.config)] = known
         if not fresh:
@@ -459,7 +462,7 @@ class Pipeline:
                 self.brief.context, self.brief.specialized_problem, self.brief.job.id, configs
             )
         attempts = [
-            self._make_attempt(trial, proposal, lacking.get(canonical(proposal.config)))
+            self._make_attempt(trial, proposal, lacking.get(text := canonical(proposal.config)), tries.get(text, 0))
             for trial, proposal in zip(ids, fresh, strict=True)
         ]
         self._outcomes.under_way |= {attempt.trial: attempt for attempt in attempts}
@@ -471,7 +474,7 @@ class Pipeline:
             if attempt.trial in self._outcomes.under_way:
                 await enqueue(attempt)
 
-    def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
+    def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None, tries: int) -> Attempt:
         unit = requests.UnitRef("", {}) if proposal.build is None else self.brief.make_unit(proposal.build)
         return Attempt(
             trial,
@@ -480,6 +483,7 @@ class Pipeline:
             cores=proposal.cores,
             declares_cores=proposal.cores is not None,
             known=known,
+            tries=tries,
             expected_s=self._prior.predict_compile_s(proposal.config),
         )
 

@@ -49,7 +49,7 @@ times in a trial's life (:data:`EXCUSES`); the trial's story counts them.
 excuse          most  the reason, and why it ends
 ==============  ====  =============================================================================================
 killed          2     a user sent SIGKILL to the worker or to a compiler below it, or the kernel did because memory ran
-                      out. A config that is killed in every try is the cause
+                      out. Then the trial ends *unproven*: see below
 worker damaged  1     the config before it, in the same worker, had written outside its tensors. The second try has a
                       new worker. A missed deadline is never excused this way: checking it would cost a second full
                       deadline
@@ -62,7 +62,13 @@ disturbed       2     other programs used the device, so the figure is not the c
                       application may run for days
 ==============  ====  =============================================================================================
 
-They are considered in this order: killed, worker damaged, crowded, device sick. The last costs a worker and a canary.
+*Unproven.* A trial whose last failure says nothing about its config (it was killed, or a compiler or loader reports
+that the machine lacked something) ends as ``interrupted``, with the reason. The next job tries the config again. One
+that ends so in :data:`~ktuned.tuning.evidence.MOST_TRIES` jobs is the cause. Failures for want of time, memory or a
+mount that allows code are outcomes, which stand until more is granted (:mod:`ktuned.tuning.evidence`).
+
+The excuses are considered in this order: killed, worker damaged, crowded, device sick. The last costs a worker and a
+canary.
 Failures of the infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) need no
 excuse and are not counted: the next try corrects them.
 
@@ -77,7 +83,6 @@ would make the evidence plain, but costs more than everything else that the daem
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import takewhile
@@ -96,9 +101,10 @@ from ktuned.fleet import (
     is_outside_kill,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.model import Config, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
 from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
+from ktuned.tuning.evidence import MOST_TRIES, lacked_something, was_killed
 
 CONTENDED_TRIES: Final = 3
 """How often a trial is measured while other programs use the device, before it ends as ``contended``."""
@@ -147,6 +153,7 @@ class TrialEvent(StrEnum):
     SET_APART = "set_apart"
     NEEDS_CORES = "needs_cores"
     ARTIFACT_DAMAGED = "artifact_damaged"
+    UNPROVEN = "unproven"
     CANCELLED = "cancelled"
     DAEMON_DIED = "daemon_died"
 
@@ -165,6 +172,8 @@ _Moves = dict[TrialEvent, Place]
 
 _STOPPED: _Moves = {
     TrialEvent.CANCELLED: Outcome.CANCELLED,
+    # It failed for a reason that says nothing about the config.
+    TrialEvent.UNPROVEN: Outcome.INTERRUPTED,
     # The next daemon finds the trial's row without an outcome.
     TrialEvent.DAEMON_DIED: Outcome.INTERRUPTED,
 }
@@ -276,6 +285,7 @@ class Attempt(msgspec.Struct, eq=False):
             artifact's decides what runs.
         read: The digest of the files and variables that the kernel's data depended on when it was measured.
         known: The trial as the store has it, if it was measured before and only lacks a figure.
+        tries: In how many earlier jobs it ended without evidence about the config.
         expected_s: The time of its compile in an earlier state of the kernel; 0 if unknown.
         lowered: The translated function, until it is compiled; only for backends that lower.
         compile_s, lane_s, open_s: Seconds for its compile, on a lane, and for opening the lane before it.
@@ -295,6 +305,7 @@ class Attempt(msgspec.Struct, eq=False):
     content: str = ""
     read: str = ""
     known: Trial | None = None
+    tries: int = 0
     expected_s: float = 0.0
     lowered: bytes | None = None
     compile_s: float = 0.0
@@ -560,11 +571,6 @@ EVENT_OF_CARRIED_OUTCOME: dict[Outcome, TrialEvent] = {
 }
 """Outcomes that a trial takes over from its twin. Crashes and hangs are not: they may have been the device's fault."""
 
-_KILLED_COMPILER = re.compile(
-    r"Killed signal terminated program|unable to execute command: Killed|died due to signal 9|was killed by SIGKILL"
-)
-"""How GCC, Clang, nvcc and ktuned's own code say that a program below them got SIGKILL."""
-
 _MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
 """Events that a damaged worker may have caused."""
 
@@ -631,7 +637,11 @@ class TrialMachine:
     def _add(self, instruction: Instruction) -> None:
         self._instructions.append(instruction)
 
-    def _end_trial(self, attempt: Attempt, verdict: Verdict) -> None:
+    def _end_trial(self, attempt: Attempt, verdict: Verdict, *, is_unproven: bool = False) -> None:
+        """End a trial. If the failure ``is_unproven``, it says nothing about the config, unless each job ends so."""
+        if is_unproven and attempt.tries + 1 < MOST_TRIES:
+            result = verdict.result.add_details(tries=attempt.tries + 1)
+            verdict = Verdict(TrialEvent.UNPROVEN, result, verdict.output)
         self._add(End(attempt, attempt.end_trial(verdict)))
 
     # Queries
@@ -670,13 +680,15 @@ class TrialMachine:
             compiled.attempt.make_move(TrialEvent.COMPILE_DONE)
             return
         # The worker lives, but somebody killed the compiler below it.
-        if _KILLED_COMPILER.search(compiled.message) and compiled.attempt.has_excuse(TrialEvent.KILLED):
+        is_killed = was_killed(compiled.message)
+        if is_killed and compiled.attempt.has_excuse(TrialEvent.KILLED):
             compiled.attempt.make_move(TrialEvent.KILLED)
             self._add(Compile([compiled.attempt]))
             return
         is_refused = compiled.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        self._end_trial(compiled.attempt, _make_failure(event, compiled.message, phase=Phase.COMPILE))
+        verdict = _make_failure(event, compiled.message, phase=Phase.COMPILE)
+        self._end_trial(compiled.attempt, verdict, is_unproven=is_killed or lacked_something(compiled.message))
 
     def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> None:
         if error is not None and not isinstance(error, HostLost) and _is_fault_of_job(error):
@@ -714,7 +726,8 @@ class TrialMachine:
         # A single config: it has its outcome.
         if isinstance(error, DeadlineExpired):
             at_work[0].compile_s += error.deadline_s
-        self._end_trial(at_work[0], _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
+        verdict = _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED)
+        self._end_trial(at_work[0], verdict, is_unproven=is_outside_kill(error))
         if others:
             self._add(Compile(others))
 
@@ -739,7 +752,11 @@ class TrialMachine:
         else:
             known = result if result.detail.cores is not None else result.add_details(cores=attempt.cores)
             event = _EVENT_OF_OUTCOME.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
-            self._judge_verdict(attempt, Verdict(event, known, measured.output), measured.lane)
+            verdict = Verdict(event, known, measured.output)
+            if event is TrialEvent.RAISED and result.detail.phase == Phase.LOAD and lacked_something(result.message):
+                self._end_trial(attempt, verdict, is_unproven=True)
+            else:
+                self._judge_verdict(attempt, verdict, measured.lane)
 
     def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> None:
         if error is None:
@@ -772,6 +789,9 @@ class TrialMachine:
             self._excuse_trial(first, TrialEvent.HOST_LOST)
         elif is_outside_kill(error) and first.has_excuse(TrialEvent.KILLED):
             self._excuse_trial(first, TrialEvent.KILLED)
+        elif is_outside_kill(error):
+            verdict = _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED)
+            self._end_trial(first, verdict, is_unproven=True)
         else:
             self._judge_verdict(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
 
@@ -804,16 +824,6 @@ class TrialMachine:
         """Have a trial measured once more, behind the others."""
         attempt.make_move(reason)
         self._add(Measure([attempt], at_once=False))
-
-
-def is_outcome_final(known: Trial, compile_deadline_s: float) -> bool:
-    """Return whether a config with this outcome is not tried again in the same context.
-
-    This quarantines configs that hang or crash. A compile that timed out is tried again if its deadline is longer now.
-    """
-    if known.outcome is Outcome.COMPILE_TIMEOUT:
-        return compile_deadline_s <= (known.detail.after_s or 0.0)
-    return known.outcome is not None and known.outcome not in RETRIED_BY_NEXT_JOB
 
 
 def select_ends(instructions: Sequence[Instruction]) -> list[End]:

@@ -122,3 +122,18 @@ async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts)
     os.unlink(project + b"/tune_\xff.py")
     await inspector.inspect_root(parts.root)
     assert [Path(error.path).name for error in parts.catalog.errors] == ["tune_pipe.py"]
+
+
+@pytest.mark.anyio
+async def test_a_file_that_an_editor_has_emptied_keeps_its_kernels(parts: Parts) -> None:
+    """Editors that save in place empty the file first; a file that never declared a kernel is no error."""
+    kernel = await parts.inspect_file(make_kernel_text())
+    parts.write_file("", "tune_none.py")
+    parts.write_file("")
+    files = [kernel.file, str(parts.project / "tune_none.py")]
+    emptied = await parts.inspector.inspect_files(parts.root, files)
+    assert [error.message for error in emptied.errors] == [f"{kernel.file} is empty"]
+    assert parts.catalog.find_kernel(kernel.name) is not None
+    parts.write_file(make_kernel_text())
+    mended = await parts.inspector.inspect_files(parts.root, [kernel.file])
+    assert (mended.errors, mended.mended) == ((), (kernel.file,))

@@ -15,7 +15,7 @@ from ktuned.fleet.executor import Environment
 from ktuned.model.errors import BackendError, NotFound
 from ktuned.model.keys import DeviceModel
 from tests.daemon_parts import FAKE_BACKEND, Parts, make_kernel_text
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ async def test_the_first_jobs_workers_start_beside_the_first_probe(parts: Parts)
         new_environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
         new_environments.prepare_first_job(environment)
         new_environments.prepare_first_job(environment)
-        await until(lambda: bool(count_spares()) == has_spare)  # noqa: B023 - waited for at once
+        await wait_until(lambda: bool(count_spares()) == has_spare)  # noqa: B023 - waited for at once
     parts.kill_workers()
 
 
@@ -74,7 +74,7 @@ async def test_with_a_guessed_backend_all_compile_workers_start(parts: Parts) ->
         idle = (worker.role for worker in parts.fleet.describe_workers() if worker.state == "idle")
         return sorted(role for role in idle if role not in ("inspect", "bench"))
 
-    await until(lambda: list_idle_roles() == ["compile", "compile", "compile", "explore"])
+    await wait_until(lambda: list_idle_roles() == ["compile", "compile", "compile", "explore"])
     parts.kill_workers()
 
 
@@ -149,8 +149,8 @@ async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
     """The next daemon knows the devices before its first worker is up."""
     await parts.machine.environments.probe_environment(parts.environment)
     # With another PYTHONPATH, other workers would start.
-    base_env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND)}
-    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0}, base_env=base_env))
+    make_base_env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND)}
+    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0}, base_env=make_base_env))
     assert machine.find_device(parts.environment, "fake", None).model == "Fake CPU"
     requests = sum(worker.requests for worker in parts.fleet.describe_workers())
     await parts.machine.environments.probe_environment(parts.environment)

@@ -22,7 +22,7 @@ from ktuned.scheduling.renewal import NEW_TOOLCHAIN
 from ktuned.serve import Explainer
 from ktuned.store import Context
 from tests.daemon_parts import ALL_ROUNDS, FAKE_BACKEND, Parts, assemble_daemon, make_kernel_text
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -155,7 +155,7 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(parts_with_co
     await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.touch_answers(kernel.name)
     os.utime(compiler)
-    await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
+    await wait_until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
     reason = f"the toolchain must be probed again: {compiler} changed"
     assert look_up(parts, tune=True) == ("stale", reason)
     assert parts.daemon.follow_ups.describe_queue().used == 0
@@ -254,7 +254,7 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
         assert get_library_version() == "1.0"
         newer = library.rename(site / "fakelib-2.0.dist-info")
         (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 2.0\n")
-        await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
+        await wait_until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
         await parts.machine.environments.probe_environment(parts.environment)
         assert get_library_version() == "2.0"
         parts.kill_workers()

@@ -18,7 +18,7 @@ from ktuned.fleet.local_executor import WARDEN_S, LocalExecutor
 from ktuned.fleet.process import StartProcess, WorkerProcess, spawn_worker
 from ktuned.ipc import Places
 from ktuned.model.keys import Role
-from tests.fleet.playing import DEADLINE_S, PROJECT, Playground, base_env
+from tests.fleet.playground import DEADLINE_S, PROJECT, Playground, make_base_env
 from tests.forked_processes.starting import start_process as start_forked
 
 StartWorker = Callable[..., Coroutine[Any, Any, WorkerProcess]]
@@ -27,7 +27,7 @@ RunFleet = Callable[..., AbstractAsyncContextManager[Fleet]]
 
 @pytest.fixture
 def playground(tmp_path: Path) -> Playground:
-    """Return a root for kernel files."""
+    """A root for kernel files."""
     root = tmp_path.resolve() / "root"
     root.mkdir()
     return Playground(root)
@@ -35,13 +35,13 @@ def playground(tmp_path: Path) -> Playground:
 
 @pytest.fixture
 def environment(playground: Playground) -> Environment:
-    """Return this interpreter, in the playground."""
+    """This interpreter, with the playground as its root."""
     return Environment(sys.executable, str(playground.root), project=PROJECT)
 
 
 @pytest.fixture
 def start_process() -> StartProcess:
-    """Return how workers are started; tests of processes have a fixture of their own."""
+    """How workers are started; tests of processes override this fixture."""
     return start_forked
 
 
@@ -49,20 +49,20 @@ def start_process() -> StartProcess:
 async def start_worker(
     tmp_path: Path, environment: Environment, start_process: StartProcess
 ) -> AsyncIterator[StartWorker]:
-    """Return a function that starts a worker and waits until it is ready; all are killed and buried afterwards."""
+    """A function that starts a worker and waits until it is ready; all workers are killed and cleaned up afterwards."""
     numbers = itertools.count()
     workers = []
 
     async def start(
         environment: Environment = environment, *, ready_s: float = DEADLINE_S, **env: str
     ) -> WorkerProcess:
-        # Unique on the machine: a worker is buried with whatever carries its number.
+        # Unique on the machine: a worker's clean-up ends every process with its number.
         number = f"{os.getpid()}-{tmp_path.name}-{next(numbers)}"
         scratch = tmp_path / "scratch" / number
         worker = spawn_worker(
             environment,
             role=Role.INSPECT,
-            base_env=base_env() | env,
+            base_env=make_base_env() | env,
             places=Places({PROJECT: environment.cwd}, str(tmp_path / "artifacts"), ""),
             worker_id=number,
             scratch=scratch,
@@ -82,13 +82,13 @@ async def start_worker(
 
 @pytest.fixture
 async def worker(start_worker: StartWorker) -> WorkerProcess:
-    """Return a worker that is ready."""
+    """A worker that is ready."""
     return await start_worker()
 
 
 @pytest.fixture
 def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
-    """Return a function that runs a fleet whose spares import no torch, which takes seconds."""
+    """A function that runs a fleet whose spares do not import torch, which takes seconds."""
 
     @asynccontextmanager
     async def run(
@@ -105,7 +105,7 @@ def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
             scratch=tmp_path / "tmp",
             cache=tmp_path / "cache",
             artifacts=tmp_path / "artifacts",
-            base_env=base_env() | env,
+            base_env=make_base_env() | env,
             compile_cores=compile_cores,
             warden_s=warden_s,
             start_process=start_process,

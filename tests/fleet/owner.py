@@ -1,6 +1,6 @@
-"""A daemon in miniature that is killed: it has a fleet whose worker started children, says so, and waits.
+"""A small daemon that will be killed: its fleet has a worker with children; it reports them and waits.
 
-Run as ``python -m tests.fleet.owner DIRECTORY``; writes the ids of all processes to ``DIRECTORY/all``.
+Run as ``python -m tests.fleet.owner DIRECTORY``; it writes the ids of all processes to ``DIRECTORY/all``.
 """
 
 import sys
@@ -12,16 +12,16 @@ from ktuned.fleet.executor import Environment
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.model.keys import Role
-from tests.fleet.playing import CHILDREN, DEADLINE_S, DEADLINES, HANG, PROJECT, Playground, base_env
+from tests.fleet.playground import CHILDREN, DEADLINE_S, DEADLINES, HANG, PROJECT, Playground, make_base_env
 
 
-async def main(directory: Path) -> None:
-    """Have a worker hang, with a child in its group and one that left it."""
+async def run_until_killed(directory: Path) -> None:
+    """Let a worker hang, with a child in its group and a child outside of it."""
     executor = LocalExecutor(
         scratch=directory / "tmp",
         cache=directory / "cache",
         artifacts=directory / "artifacts",
-        base_env=base_env(),
+        base_env=make_base_env(),
     )
     fleet = Fleet(executor, compile_slots=1, spawn_s=DEADLINE_S)
     playground = Playground(directory)
@@ -33,14 +33,14 @@ async def main(directory: Path) -> None:
     ):
 
         async def hang() -> None:
-            await worker.send_request(playground.request(CHILDREN + HANG), DEADLINES)
+            await worker.send_request(playground.write_and_request(CHILDREN + HANG), DEADLINES)
 
         tasks.start_soon(hang)
-        pids = [worker.pid, *await playground.pids()]
+        pids = [worker.pid, *await playground.read_child_pids()]
         (directory / "part").write_text(" ".join(map(str, pids)))
         (directory / "part").rename(directory / "all")
         await anyio.sleep_forever()
 
 
 if __name__ == "__main__":
-    anyio.run(main, Path(sys.argv[1]))
+    anyio.run(run_until_killed, Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A GPU that applications use: a tenth of its time, only memory that is free, and no wait that helps nobody."""
+"""A GPU that applications use: ktuned takes a tenth of its time and only free memory, and waits only if that helps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ktuned.ipc import requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import DEADLINE_S, DEADLINES, FAKE_DIRECTORY, Playground
+from tests.fleet.playground import DEADLINE_S, DEADLINES, FAKE_DIRECTORY, Playground
 
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 CPU = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
 
-TORCH = """\
+FAKE_TORCH = """\
 import pathlib
 
 class cuda:
@@ -45,7 +45,7 @@ class cuda:
 class float32:
     itemsize = 4
 """
-"""As much of torch as finds out whether there is room; the file ``free`` beside it says how much."""
+"""The part of torch that finds out whether there is room; the file ``free`` beside it has the free bytes."""
 
 KERNEL = """\
 from ktuned import kernel, space, tensor
@@ -58,10 +58,10 @@ def it(p, c):
 
 
 class TestApplications:
-    """Processes, while they live."""
+    """Processes of applications, while they live."""
 
     def test_a_process_that_has_ended_is_not_remembered(self) -> None:
-        """Nor a later one with its number."""
+        """A later process with the same id is not remembered either."""
         starts = {1: "a", 2: "b"}
         known = Applications(lambda pid: starts.get(pid, ""))
         for pid in (1, 2, 3):
@@ -72,7 +72,7 @@ class TestApplications:
         assert known.list_living() == ()
 
     def test_a_real_process_is_remembered_until_it_ends(self) -> None:
-        """By their start times."""
+        """Processes are identified by their start times."""
         known = Applications()
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             known.add_process(process.pid)
@@ -81,13 +81,13 @@ class TestApplications:
         assert known.list_living() == ()
 
     def test_applications_count_on_gpus_alone(self) -> None:
-        """The operating system shares it out."""
-        known = applications()
+        """The operating system shares out a CPU."""
+        known = make_applications()
         assert (known.list_on_device(GPU), known.list_on_device(CPU)) == ((7,), ())
 
 
-def applications(*, alive: bool = True, used: bool = True) -> Applications:
-    """Return one that is known, and may have ended, or rest."""
+def make_applications(*, alive: bool = True, used: bool = True) -> Applications:
+    """Return the known application 7, which may have ended or be idle."""
     lives = {7: "a"}
 
     async def is_used(device: Device) -> bool:
@@ -102,10 +102,12 @@ def applications(*, alive: bool = True, used: bool = True) -> Applications:
 
 @pytest.mark.anyio
 class TestHold:
-    """A lane's next use of a GPU."""
+    """When a lane uses its GPU again."""
 
-    async def waited_s(self, run_fleet: RunFleet, used_s: float, known: Applications, waited_for: int = 0) -> float:
-        """Return how long a job waits for a lane that was used beside an application until now."""
+    async def measure_wait_s(
+        self, run_fleet: RunFleet, used_s: float, known: Applications, waited_for: int = 0
+    ) -> float:
+        """Return how long a job waits for a lane that has been used beside an application until now."""
         async with run_fleet() as fleet:
             fleet.applications = known
             lane = Lane(GPU, fleet, is_waited_for=lambda job: job == waited_for)
@@ -116,53 +118,53 @@ class TestHold:
                     return monotonic() - now
 
     async def test_a_lane_beside_an_application_waits_between_requests(self, run_fleet: RunFleet) -> None:
-        """Until its use is a tenth of the time."""
-        assert await self.waited_s(run_fleet, 0.02, applications()) >= 0.18
+        """It waits until its use is a tenth of the time."""
+        assert await self.measure_wait_s(run_fleet, 0.02, make_applications()) >= 0.18
 
     @pytest.mark.parametrize(
         ("known", "waited_for"),
-        [(applications(alive=False), 0), (applications(used=False), 0), (applications(), 1)],
+        [(make_applications(alive=False), 0), (make_applications(used=False), 0), (make_applications(), 1)],
         ids=["ended", "idle", "waited-for"],
     )
     async def test_a_lane_does_not_wait_for_an_application_that_rests(
         self, run_fleet: RunFleet, known: Applications, waited_for: int
     ) -> None:
-        """Not for an application that ended or rests, nor with a job that a client waits for."""
-        await self.waited_s(run_fleet, 1000.0, known, waited_for)
+        """It does not wait if a client waits for the job, either."""
+        await self.measure_wait_s(run_fleet, 1000.0, known, waited_for)
 
 
 @pytest.fixture
-async def crowded(
+async def crowded_lane(
     run_fleet: RunFleet, playground: Playground, environment: Environment, tmp_path: Path
 ) -> AsyncIterator[tuple[Lane, Bench, Path]]:
-    """Return a lane beside an application, a problem of 1 GiB, and the file that says how much memory is free."""
+    """A lane beside an application, a problem of 1 GiB, and the file with the free memory."""
     directory = tmp_path / "driver"
     directory.mkdir()
-    (directory / "torch.py").write_text(TORCH)
+    (directory / "torch.py").write_text(FAKE_TORCH)
     (playground.root / "tune_it.py").write_text(KERNEL)
     known = Applications(lambda pid: "a")
     known.add_process(7)
-    request = requests.Open(playground.kernel("it"), {}, "fake", GPU, "expected")
-    in_driver = replace(environment, env=(("PYTHONPATH", f"{directory}:{FAKE_DIRECTORY}"),))
-    bench = Bench(in_driver, "fake", KernelCode("tune_it.py", ""), "one", request)
+    request = requests.Open(playground.make_kernel_ref("it"), {}, "fake", GPU, "expected")
+    driver_environment = replace(environment, env=(("PYTHONPATH", f"{directory}:{FAKE_DIRECTORY}"),))
+    bench = Bench(driver_environment, "fake", KernelCode("tune_it.py", ""), "one", request)
     async with run_fleet() as fleet:
         fleet.applications = known
         yield Lane(GPU, fleet, health=Health(first_pause_s=0.01)), bench, directory / "free"
 
 
 @pytest.mark.anyio
-async def test_a_problem_without_room_is_not_opened(crowded: tuple[Lane, Bench, Path]) -> None:
-    """The lane says why, and others may use it meanwhile; with room, the problem is made."""
-    lane, bench, free = crowded
+async def test_a_problem_without_room_is_not_opened(crowded_lane: tuple[Lane, Bench, Path]) -> None:
+    """The lane says why and is free for others; with room, the problem is opened."""
+    lane, bench, free = crowded_lane
     free.write_text(str(4 << 30))
     async with lane.hold(1):
         with pytest.raises(LaneCrowded, match=r"an application leaves 4096 MiB of cuda:0 free; this problem needs"):
             await lane.open_problem(bench, DEADLINES | {"reference": DEADLINE_S})
     assert (lane.state, lane.worker_pid) == ("sick", None)
     free.write_text(str(40 << 30))
-    # Torch's stand-in can make nothing.
+    # The fake torch cannot make tensors.
     with anyio.fail_after(30):
         async with lane.hold(1):
-            with pytest.raises(CannotOpen) as raised:
+            with pytest.raises(CannotOpen) as caught:
                 await lane.open_problem(bench, DEADLINES | {"reference": DEADLINE_S})
-    assert "an application leaves" not in raised.value.message
+    assert "an application leaves" not in caught.value.message

@@ -1,4 +1,4 @@
-"""The fleet: workers are reused, replaced by a spare, let go, and none outlives the daemon."""
+"""The fleet: workers are reused, replaced by a spare, and ended; none outlives the daemon."""
 
 import os
 import signal
@@ -19,15 +19,15 @@ from ktuned.fleet.local_executor import COMPILE_NICENESS
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import (
+from tests.fleet.playground import (
     BRIEF_S,
     CHILDREN,
     DEADLINE_S,
     DEADLINES,
     Playground,
-    gone,
     is_running,
-    until,
+    wait_until,
+    wait_until_gone,
 )
 
 pytestmark = pytest.mark.anyio
@@ -35,44 +35,43 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
 
 
-def states(fleet: Fleet) -> dict[int, str]:
+def get_states(fleet: Fleet) -> dict[int, str]:
     """Return each worker's state by its process id."""
     return {entry.pid: entry.state for entry in fleet.describe_workers()}
 
 
-async def lent_pid(fleet: Fleet, role: Role, environment: Environment) -> int:
-    """Lend a worker, have it answer, give it back; return which it was."""
+async def lend_and_get_pid(fleet: Fleet, role: Role, environment: Environment) -> int:
+    """Lend a worker, send it a request, give it back; return its process id."""
     async with fleet.lend_worker(role, environment) as worker:
-        await worker.send_request(Playground(Path(environment.cwd)).request(""), DEADLINES)
-        assert states(fleet)[worker.pid] == "busy"
+        await worker.send_request(Playground(Path(environment.cwd)).write_and_request(""), DEADLINES)
+        assert get_states(fleet)[worker.pid] == "busy"
         return worker.pid
 
 
 async def test_a_worker_is_reused_by_its_own_kind(run_fleet: RunFleet, environment: Environment) -> None:
-    """The same role and environment get the idle worker; another role, or another environment, never does."""
+    """Another role or environment gets another worker."""
     async with run_fleet() as fleet:
-        first = await lent_pid(fleet, Role.INSPECT, environment)
-        assert await lent_pid(fleet, Role.INSPECT, environment) == first
-        assert await lent_pid(fleet, Role.COMPILE, environment) != first
-        assert await lent_pid(fleet, Role.INSPECT, replace(environment, env=(("A", "1"),))) != first
+        pid = await lend_and_get_pid(fleet, Role.INSPECT, environment)
+        assert await lend_and_get_pid(fleet, Role.INSPECT, environment) == pid
+        assert await lend_and_get_pid(fleet, Role.COMPILE, environment) != pid
+        assert await lend_and_get_pid(fleet, Role.INSPECT, replace(environment, env=(("A", "1"),))) != pid
         described = {entry.pid: entry for entry in fleet.describe_workers()}
         assert len(described) == 3
-        known = described[first]
-        assert (known.role, known.state, known.requests) == ("inspect", "idle", 2)
+        worker_info = described[pid]
+        assert (worker_info.role, worker_info.state, worker_info.requests) == ("inspect", "idle", 2)
 
 
 async def test_two_callers_at_once_get_two_workers(run_fleet: RunFleet, environment: Environment) -> None:
-    """A worker that is lent is no one else's."""
     async with (
         run_fleet() as fleet,
-        fleet.lend_worker(Role.INSPECT, environment) as one,
-        fleet.lend_worker(Role.INSPECT, environment) as other,
+        fleet.lend_worker(Role.INSPECT, environment) as first,
+        fleet.lend_worker(Role.INSPECT, environment) as second,
     ):
-        assert one.pid != other.pid
+        assert first.pid != second.pid
 
 
 async def test_a_worker_that_misbehaved_is_not_lent_again(run_fleet: RunFleet, environment: Environment) -> None:
-    """After an exception its state cannot be known; after its death there is none: the next one is new."""
+    """After an exception its state is unknown, and a dead worker cannot be lent: the next one is new."""
     async with run_fleet() as fleet:
         with pytest.raises(RuntimeError, match="doubt"):
             async with fleet.lend_worker(Role.INSPECT, environment) as doubtful:
@@ -84,53 +83,53 @@ async def test_a_worker_that_misbehaved_is_not_lent_again(run_fleet: RunFleet, e
             pass
         os.kill(idle.pid, signal.SIGKILL)
         await idle.gone.wait()
-        assert await lent_pid(fleet, Role.INSPECT, environment) not in (doubtful.pid, killed.pid, idle.pid)
-        await until(lambda: len(fleet.describe_workers()) == 1)
+        assert await lend_and_get_pid(fleet, Role.INSPECT, environment) not in (doubtful.pid, killed.pid, idle.pid)
+        await wait_until(lambda: len(fleet.describe_workers()) == 1)
 
 
 async def test_a_spare_is_lent_without_a_start(run_fleet: RunFleet, environment: Environment) -> None:
-    """It stands ready with its backend imported; anyone who asks next gets it without a wait for a start."""
+    """Its backend is already imported."""
     async with run_fleet() as fleet:
         for _ in range(3):
             fleet.prepare_spares(Role.BENCH, environment, "fake")
-        await until(lambda: "idle" in states(fleet).values())
+        await wait_until(lambda: "idle" in get_states(fleet).values())
         fleet.prepare_spares(Role.BENCH, environment, "fake")
-        (spare,) = states(fleet)
+        (spare,) = get_states(fleet)
         async with fleet.lend_worker(Role.BENCH, environment) as worker:
             assert (worker.pid, worker.requests) == (spare, 1)
 
 
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
-    """A spare that died while it idled (out of memory) does not count as one."""
+    """A spare may die while it is idle, for example out of memory."""
     async with run_fleet() as fleet:
         fleet.prepare_spares(Role.BENCH, environment, "fake")
-        await until(lambda: "idle" in states(fleet).values())
-        (spare,) = states(fleet)
+        await wait_until(lambda: "idle" in get_states(fleet).values())
+        (spare,) = get_states(fleet)
         os.kill(spare, signal.SIGKILL)
-        await until(lambda: not states(fleet))
+        await wait_until(lambda: not get_states(fleet))
         fleet.prepare_spares(Role.BENCH, environment, "fake")
-        await until(lambda: "idle" in states(fleet).values())
-        assert spare not in states(fleet)
+        await wait_until(lambda: "idle" in get_states(fleet).values())
+        assert spare not in get_states(fleet)
 
 
 async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, environment: Environment) -> None:
-    """A backend that cannot be imported, or an interpreter that is missing: the fleet goes on."""
+    """The backend may fail to import, or the interpreter may be missing."""
     async with run_fleet() as fleet:
         fleet.prepare_spares(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
         fleet.prepare_spares(Role.BENCH, environment, "no_such_backend")
-        assert await lent_pid(fleet, Role.INSPECT, environment)
-        await until(lambda: list(states(fleet).values()) == ["idle"])
+        assert await lend_and_get_pid(fleet, Role.INSPECT, environment)
+        await wait_until(lambda: list(get_states(fleet).values()) == ["idle"])
 
 
 async def test_a_worker_that_idles_too_long_ends(run_fleet: RunFleet, environment: Environment) -> None:
-    """A worker that has been idle for a while is killed and forgotten; one that is lent stays."""
+    """A lent worker stays."""
     async with run_fleet(limits=FleetLimits(idle_s=0.04)) as fleet, fleet.lend_worker(Role.BENCH, environment) as kept:
-        await lent_pid(fleet, Role.BENCH, environment)
-        await until(lambda: states(fleet) == {kept.pid: "busy"})
+        await lend_and_get_pid(fleet, Role.BENCH, environment)
+        await wait_until(lambda: get_states(fleet) == {kept.pid: "busy"})
 
 
 async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Environment) -> None:
-    """They are niced and keep to their cores, with all that they start; the others are not."""
+    """They are niced and keep to their cores, with all their children; other workers are not."""
     core = min(os.sched_getaffinity(0))
     async with run_fleet(compile_cores=frozenset({core})) as fleet:
         async with fleet.lend_worker(Role.COMPILE, environment) as worker:
@@ -143,20 +142,20 @@ async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Env
 
 
 async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: Environment) -> None:
-    """Compilers that start keep off one more core for each further lane, down to the last one."""
+    """New compilers leave one core free for each further lane, down to one core."""
     cores = sorted(os.sched_getaffinity(0))
     async with run_fleet(compile_cores=frozenset(cores)) as fleet, AsyncExitStack() as lent:
         for lanes in (0, 1, 2, 999):
             fleet.leave_cores(lanes)
             worker = await lent.enter_async_context(fleet.lend_worker(Role.COMPILE, environment))
-            left = cores[min(max(0, lanes - 1), len(cores) - 1) :]
-            assert psutil.Process(worker.pid).cpu_affinity() == left
+            remaining_cores = cores[min(max(0, lanes - 1), len(cores) - 1) :]
+            assert psutil.Process(worker.pid).cpu_affinity() == remaining_cores
 
 
 async def test_compile_slots_follow_the_lanes_unless_they_were_chosen(
     run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a number in the settings, all cores but one for each lane; with one, that many."""
+    """By default all cores but one for each lane are slots; a number in the settings overrides it."""
     monkeypatch.setattr(cpu, "cores", lambda: 8)
     memory_limits = (2**30, 2**30)
     async with run_fleet(compile_slots=None) as fleet:
@@ -173,7 +172,7 @@ async def test_compile_slots_follow_the_lanes_unless_they_were_chosen(
 async def test_compilers_keep_to_the_cores_that_the_daemon_has_left(
     run_fleet: RunFleet, environment: Environment
 ) -> None:
-    """One that starts after the daemon's affinity was narrowed does not leave that for the cores that it had before."""
+    """A worker that starts after the daemon's affinity was narrowed does not use the earlier cores."""
     cores = os.sched_getaffinity(0)
     async with run_fleet(compile_cores=frozenset(cores)) as fleet:
         os.sched_setaffinity(0, {max(cores)})
@@ -189,14 +188,14 @@ async def test_compilers_keep_to_the_cores_that_the_daemon_has_left(
 async def test_nothing_survives_the_fleet(
     run_fleet: RunFleet, playground: Playground, environment: Environment, tmp_path: Path, fails: bool
 ) -> None:
-    """When the block is left, lent and idle workers, their detached children and their scratch are gone."""
+    """At the end of the block, lent and idle workers, their detached children and their scratch are gone."""
     pids: list[int] = []
 
-    async def use(fleet: Fleet) -> None:
-        await lent_pid(fleet, Role.COMPILE, environment)
+    async def use_workers(fleet: Fleet) -> None:
+        await lend_and_get_pid(fleet, Role.COMPILE, environment)
         worker = await fleet.acquire_worker(Role.INSPECT, environment)
-        await worker.send_request(playground.request(CHILDREN), DEADLINES)
-        pids.extend([*states(fleet), *await playground.pids()])
+        await worker.send_request(playground.write_and_request(CHILDREN), DEADLINES)
+        pids.extend([*get_states(fleet), *await playground.read_child_pids()])
         assert all(is_running(pid) for pid in pids)
         if fails:
             raise RuntimeError("the daemon fails")
@@ -204,27 +203,27 @@ async def test_nothing_survives_the_fleet(
     if fails:
         with pytest.raises(ExceptionGroup) as caught:
             async with run_fleet() as fleet:
-                await use(fleet)
+                await use_workers(fleet)
         assert caught.group_contains(RuntimeError, match="the daemon fails")
     else:
         async with run_fleet() as fleet:
-            await use(fleet)
+            await use_workers(fleet)
     assert len(pids) == 4
     assert not any(is_running(pid) for pid in pids)
     assert not list((tmp_path / "tmp").iterdir())
 
 
 async def test_a_spare_under_way_does_not_survive_the_fleet(run_fleet: RunFleet, environment: Environment) -> None:
-    """Leaving while a worker is being started leaves nothing behind; the leak check of each test sees to it."""
+    """A worker that is just being started leaves nothing behind."""
     async with run_fleet() as fleet:
         fleet.prepare_spares(Role.BENCH, environment, "fake")
-        await until(lambda: states(fleet))
-        (pid,) = states(fleet)
+        await wait_until(lambda: get_states(fleet))
+        (pid,) = get_states(fleet)
     assert not is_running(pid)
 
 
 async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """The scratch that an earlier daemon had no time to remove is removed by the next one's start."""
+    """The next daemon's start removes the scratch of a killed one."""
     leftover = tmp_path / "tmp" / "1234-abcd" / "7" / "large"
     leftover.parent.mkdir(parents=True)
     leftover.write_bytes(b"x" * 1000)
@@ -253,37 +252,36 @@ async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp
 async def test_an_interpreter_of_no_use_is_one_line(
     run_fleet: RunFleet, environment: Environment, tmp_path: Path, script: str, error: type[WorkerError], message: str
 ) -> None:
-    """One that lacks ktuned, is killed or never speaks is said to; nothing of it is left in the fleet."""
+    """It may lack ktuned, be killed or never answer; nothing of it stays in the fleet."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     async with run_fleet(spawn_s=BRIEF_S if "within" in message else DEADLINE_S) as fleet:
         with pytest.raises(error, match=message):
             await fleet.acquire_worker(Role.INSPECT, replace(environment, python=str(python)))
-        await until(lambda: not fleet.describe_workers())
+        await wait_until(lambda: not fleet.describe_workers())
 
 
 async def test_the_warden_kills_what_a_killed_daemon_left(tmp_path: Path) -> None:
-    """After kill -9 of the daemon its worker, the worker's children (one called setsid) and the scratch go."""
+    """After kill -9 of the daemon, its worker, the worker's children and the scratch are removed."""
     directory = tmp_path.resolve()
     command = [sys.executable, "-m", "tests.fleet.owner", str(directory)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL) as owner:  # noqa: ASYNC220
         try:
-            await until((directory / "all").exists)
+            await wait_until((directory / "all").exists)
             helpers = {child.pid for child in psutil.Process(owner.pid).children(recursive=True)}
         finally:
             owner.kill()
     pids = {int(word) for word in (directory / "all").read_text().split()}
     assert len(pids) == 3
     assert len(helpers - pids) == 1, "besides the worker and its children there is the warden"
-    await gone(pids | helpers)
+    await wait_until_gone(pids | helpers)
     assert not list((directory / "tmp").iterdir())
 
 
 async def test_the_status_describes_each_worker(run_fleet: RunFleet, environment: Environment) -> None:
-    """Pid, role, state, place, requests and age."""
     async with run_fleet() as fleet:
-        await lent_pid(fleet, Role.INSPECT, environment)
+        await lend_and_get_pid(fleet, Role.INSPECT, environment)
         (entry,) = fleet.describe_workers()
         assert entry.pid > 0
         assert (entry.role, entry.state, entry.host, entry.requests) == ("inspect", "idle", "", 1)
@@ -291,14 +289,14 @@ async def test_the_status_describes_each_worker(run_fleet: RunFleet, environment
 
 
 async def test_a_warden_that_was_killed_is_replaced(run_fleet: RunFleet) -> None:
-    """What ends the workers of a killed daemon is there again before long."""
+    """The warden ends the workers of a killed daemon."""
 
-    def wardens() -> set[int]:
+    def list_wardens() -> set[int]:
         children = psutil.Process().children()
         return {child.pid for child in children if is_running(child.pid) and "warden.py" in " ".join(child.cmdline())}
 
     async with run_fleet(warden_s=0.02):
-        (first,) = wardens()
+        (first,) = list_wardens()
         os.kill(first, signal.SIGKILL)
-        await until(lambda: wardens() - {first})
-    assert not wardens()
+        await wait_until(lambda: list_wardens() - {first})
+    assert not list_wardens()

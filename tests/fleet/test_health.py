@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ktuned.fleet.failures import FIRST_PAUSE_S, LAST_PAUSE_S, Health
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fleet.playground import FakeClock
 
 
 @pytest.mark.parametrize("tolerated", [0, 3])
 def test_tolerated_failures_cost_no_pause(tolerated: int) -> None:
-    """As many failures in a row as are tolerated are tried again at once; the next one is not."""
-    health = Health(tolerated=tolerated, clock=Clock())
+    """Tolerated failures in a row are retried at once; the next failure is not."""
+    health = Health(tolerated=tolerated, clock=FakeClock())
     for _ in range(tolerated):
         health.record_failure("no")
         assert (health.is_sick, health.pause_s) == (False, 0.0)
@@ -29,8 +20,7 @@ def test_tolerated_failures_cost_no_pause(tolerated: int) -> None:
 
 
 def test_pauses_double_up_to_the_last() -> None:
-    """Each failure doubles the pause, which never exceeds the last one."""
-    clock = Clock()
+    clock = FakeClock()
     health = Health(clock=clock)
     pauses = []
     for _ in range(12):
@@ -43,8 +33,8 @@ def test_pauses_double_up_to_the_last() -> None:
 
 
 def test_success_forgets_everything() -> None:
-    """After a success the next failure is the first."""
-    health = Health(clock=Clock())
+    """After a success, the next failure counts as the first."""
+    health = Health(clock=FakeClock())
     for _ in range(5):
         health.record_failure("no")
     health.record_success()

@@ -1,4 +1,4 @@
-"""Who is not to blame when a worker was killed."""
+"""Whether a worker was killed from outside."""
 
 import signal
 
@@ -21,13 +21,13 @@ from ktuned.model.keys import Phase
     ],
 )
 def test_only_a_sigkill_that_is_not_ours_comes_from_outside(returncode: int, stopped: str, is_outside: bool) -> None:
-    """A config can crash, exit or be stopped for its memory; who sends SIGKILL unasked is someone else."""
+    """A config can crash, exit or be stopped for its memory, but it does not send itself SIGKILL."""
     died = WorkerDied(returncode, Phase.TIMING, Output(), stopped)
     assert is_outside_kill(died) is is_outside
 
 
 def test_a_wrapped_kill_is_recognised() -> None:
-    """However many errors report it in their own words, the cause stays what it was."""
+    """The cause counts, however many errors wrap it."""
     wrapped = CannotOpen("a lane cannot be opened")
     wrapped.__cause__ = WorkerError("cannot run a worker")
     wrapped.__cause__.__cause__ = WorkerDied(-signal.SIGKILL, Phase.SPAWN, Output())

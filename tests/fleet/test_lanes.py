@@ -1,4 +1,4 @@
-"""Lanes: one at a time, an opened problem is kept, a killed worker is replaced by the spare."""
+"""Lanes: one job at a time, an opened problem is kept, and a spare replaces a killed worker."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +20,7 @@ from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import Plan, Preset
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground
+from tests.fleet.playground import BRIEF_S, DEADLINES, HANG, Playground
 
 pytestmark = pytest.mark.anyio
 
@@ -33,13 +33,13 @@ RunLane = Callable[[], AbstractAsyncContextManager[tuple[Lane, Fleet]]]
 
 @pytest.fixture
 def environment(environment: Environment) -> Environment:
-    """Return this interpreter with NumPy's tensors: to import torch would be the largest cost here."""
+    """This interpreter with NumPy tensors, because importing torch would take longest."""
     return msgspec.structs.replace(environment, env=(("FAKE_TENSORS", "numpy"),))
 
 
 @pytest.fixture
 def run_lane(run_fleet: RunFleet) -> RunLane:
-    """Return a function that runs a fleet with a lane, which has no worker yet."""
+    """A function that runs a fleet with a lane, which has no worker yet."""
 
     @asynccontextmanager
     async def run() -> AsyncIterator[tuple[Lane, Fleet]]:
@@ -52,25 +52,25 @@ def run_lane(run_fleet: RunFleet) -> RunLane:
 CODE = KernelCode("tune_it.py", "first")
 
 
-def bench(
+def make_bench(
     playground: Playground, environment: Environment, identity: str = "one", body: str = "", code: KernelCode = CODE
 ) -> Bench:
     """Return a problem whose opening runs ``body``."""
-    return Bench(environment, "fake", code, identity, playground.request(body))
+    return Bench(environment, "fake", code, identity, playground.write_and_request(body))
 
 
 async def test_two_jobs_use_a_lane_one_after_the_other(run_lane: RunLane) -> None:
-    """Anyone who comes second measures when the first has left; the status says who measures."""
+    """The second measures when the first has left; the status says who measures."""
     async with run_lane() as (lane, _):
         order: list[str] = []
 
-        async def second() -> None:
+        async def use_lane_second() -> None:
             async with lane.hold(2):
                 order.append("second in")
                 assert lane.job == 2
 
         async with anyio.create_task_group() as tasks, lane.hold(1):
-            tasks.start_soon(second)
+            tasks.start_soon(use_lane_second)
             await anyio.wait_all_tasks_blocked()
             assert (lane.state, lane.job) == ("busy", 1)
             order.append("first out")
@@ -80,7 +80,6 @@ async def test_two_jobs_use_a_lane_one_after_the_other(run_lane: RunLane) -> Non
 
 
 async def test_an_exception_leaves_the_lane_to_the_next_job(run_lane: RunLane) -> None:
-    """An exception on the lane closes it to no one."""
     async with run_lane() as (lane, _):
         with pytest.raises(RuntimeError):
             async with lane.hold(1):
@@ -90,17 +89,17 @@ async def test_an_exception_leaves_the_lane_to_the_next_job(run_lane: RunLane) -
 
 
 LEAVES_A_TRACE = "import sys\nassert not hasattr(sys, 'trace')\nsys.trace = 1\n"
-"""Stands for whatever a kernel file does to its process: torch's default dtype, its threads, its flags."""
+"""Stands for effects of a kernel file on its process, such as torch's default dtype, threads and flags."""
 
 
 async def test_a_kernel_file_finds_no_trace_of_another(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """Each gets a worker of its own, and so does the same file once its Python has changed."""
+    """Each file gets its own worker, and so does the same file after an edit of its Python."""
     async with run_lane() as (lane, _), lane.hold(1):
         pids = []
         for code in (KernelCode("a.py", "1"), KernelCode("b.py", "1"), KernelCode("a.py", "2")):
-            await lane.open_problem(bench(playground, environment, str(code), LEAVES_A_TRACE, code), DEADLINES)
+            await lane.open_problem(make_bench(playground, environment, str(code), LEAVES_A_TRACE, code), DEADLINES)
             pids.append(lane.worker_pid)
         assert len(set(pids)) == 3
 
@@ -108,55 +107,55 @@ async def test_a_kernel_file_finds_no_trace_of_another(
 async def test_a_waiting_worker_gives_its_data_up(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """The second warm worker keeps what it has imported, and no memory of a problem."""
+    """The second warm worker keeps its imports, but no memory of a problem."""
     a, b = KernelCode("a.py", "1"), KernelCode("b.py", "1")
     async with run_lane() as (lane, fleet), lane.hold(1):
-        await lane.open_problem(bench(playground, environment, "a", code=a), DEADLINES)
+        await lane.open_problem(make_bench(playground, environment, "a", code=a), DEADLINES)
         first = lane.worker_pid
-        await lane.open_problem(bench(playground, environment, "b", code=b), DEADLINES)
-        (had,) = (entry.requests for entry in fleet.describe_workers() if entry.pid == first)
-        assert had == 2, "opened, and closed"
+        await lane.open_problem(make_bench(playground, environment, "b", code=b), DEADLINES)
+        (request_count,) = (entry.requests for entry in fleet.describe_workers() if entry.pid == first)
+        assert request_count == 2, "opened, and closed"
 
 
-def explored(playground: Playground, body: str) -> requests.Explore:
-    """Return a request that fails where importing its kernel file does."""
-    (file,) = playground.request(body + EXAMPLE).files
-    return requests.Explore(playground.kernel("double", file), {"n": 64}, Plan())
+def make_failing_exploration(playground: Playground, body: str) -> requests.Explore:
+    """Return a request that fails if importing its kernel file does."""
+    (file,) = playground.write_and_request(body + EXAMPLE).files
+    return requests.Explore(playground.make_kernel_ref("double", file), {"n": 64}, Plan())
 
 
 async def test_a_cancelled_trial_leaves_no_worker(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """A job that is superseded in the middle of a trial stops it, and the lane is free."""
+    """A superseded job stops its trial, and the lane is free."""
     async with run_lane() as (lane, _):
         with anyio.CancelScope() as scope:
             async with lane.hold(1):
-                await lane.open_problem(bench(playground, environment), DEADLINES)
+                await lane.open_problem(make_bench(playground, environment), DEADLINES)
                 scope.deadline = anyio.current_time() + BRIEF_S
-                await lane.send_request(playground.request(HANG), DEADLINES)
+                await lane.send_request(playground.write_and_request(HANG), DEADLINES)
         assert scope.cancelled_caught
         assert (lane.state, lane.worker_pid) == ("ready", None)
 
 
-async def test_a_problem_that_cannot_be_opened(
+async def test_a_problem_that_cannot_be_opened_is_one_error(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """Whatever its inputs or its reference do, it is one error that says why, and the lane goes on."""
+    """Whatever fails in its inputs or reference is one error with a reason, and the lane continues."""
     async with run_lane() as (lane, _), lane.hold(1):
         with pytest.raises(CannotOpen, match="the worker exited with code 3 during inspect"):
-            await lane.open_problem(bench(playground, environment, body=CRASH), DEADLINES)
+            await lane.open_problem(make_bench(playground, environment, body=CRASH), DEADLINES)
         assert lane.worker_pid is None
-        await lane.open_problem(bench(playground, environment, "two"), DEADLINES)
+        await lane.open_problem(make_bench(playground, environment, "two"), DEADLINES)
         assert lane.worker_pid is not None
 
 
 async def test_a_changed_source_is_no_failure_of_the_problem(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """The save that changed it starts again, so the caller learns that very thing."""
+    """The save restarts the job, so the caller must learn about it."""
     async with run_lane() as (lane, _):
-        (file,) = playground.request("").files
-        kernel = playground.kernel("it", file, {file: "other bytes"})
+        (file,) = playground.write_and_request("").files
+        kernel = playground.make_kernel_ref("it", file, {file: "other bytes"})
         changed = Bench(environment, "fake", CODE, "x", requests.Explore(kernel, {}, Plan()))
         async with lane.hold(1):
             with pytest.raises(RequestFailed) as caught:
@@ -167,12 +166,11 @@ async def test_a_changed_source_is_no_failure_of_the_problem(
 async def test_a_missing_interpreter_is_an_error_with_its_remedy(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """A lane that gets no worker says why, with what mends it."""
     async with run_lane() as (lane, _):
         async with lane.hold(1):
             with pytest.raises(CannotOpen, match="cannot start a worker with /no/such/python") as caught:
                 await lane.open_problem(
-                    bench(playground, msgspec.structs.replace(environment, python="/no/such/python")), DEADLINES
+                    make_bench(playground, msgspec.structs.replace(environment, python="/no/such/python")), DEADLINES
                 )
         assert "`python`" in caught.value.hint
 
@@ -180,10 +178,10 @@ async def test_a_missing_interpreter_is_an_error_with_its_remedy(
 async def test_a_released_lane_gives_its_worker_back(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """With nothing to measure the worker idles in the fleet, and is let go like any other."""
+    """The worker is idle in the fleet, like any other."""
     async with run_lane() as (lane, fleet):
         async with lane.hold(1):
-            await lane.open_problem(bench(playground, environment), DEADLINES)
+            await lane.open_problem(make_bench(playground, environment), DEADLINES)
             pid = lane.worker_pid
         lane.release_worker()
         assert lane.worker_pid is None
@@ -215,33 +213,35 @@ OUTCOMES = {
 async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
     run_lane: RunLane, playground: Playground, environment: Environment, tmp_path: Path
 ) -> None:
-    """Each config has its outcome; one that raises, crashes or hangs has its worker replaced, and no other."""
+    """Each config has its outcome; other configs keep their worker."""
     async with run_lane() as (lane, _):
         (playground.root / "tune_it.py").write_text(EXAMPLE)
         builds = {does: {"does": does} for does in (*OUTCOMES, "segfault", "hang")} | {"slow": {"us": 30_000.0}}
         units = {does: requests.UnitRef(f"{does}-key", build) for does, build in builds.items()}
-        opening = requests.Open(playground.kernel("double"), {"n": 64}, "fake", CPU, "double")
+        opening = requests.Open(playground.make_kernel_ref("double"), {"n": 64}, "fake", CPU, "double")
         problem = Bench(environment, "fake", CODE, "double", opening)
         preset = Preset("t", warmup=1, repetitions=5, timing_s=0.1, finalists=1, finalist_rounds=1)
         deadlines = dict.fromkeys(("inspect", "load", "reference", "first_launch", "check", "timing"), 30.0)
 
-        def trial(*does: str, stop_above_us: float | None = 20_000.0) -> requests.Trial:
-            return requests.Trial(tuple(units[one] for one in does), preset, False, stop_above_us)
+        def make_trial_request(*does: str, stop_above_us: float | None = 20_000.0) -> requests.Trial:
+            return requests.Trial(tuple(units[name] for name in does), preset, False, stop_above_us)
 
         for unit in units.values():
-            seal(locate_artifact(tmp_path / "artifacts", unit.key), unit)
+            seal_fake_artifact(locate_artifact(tmp_path / "artifacts", unit.key), unit)
         async with lane.hold(1):
             for does, (outcome, phase) in OUTCOMES.items():
                 await lane.open_problem(problem, deadlines)
                 first = lane.worker_pid
-                measured, output = await lane.send_request(trial(does), deadlines)
+                measurement, output = await lane.send_request(make_trial_request(does), deadlines)
                 assert lane.worker_pid == (None if outcome == "launch_error" else first)
-                assert (measured.result.outcome, measured.result.detail.phase or "timing") == (outcome, phase), measured
+                assert (measurement.result.outcome, measurement.result.detail.phase or "timing") == (outcome, phase), (
+                    measurement
+                )
                 assert does == "unsupported" or output.stdout.startswith("loaded")
-                assert (measured.result.latency_us is None) == (outcome not in ("measured", "slower"))
+                assert (measurement.result.latency_us is None) == (outcome not in ("measured", "slower"))
             await lane.open_problem(problem, deadlines)
             first = lane.worker_pid
-            result = (await lane.send_request(trial("work", stop_above_us=None), deadlines))[0].result
+            result = (await lane.send_request(make_trial_request("work", stop_above_us=None), deadlines))[0].result
             assert 50 <= (result.latency_us or 0.0) < 20_000
             assert result.detail.max_error == 0.0
             rival = replies.CostRange(1.0, 1.0, 1.0)
@@ -252,39 +252,48 @@ async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
             assert result.message.endswith("by 3 samples"), result.message
             assert (result.detail.low_us or 0.0) <= (result.latency_us or 0.0) <= (result.detail.high_us or 0.0)
             (locate_artifact(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
-            result = (await lane.send_request(trial("wrong"), deadlines))[0].result
+            result = (await lane.send_request(make_trial_request("wrong"), deadlines))[0].result
             assert (result.outcome, result.message) == (None, "wrong-key: kernel.json is not what was sealed")
             assert lane.worker_pid == first
             batch: list[replies.Measurement] = []
             last, _ = await lane.send_request(
-                trial("wrong", "nothing", "slow", "work"), deadlines, on_item=batch.append
+                make_trial_request("wrong", "nothing", "slow", "work"), deadlines, on_item=batch.append
             )
-            assert [one.result.outcome for one in (*batch, last)] == [None, "mismatch", "slower", "measured"]
+            assert [measurement.result.outcome for measurement in (*batch, last)] == [
+                None,
+                "mismatch",
+                "slower",
+                "measured",
+            ]
             batch.clear()
-            last, _ = await lane.send_request(trial("work", "raise", "work"), deadlines, on_item=batch.append)
-            assert [one.result.outcome for one in (*batch, last)] == ["measured", "launch_error"], (
+            last, _ = await lane.send_request(
+                make_trial_request("work", "raise", "work"), deadlines, on_item=batch.append
+            )
+            assert [measurement.result.outcome for measurement in (*batch, last)] == ["measured", "launch_error"], (
                 "a batch ends at a failure"
             )
             assert lane.worker_pid is None
             await lane.open_problem(problem, deadlines)
-            measured, _ = await lane.send_request(requests.TimeReference(preset, False), deadlines)
-            assert (measured.result.latency_us or 0.0) > 0
-            held = replace(trial("work", "slow", "segfault", "work"), hold_s=60.0)
+            measurement, _ = await lane.send_request(requests.TimeReference(preset, False), deadlines)
+            assert (measurement.result.latency_us or 0.0) > 0
+            held_request = replace(make_trial_request("work", "slow", "segfault", "work"), hold_s=60.0)
             batch.clear()
             with pytest.raises(WorkerDied, match="was killed by SIGSEGV during first_launch"):
-                await lane.send_request(held, deadlines, on_item=batch.append)
-            assert [one.result.outcome for one in batch] == ["measured", "slower"], "what was held back is not lost"
+                await lane.send_request(held_request, deadlines, on_item=batch.append)
+            assert [measurement.result.outcome for measurement in batch] == ["measured", "slower"], (
+                "what was held back is not lost"
+            )
             assert lane.worker_pid is None
             await lane.open_problem(problem, deadlines)
-            held = replace(trial("work", "wrong", "work", "hang", "work"), hold_s=60.0)
+            held_request = replace(make_trial_request("work", "wrong", "work", "hang", "work"), hold_s=60.0)
             batch.clear()
             with pytest.raises(DeadlineExpired, match="first_launch timed out after 2 s"):
-                await lane.send_request(held, deadlines | {"first_launch": 2.0}, on_item=batch.append)
-            assert [one.result.outcome for one in batch] == ["measured", None, "measured"]
+                await lane.send_request(held_request, deadlines | {"first_launch": 2.0}, on_item=batch.append)
+            assert [measurement.result.outcome for measurement in batch] == ["measured", None, "measured"]
 
 
-def seal(directory: Path, unit: requests.UnitRef) -> None:
-    """Make a unit's artifact as a compile leaves it."""
+def seal_fake_artifact(directory: Path, unit: requests.UnitRef) -> None:
+    """Make a unit's artifact as a compilation leaves it."""
     directory.mkdir(parents=True)
     (directory / "kernel.json").write_text(json.dumps(dict(unit.build)))
     manifest.write(directory, key=unit.key, backend="fake", facts={})

@@ -14,30 +14,29 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_the_loop_looks_at_its_sockets_between_two_steps() -> None:
-    """However many tasks go on at once, something else of the loop has its turn after each."""
+    """Other work of the loop gets its turn after each step, however many tasks run."""
     pace, order = Pace(), list[str]()
     loop = asyncio.get_running_loop()
 
-    async def work(number: int) -> None:
+    async def run_step(number: int) -> None:
         await pace.wait_for_step()
         order.append(f"step {number}")
 
-    def look() -> None:
+    def record_look() -> None:
         order.append("look")
-        if sum(one.startswith("step") for one in order) < 5:
-            loop.call_soon(look)
+        if sum(entry.startswith("step") for entry in order) < 5:
+            loop.call_soon(record_look)
 
-    loop.call_soon(look)
+    loop.call_soon(record_look)
     async with anyio.create_task_group() as tasks:
         for number in range(5):
-            tasks.start_soon(work, number)
-    steps = [place for place, one in enumerate(order) if one.startswith("step")]
-    assert [order[place] for place in steps] == [f"step {number}" for number in range(5)]
+            tasks.start_soon(run_step, number)
+    steps = [index for index, entry in enumerate(order) if entry.startswith("step")]
+    assert [order[index] for index in steps] == [f"step {number}" for number in range(5)]
     assert all("look" in order[first:second] for first, second in pairwise(steps))
 
 
 async def test_a_lone_step_waits_for_nothing() -> None:
-    """With one lane there is nothing to wait for."""
     pace = Pace()
     coroutine = pace.wait_for_step()
     with pytest.raises(StopIteration):
@@ -46,14 +45,14 @@ async def test_a_lone_step_waits_for_nothing() -> None:
 
 
 async def test_tasks_that_are_cancelled_hold_up_no_others() -> None:
-    """Those behind one that went away have their steps, and the pace is free afterwards."""
+    """Tasks behind a cancelled one get their steps, and the pace is free afterwards."""
     pace, done = Pace(), list[int]()
 
-    async def work(number: int) -> None:
+    async def run_step(number: int) -> None:
         await pace.wait_for_step()
         done.append(number)
 
-    first, second, third = (asyncio.ensure_future(work(number)) for number in (1, 2, 3))
+    first, second, third = (asyncio.ensure_future(run_step(number)) for number in (1, 2, 3))
     await asyncio.sleep(0)
     assert pace.waiting == 2
     second.cancel()

@@ -17,7 +17,7 @@ from ktuned.protocol.jobs import Priority
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, time_limit_s=9.0)
 
@@ -51,10 +51,8 @@ def test_a_request_that_cannot_be_followed_names_its_field(asked: TuningRequest,
 def limited(parts: Parts, directories: int) -> Intake:
     """Return an intake that takes no root with more directories."""
     return Intake(
-        catalog=parts.catalog,
+        parts.daemon.known,
         inspector=parts.inspector,
-        machine=parts.machine,
-        store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
         list_configured=set,
@@ -110,7 +108,7 @@ class TestTunePath:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.intake.tune_path, str(elsewhere), None, TuningRequest())
             await parts.wait_until_reached("import")
-            await until(lambda: {"bench", "compile", "explore"} <= set(roles()))
+            await wait_until(lambda: {"bench", "compile", "explore"} <= set(roles()))
             parts.open_gate("import")
         parts.kill_workers()
 
@@ -345,7 +343,7 @@ async def test_directories_of_one_name_that_are_added_at_once(
     adopt = FileInspector.watch_root
 
     async def adopt_late(inspector: FileInspector, root: Root) -> Any:
-        await until(lambda: len(parts.store.load_roots()) >= 4)
+        await wait_until(lambda: len(parts.store.load_roots()) >= 4)
         return await adopt(inspector, root)
 
     monkeypatch.setattr(FileInspector, "watch_root", adopt_late)

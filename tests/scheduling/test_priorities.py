@@ -16,7 +16,7 @@ from ktuned.scheduling.jobs import Intervals
 from ktuned.scheduling.queue import Arrival
 from ktuned.tuning.progress import estimate_time_left_s
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text, make_winner_key
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +116,7 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
     async with assemble_daemon(tmp_path) as parts:
         await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
         async with parts.run_jobs():
-            await until(lambda: len(parts.jobs.list_live_jobs()) == 4)
+            await wait_until(lambda: len(parts.jobs.list_live_jobs()) == 4)
             described = [parts.jobs.describe_job(job) for job in parts.jobs.list_live_jobs()]
             assert [(job.problem["n"], job.launches) for job in described][:3] == [(2, 25), (3, 20), (1, 0)]
             await parts.jobs.cancel_job(described[0].id)

@@ -30,10 +30,7 @@ async def test_a_new_toolchain_has_winners_measured_again(parts: Parts) -> None:
 
     newer = Newer(parts.machine.environments)
     again = Renewal(
-        admission=parts.daemon.admission,
-        catalog=parts.catalog,
-        machine=newer,
-        store=parts.store,
+        replace(parts.daemon.known, machine=newer),
         jobs=parts.jobs,
         requests=parts.requests,
         publish=parts.daemon.router.publish_event,

@@ -28,10 +28,8 @@ async def added(parts: Parts, place: Path) -> Root:
 def restarted(parts: Parts) -> Intake:
     """Return the part as it is when a daemon starts; the project is a root of ``config.toml``."""
     return Intake(
-        catalog=parts.catalog,
+        parts.daemon.known,
         inspector=parts.inspector,
-        machine=parts.machine,
-        store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
         list_configured=lambda: {parts.root.path},

@@ -50,12 +50,8 @@ def make_document(*figures: tuple[float, float]) -> dict[str, Any]:
 def make_methods(parts: Parts) -> WinnerExchange:
     """Return the methods for exchange over a daemon's parts."""
     return WinnerExchange(
-        admission=parts.daemon.admission,
-        catalog=parts.catalog,
+        known=parts.daemon.known,
         foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
-        machine=parts.machine,
-        store=parts.store,
-        artifacts=parts.artifacts,
         publish=parts.daemon.router.publish_event,
     )
 

@@ -20,7 +20,7 @@ from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_machine import Attempt
 from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 from tests.tuning.jobs import make_attempts, prepare_brief
 
 pytestmark = pytest.mark.anyio
@@ -125,12 +125,12 @@ async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkey
     async with anyio.create_task_group() as tasks:
         for number in range(slots):
             tasks.start_soon(compile_one, number)
-        await until(lambda: len(slow_workers) == slots)
+        await wait_until(lambda: len(slow_workers) == slots)
         for slow_worker in slow_workers:
             await slow_worker.computed.wait()
         assert (parts.fleet.compile_slots.borrowed_tokens, ready) == (0, [])
         tasks.start_soon(compile_one, slots)
-        await until(lambda: len(slow_workers) == slots + 1)
+        await wait_until(lambda: len(slow_workers) == slots + 1)
         for slow_worker in slow_workers:
             slow_worker.written.set()
     assert sorted(ready) == list(range(slots + 1))

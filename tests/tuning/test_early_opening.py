@@ -8,7 +8,7 @@ from ktuned.fleet.lanes import Lane
 from ktuned.protocol import WorkerInfo
 from ktuned.protocol.jobs import Priority
 from tests.daemon_parts import Parts, make_kernel_text
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 from tests.tuning.jobs import submit_job
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ async def test_a_lane_is_opened_during_the_first_compile(parts: Parts) -> None:
         await parts.wait_until_reached("reference")
         assert (get_only_lane(parts).state, get_only_lane(parts).job) == ("busy", job)
         parts.open_gate("reference")
-        await until(lambda: get_only_lane(parts).state == "ready")
+        await wait_until(lambda: get_only_lane(parts).state == "ready")
         assert get_only_lane(parts).worker_pid is not None
         parts.open_gate("door")
         (ended_job,) = await parts.recorder.wait_for_ended_jobs()
@@ -59,7 +59,7 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
     await submit_job(parts, {"n": 128}, priority=Priority.REQUESTED)
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
-        await until(lambda: "compile" in {worker.role for worker in parts.fleet.describe_workers()})
+        await wait_until(lambda: "compile" in {worker.role for worker in parts.fleet.describe_workers()})
         parts.open_gate("door")
         (ended_job,) = await parts.recorder.wait_for_ended_jobs()
     assert ended_job["state"] == "done"
@@ -103,7 +103,7 @@ async def test_no_lane_is_opened_in_a_quiet_window(parts: Parts) -> None:
     await inspect_and_submit(parts, "[dict(us=50.0)]", reference="lambda x: 2 * x")
     async with parts.run_jobs():
         async with parts.fleet.gate.hold_quiet():
-            await until(parts.store.list_trials)
+            await wait_until(parts.store.list_trials)
             assert (list_bench_workers(parts), get_only_lane(parts).state) == ([], "ready")
         (ended_job,) = await parts.recorder.wait_for_ended_jobs()
     assert ended_job["state"] == "done"

@@ -19,7 +19,7 @@ from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_machine import Attempt
 from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 from tests.tuning.jobs import make_attempts, prepare_brief
 
 pytestmark = pytest.mark.anyio
@@ -119,7 +119,7 @@ async def test_a_library_may_be_imported_before_there_is_a_job(parts: Parts, lib
             parts.fleet.front_ends.import_library, brief.environment, "fake", library, brief.deadlines
         )
         with anyio.fail_after(PATIENCE_S):
-            await until(lambda: library_project.read_imports == ["early"])
+            await wait_until(lambda: library_project.read_imports == ["early"])
         assert find_front_ends(await library_project.compile_configs(brief, library, "work"))
         assert library_project.read_imports == ["early"]
 
@@ -161,7 +161,7 @@ async def test_a_library_that_hangs_delays_no_other(library_project: LibraryProj
             # There are fewer compile slots.
             for _ in range(4):
                 tasks.start_soon(compile_hanging)
-            await until(lambda: library_project.read_imports == ["hanging"])
+            await wait_until(lambda: library_project.read_imports == ["hanging"])
             assert (
                 len(
                     find_front_ends(
@@ -214,7 +214,7 @@ async def test_idle_front_ends_are_ended(parts: Parts, library_project: LibraryP
         os.kill(front_end_pid, 0)
         parts.fleet.front_ends.forget_job(7)
         parts.fleet.front_ends.end_idle(0.0)
-        await until(lambda: front_end_pid not in {worker.pid for worker in parts.fleet.describe_workers()})
+        await wait_until(lambda: front_end_pid not in {worker.pid for worker in parts.fleet.describe_workers()})
 
 
 async def test_the_number_of_front_ends_is_bounded(library_project: LibraryProject) -> None:

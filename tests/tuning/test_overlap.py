@@ -6,7 +6,7 @@ import pytest
 
 from ktuned.protocol import ChannelInfo
 from tests.daemon_parts import Parts, make_kernel_text
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 from tests.tuning.jobs import submit_job
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ async def test_the_second_job_begins_with_the_firsts_winner(parts: Parts) -> Non
     first, second = await submit_job(parts, FIRST, early_stop=100.0), await submit_job(parts, SECOND, early_stop=100.0)
     async with parts.run_jobs():
         await parts.wait_until_reached("launch")
-        await until(lambda: count_in_channel(parts, f"bench (job {second})") == 1)
+        await wait_until(lambda: count_in_channel(parts, f"bench (job {second})") == 1)
         parts.open_gate("launch")
         ended_jobs = await parts.recorder.wait_for_ended_jobs(2)
     assert [(job["id"], job["state"]) for job in ended_jobs] == [(first, "done"), (second, "done")]
@@ -51,7 +51,7 @@ async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: P
     async with parts.run_jobs():
         await parts.wait_until_reached("launch")
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
-        await until(lambda: any(worker.role == "explore" for worker in parts.fleet.describe_workers()))
+        await wait_until(lambda: any(worker.role == "explore" for worker in parts.fleet.describe_workers()))
         assert not [trial for trial in parts.store.list_trials() if trial.job == second]
         parts.open_gate("launch")
         ended_jobs = await parts.recorder.wait_for_ended_jobs(2)
@@ -65,7 +65,7 @@ async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) ->
     second = await submit_job(parts, SECOND, early_stop=100.0, time_limit_s=30.0)
     async with parts.run_jobs():
         await parts.wait_until_reached("launch")
-        await until(lambda: count_in_channel(parts, f"bench (job {second})") == 1)
+        await wait_until(lambda: count_in_channel(parts, f"bench (job {second})") == 1)
         task = parts.daemon.jobs._pipelines[second]
         assert task.pipeline._access.held_s == 0.0  # type: ignore[union-attr]
         parts.open_gate("launch")
@@ -82,7 +82,7 @@ async def test_an_artifact_that_two_jobs_need_is_compiled_once(parts: Parts) -> 
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
-        await until(lambda: len(parts.store.list_trials()) == 2)
+        await wait_until(lambda: len(parts.store.list_trials()) == 2)
         parts.open_gate("door")
         ended_jobs = await parts.recorder.wait_for_ended_jobs(2)
     assert [job["outcomes"] for job in ended_jobs] == [{"measured": 1}] * 2

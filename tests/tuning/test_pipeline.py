@@ -10,7 +10,7 @@ from ktuned.store.contexts import Context
 from ktuned.tuning import compile_stage
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.fake_tensors import REFERENCE
-from tests.fleet.playing import until
+from tests.fleet.playground import wait_until
 from tests.tuning.jobs import run_job, submit_job
 
 pytestmark = pytest.mark.anyio
@@ -124,7 +124,7 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
 
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
-        await until(lambda: describe_channel("ahead").used == describe_channel("ahead").size)
+        await wait_until(lambda: describe_channel("ahead").used == describe_channel("ahead").size)
         assert 0 < describe_channel("compile").used < describe_channel("ahead").used < 60
         parts.open_gate("door")
         (ended,) = await parts.recorder.wait_for_ended_jobs()

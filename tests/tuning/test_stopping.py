@@ -10,7 +10,7 @@ import pytest
 
 from ktuned.model.values import Outcome
 from tests.daemon_parts import Parts, make_kernel_text
-from tests.fleet.playing import gone, is_running, until
+from tests.fleet.playground import is_running, wait_until, wait_until_gone
 from tests.tuning.jobs import submit_job
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ async def test_a_stopped_job_frees_its_slot_and_its_lane_at_once(parts: Parts, c
         assert ended_job["id"] == job
         assert (parts.fleet.compile_slots.borrowed_tokens, parts.fleet.gate.state) == (0, "open")
         assert all(lane.state == "ready" for lane in parts.jobs.list_lanes())
-        await gone(working_pids)
+        await wait_until_gone(working_pids)
         assert {trial.outcome for trial in parts.store.list_trials()} == {Outcome.CANCELLED}
         assert parts.store.list_winners() == []
         # The next job gets both, and the config is as if untried.
@@ -70,11 +70,11 @@ async def test_a_stopped_compiles_processes_are_killed(parts: Parts, tmp_path: P
 
     async with parts.run_jobs():
         job = await submit_job(parts)
-        await until(lambda: len(list_compiler_children()) > 1)
+        await wait_until(lambda: len(list_compiler_children()) > 1)
         child_pids = list_compiler_children()
         await cancel_job(parts, job)
         await parts.recorder.wait_for_ended_jobs()
-        await gone(child_pids)
+        await wait_until_gone(child_pids)
         assert not any(is_running(pid) for pid in child_pids)
 
 

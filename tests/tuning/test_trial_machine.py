@@ -12,7 +12,6 @@ from typing import assert_never
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from ktuned.fleet import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied
 from ktuned.ipc.replies import Failure, Proposal
@@ -48,7 +47,6 @@ from ktuned.tuning.trial_machine import (
     TryDevice,
     TwinFound,
     Verdict,
-    is_outcome_final,
 )
 from tests.trials import make_result
 
@@ -379,19 +377,22 @@ def test_a_config_that_crashes_in_a_batch_is_blamed_alone() -> None:
 
 
 def test_a_config_at_which_the_worker_is_killed_each_time_is_the_cause() -> None:
-    """Two kills are excused, the third is evidence."""
-    (attempt,) = make_trials(1)
-    for _ in range(2):
-        assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
-    assert list_outcomes(leave_lane([attempt], make_kill())) == [Outcome.CRASHED]
+    """In each job two kills are excused, and the third leaves it untried; in the third job that is evidence."""
+    for tries, outcome in enumerate((Outcome.INTERRUPTED, Outcome.INTERRUPTED, Outcome.CRASHED)):
+        (attempt,) = make_trials(1)
+        attempt.tries = tries
+        for _ in range(2):
+            assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
+        assert list_outcomes(leave_lane([attempt], make_kill())) == [outcome]
 
 
 def test_kills_while_compiling_and_while_measuring_count_together() -> None:
+    """One each is excused, and not the third."""
     (attempt,) = make_trials(1, TrialState.ASKED)
     assert leave_compiler([attempt], make_kill(Phase.COMPILE)) == [Compile([attempt])]
     MACHINE.handle(ArtifactFound(attempt))
     assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
-    assert list_outcomes(leave_lane([attempt], make_kill())) == [Outcome.CRASHED]
+    assert list_outcomes(leave_lane([attempt], make_kill())) == [Outcome.INTERRUPTED]
 
 
 @pytest.mark.parametrize(
@@ -404,8 +405,17 @@ def test_kills_while_compiling_and_while_measuring_count_together() -> None:
     ],
 )
 def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_config(message: str) -> None:
-    """The config is recompiled as often as after a kill of the worker itself; then the message is its outcome."""
-    machine, (attempt,) = TrialMachine(), make_trials(1, TrialState.ASKED)
+    """Its config is compiled again; then it stays untried until the next job. In the third job it is the cause."""
+    machine = TrialMachine()
+    for tries, outcome in enumerate((Outcome.INTERRUPTED, Outcome.INTERRUPTED, Outcome.COMPILE_ERROR)):
+        (attempt,) = make_trials(1, TrialState.ASKED)
+        attempt.tries = tries
+        end = _compile_until_excuses_end(machine, attempt, message)
+        assert (end.result.outcome, end.result.message) == (outcome, message)
+        assert end.result.detail.tries == (tries + 1 if outcome is Outcome.INTERRUPTED else None)
+
+
+def _compile_until_excuses_end(machine: TrialMachine, attempt: Attempt, message: str) -> End:
     report = ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message)
     for _ in range(EXCUSES[TrialEvent.KILLED]):
         machine.handle(CompilerTook([attempt]))
@@ -413,7 +423,26 @@ def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_confi
     machine.handle(CompilerTook([attempt]))
     (end,) = machine.handle(report)
     assert isinstance(end, End)
-    assert (end.result.outcome, end.result.message) == (Outcome.COMPILE_ERROR, message)
+    return end
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "fatal error: error writing to /tmp/x.s: No space left on device",
+        "libnvrtc.so.12: cannot open shared object file",
+    ],
+)
+def test_what_the_machine_lacked_says_nothing_about_the_config(message: str) -> None:
+    """A full disk or a missing library leaves it untried, in a compile and in a load; a launch's own error stands."""
+    (attempt,) = make_trials(1, TrialState.ASKED)
+    TrialMachine().handle(CompilerTook([attempt]))
+    (end,) = TrialMachine().handle(ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message))
+    assert isinstance(end, End)
+    assert end.result.outcome is Outcome.INTERRUPTED
+    for phase, outcome in ((Phase.LOAD, Outcome.INTERRUPTED), (Phase.FIRST_LAUNCH, Outcome.LAUNCH_ERROR)):
+        failed = TrialResult(Outcome.LAUNCH_ERROR, message=message, detail=TrialDetail(phase=phase))
+        assert list_outcomes(measure_on_lane(make_trials(1)[0], failed)) == [outcome]
 
 
 def test_a_batch_whose_compiler_is_killed_is_compiled_again_whole() -> None:
@@ -645,31 +674,6 @@ def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
     (end,) = measure_on_lane(retried, FINE)
     assert isinstance(end, End)
     assert list(end.result.detail.story or ()) == ["lane_taken", "killed", "lane_taken", "timed"]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "is_quarantined"),
-    [
-        (Outcome.HUNG, True),
-        (Outcome.CRASHED, True),
-        (Outcome.MEASURED, True),
-        (Outcome.CONTENDED, False),
-        (Outcome.CANCELLED, False),
-        (Outcome.INTERRUPTED, False),
-        (None, False),
-    ],
-)
-def test_outcomes_that_say_something_about_a_config_are_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
-    """The next job does not retry them."""
-    known = replace(TWIN, outcome=outcome)
-    assert is_outcome_final(known, compile_deadline_s=180.0) is is_quarantined
-
-
-def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() -> None:
-    """The longer deadline may suffice."""
-    known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail=TrialDetail(after_s=60.0))
-    assert is_outcome_final(known, compile_deadline_s=60.0)
-    assert not is_outcome_final(known, compile_deadline_s=61.0)
 
 
 def test_a_verdict_that_ends_nothing_is_refused() -> None:

@@ -29,6 +29,7 @@ from ktuned.protocol import (
     call_method,
 )
 from ktuned.store import STORE_NAME, Artifacts
+from ktuned.user_directories import find_user_directories
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
@@ -104,6 +105,7 @@ def _examine_installation() -> list[Finding]:
         checks.check_observer(),
         checks.check_socket(socket_path()),
         checks.check_home(home),
+        checks.check_mount(find_user_directories().cache),
         checks.check_settings(),
         checks.check_disk(home),
         *equipment.check_compilers(),

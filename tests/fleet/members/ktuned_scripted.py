@@ -1,4 +1,4 @@
-"""A process in the place of the one that joins a cluster: it lists two nodes and answers as its address says."""
+"""Takes the place of the process that joins a cluster: it lists two nodes and answers as its address says."""
 
 import asyncio
 import socket
@@ -11,7 +11,7 @@ from ktuned.fleet.cluster_messages import Answer, Exchange, Gone, Kill, Node, No
 from ktuned.ipc import frames
 
 
-async def take_part(descriptor: int, address: str) -> None:
+async def answer_commands(descriptor: int, address: str) -> None:
     """Answer each command until the socket closes."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
 
@@ -28,13 +28,13 @@ async def take_part(descriptor: int, address: str) -> None:
             return
         match command:
             case Start():
-                said = f"{command.role} {command.lane}"
+                role_and_lane = f"{command.role} {command.lane}"
                 if address == "sick":
                     send(Answer(command.worker, lost="no plugin there"))
                 elif address == "taken" and command.lane.startswith("cuda"):
                     send(Answer(command.worker, lost="no GPU came free"))
                 else:
-                    print(said, file=sys.stderr, flush=True)
+                    print(role_and_lane, file=sys.stderr, flush=True)
                     send(Answer(command.worker, frames.encode(Result(pid=100 + command.worker))))
             case Exchange():
                 (request,) = map(msgspec.msgpack.decode, frames.Decoder().feed(command.request))
@@ -51,4 +51,4 @@ async def take_part(descriptor: int, address: str) -> None:
                 send(Gone(command.worker, command.why))
 
 
-asyncio.run(take_part(int(sys.argv[1]), sys.argv[2]))
+asyncio.run(answer_commands(int(sys.argv[1]), sys.argv[2]))
