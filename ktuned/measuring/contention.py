@@ -239,17 +239,22 @@ class ContentionWatch(LaunchObserver):
         """Judge the latency. A hopeless config stays hopeless, however busy other programs were."""
         if self._watch is None or timed.outcome is not Outcome.MEASURED:
             return timed
-        return self._make_contended_result() if self._watch.is_contended(samples) else timed
+        return self._make_contended_result(timed) if self._watch.is_contended(samples) else timed
 
     def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Judge what other observers have measured by launches of their own. Say so if use by others cannot be seen."""
         if self._watch is None or timed.latency_us is None:
             return timed
         if timed.metrics and self._watch.is_shared():
-            return self._make_contended_result()
+            return self._make_contended_result(timed)
         absence = self._watch.absence
         return timed.add_details(contention=f"not judged: {absence}") if absence else timed
 
-    def _make_contended_result(self) -> TrialResult:
+    def _make_contended_result(self, timed: TrialResult) -> TrialResult:
+        """Return the result without a figure; the fastest of its timings stays, because disturbance only adds time."""
         used = f"other programs used {self._device.name} while this was timed"
-        return make_failed_result(Outcome.CONTENDED, f"{used} (`contention = false` keeps such timings)", Phase.TIMING)
+        result = make_failed_result(
+            Outcome.CONTENDED, f"{used} (`contention = false` keeps such timings)", Phase.TIMING
+        )
+        fastest = min(timed.detail.samples or (), default=timed.detail.low_us)
+        return result.add_details(low_us=fastest)

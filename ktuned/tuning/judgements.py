@@ -8,7 +8,8 @@ outcome:
 =======================================  ==============================================================================
 its outcome                              what follows
 =======================================  ==============================================================================
-none yet, or one that says nothing       the job keeps waiting; ``contended``, for example, says nothing
+none yet, or one that says nothing       the job keeps waiting; ``contended``, for example, says nothing. At the job's
+                                         end a config that surely beats it is served (:func:`surely_beats`)
 measured, or too slow                    from now on a better config may become the winner
 a failure                                lookups would get the next served config, so the job waits for that one
 =======================================  ==============================================================================
@@ -62,6 +63,7 @@ from ktuned.model import (
     have_same_bits,
 )
 from ktuned.protocol import Trial
+from ktuned.store import Winner
 
 
 class _Standing(Enum):
@@ -128,6 +130,21 @@ def choose_served_configs(
     if incumbent is not None and admits(incumbent):
         return [incumbent]
     return [config for config in (*near, default) if config is not None and admits(config)]
+
+
+def surely_beats(best: Trial, disturbed: Trial | None, before: Winner | None) -> bool:
+    """Return whether a measured config is faster than a served one without a figure, by more than the uncertainty.
+
+    Args:
+        best: The measured config.
+        disturbed: The served config's trial in this context. Disturbance only adds time, so its fastest timing counts.
+        before: The served config as the winner of an earlier context, if it has no such timing.
+    """
+    fastest_us = None if disturbed is None else disturbed.detail.low_us
+    if fastest_us is None and before is not None:
+        fastest_us = before.latency_us - (before.spread_us or 0.0)
+    slowest_us = best.detail.high_us or (best.latency_us or 0.0) + (best.spread_us or 0.0)
+    return fastest_us is not None and slowest_us < fastest_us
 
 
 class Anchor:

@@ -29,14 +29,31 @@ from msgspec.structs import replace
 from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
 from ktuned.ipc import requests
-from ktuned.model import Bits, Config, Outcome, StoreError, TrialResult, canonical, is_exact, strip_numerics
+from ktuned.model import (
+    Bits,
+    Config,
+    Outcome,
+    StoreError,
+    TrialResult,
+    canonical,
+    is_exact,
+    needs_metric,
+    strip_numerics,
+)
 from ktuned.protocol import AnswersChanged, JobState, PublishEvent, Trial, format_notice
 from ktuned.store import IMPORTED, BitClasses, Store, Winner, find_stand_ins
 from ktuned.tuning.evidence import is_outcome_final
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.judgements import DisputedOutputs, Findings, Hopelessness, ServedConfigs, choose_served_configs
-from ktuned.tuning.prior_results import complete_result, restore_winner
+from ktuned.tuning.judgements import (
+    DisputedOutputs,
+    Findings,
+    Hopelessness,
+    ServedConfigs,
+    choose_served_configs,
+    surely_beats,
+)
+from ktuned.tuning.prior_results import complete_result, load_admitted_trials, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
 from ktuned.tuning.trial_machine import Attempt, End, Stopped, select_ends
 
@@ -80,6 +97,7 @@ class Outcomes:
         self._first_failure = ""
         self._first_unjudged = ""
         self._has_winner = False
+        self._provisional = ""
         self._compared_with: Bits = ()
         self._tried: list[requests.TriedConfig] = []
         self._changed = anyio.Event()
@@ -93,7 +111,7 @@ class Outcomes:
         """Return why the job has no winner; empty if it has one."""
         awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.time_limit_s
         if self.progress.best_cost is not None:
-            if awaited is None:
+            if awaited is None or self._provisional:
                 return ""
             words = ", ".join(f"{name}={value}" for name, value in awaited.items())
             return f"lookups still get {words}, which could not be measured here: tune again"
@@ -115,6 +133,7 @@ class Outcomes:
             self._disputed_outputs.describe_dispute(),
             *self._findings.describe_findings(),
             self.final_fault,
+            self._provisional,
             *self._find_classes().describe_classes(),
         )
         return "\n".join(filter(None, (headline, *map(format_notice, filter(None, notices)))))
@@ -386,6 +405,23 @@ class Outcomes:
         )
         if winner is not None:
             await self._announce_winner(winner)
+
+    async def elect_provisional_winner(self) -> None:
+        """Serve the best config if it surely beats the served one, which this busy machine could not measure."""
+        brief, awaited = self._brief, self.served_configs.awaited_config
+        if awaited is None or needs_metric(brief.objective) or is_exact(brief.objective):
+            return
+        best = await load_admitted_trials(self.store, brief.admission, brief.present_key, 1)
+        before = next((one for one in brief.served() if one.key == brief.key and one.config == awaited), None)
+        if not best or not surely_beats(best[0], self.store.find_trial(brief.context, awaited), before):
+            return
+        winner = await self.store.decide_winner(best[0].id, objective=brief.objective, is_final=False)
+        await self._announce_winner(winner)
+        words = ", ".join(f"{name}={value}" for name, value in awaited.items())
+        self._provisional = (
+            f"the winner is provisional: the machine was too busy to measure {words}, which was served before; "
+            "run `ktuned tune` again when it is quieter"
+        )
 
     async def _announce_winner(self, winner: Winner) -> None:
         """Publish a new winner, and remember that the space holds its config."""

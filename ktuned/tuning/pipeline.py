@@ -241,6 +241,8 @@ class Pipeline:
                     is_judged = not self._outcomes.is_default_doubtful
                     final_round = FinalRound(self._outcomes, self._measuring, self._fleet)
                     await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
+                else:
+                    await self._outcomes.elect_provisional_winner()
                 # A lane that is still being opened was not needed.
                 openings.cancel_scope.cancel()
         finally:

@@ -1,4 +1,4 @@
-"""Whether a kernel's present space holds a config: by its declaration, by a worker, by what was stored."""
+"""Whether a kernel's space holds a config: decided by its declaration, a worker, or a stored verdict."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: all([c.us <= p.n])"
 """A constraint that only its code decides."""
 
 
-def info(**changes: Any) -> KernelInfo:
-    """Return a kernel of one knob, whose space is given as plain data."""
+def make_kernel(**changes: Any) -> KernelInfo:
+    """Return a kernel with one knob, whose space is given as plain data."""
     space = SpaceInfo(**changes.pop("space", {}))
     kernel = KernelInfo(
         ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (), None, None, space, Plan()
@@ -50,8 +50,8 @@ def info(**changes: Any) -> KernelInfo:
 def test_declared_values_admit_and_constraints_take_away(
     space: dict[str, Any], config: Config, expected: bool | None
 ) -> None:
-    """A declaration decides what it can, types included; a constraint can only take away from it."""
-    assert decide_by_declaration(info(space=space), {}, config) is expected
+    """A declaration decides what it can, types included; a constraint can only exclude."""
+    assert decide_by_declaration(make_kernel(space=space), {}, config) is expected
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_declared_values_admit_and_constraints_take_away(
 def test_constraints_as_texts_are_evaluated_and_one_that_fails_is_left_to_code(
     constraints: list[str], config: Config, expected: bool | None
 ) -> None:
-    """What a text cannot say for this problem, a worker says; without a problem nothing is said."""
-    kernel = info(space={"axes": {"B": [1, 2, 4]}, "constrained": True, "constraints": tuple(constraints)})
+    """A worker decides what a text cannot decide for this problem; without a problem nothing is decided."""
+    kernel = make_kernel(space={"axes": {"B": [1, 2, 4]}, "constrained": True, "constraints": tuple(constraints)})
     assert decide_by_declaration(kernel, {"N": 2}, config) is expected
     assert decide_by_declaration(kernel, None, config) is (False if config == {"B": 8} else None)
 
@@ -87,41 +87,41 @@ def test_constraints_as_texts_are_evaluated_and_one_that_fails_is_left_to_code(
     ],
 )
 def test_missing_knobs_come_from_the_default(default: Config | None, config: Config, expected: Config) -> None:
-    """Knobs that are only missing come from the default; a config with knobs of its own stays as it is."""
-    assert complete_config(info(default=default), config) == expected
+    """Only missing knobs do; a config with knobs of its own is unchanged."""
+    assert complete_config(make_kernel(default=default), config) == expected
 
 
 def test_space_digest_goes_by_what_decides_the_space() -> None:
-    """A new budget, problem or default leaves verdicts standing; another space or constraint does not."""
+    """A new budget, problem or default keeps verdicts; another space or constraint does not."""
     parts = {"space": "a", "tune_k.py:fits": "b", "plan": "c", "problems": "d", "default": "e", "specialize": "f"}
-    kernel = info(plan_parts=parts)
+    kernel = make_kernel(plan_parts=parts)
     for label in parts:
         other = replace(kernel, plan_parts={**parts, label: "other"})
         is_same = label in ("plan", "problems", "default", "specialize")
         assert (digest_space(other) == digest_space(kernel)) is is_same
-    assert digest_space(info()) != digest_space(info(plan_digest="other"))
+    assert digest_space(make_kernel()) != digest_space(make_kernel(plan_digest="other"))
 
 
 @pytest.mark.anyio
 async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) -> None:
-    """A constraint's verdicts are remembered by problem and config, and stored, for this very space only."""
+    """A constraint's verdicts are stored by problem and config, for this space only."""
     kernel = await parts.inspect_file(make_kernel_text(configs=CONSTRAINED))
     admission = parts.daemon.admission
     configs: list[Config] = [{"us": 10.0}, {"us": 20.0}, {"us": 40.0}]
     assert [admission.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
     assert await admission.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
     again = Admission(parts.catalog, None, parts.store, parts.deadlines)  # type: ignore[arg-type]
-    for one in (admission, again):
-        assert [one.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
-        assert one.find_known_verdict(kernel, {"n": 20}, {"us": 20.0}) is None
-        assert await one.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
+    for checker in (admission, again):
+        assert [checker.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
+        assert checker.find_known_verdict(kernel, {"n": 20}, {"us": 20.0}) is None
+        assert await checker.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
     other = await parts.inspect_file(make_kernel_text(configs=CONSTRAINED.replace("<=", "<")))
     assert again.find_known_verdict(other, {"n": 15}, {"us": 10.0}) is None
 
 
 @pytest.mark.anyio
 async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
-    """The inspection has asked; not of other problems, nor of values of other types, nor where data decides."""
+    """The inspection decides it, except for other problems, values of other types, and where data decide."""
     file = make_kernel_text(configs="us=[10, 20], where=lambda p, c: all([c.us <= p.n])", default="dict(us=10)")
     kernel = await parts.inspect_file(file)
     known = parts.daemon.admission.find_known_verdict
@@ -136,7 +136,7 @@ async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
 
 @pytest.mark.anyio
 async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
-    """What its code cannot say is not served; a file that changed since is no verdict."""
+    """A config that the code cannot decide is not served; a file that has changed since gives no verdict."""
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or 1 / 0"))
     admission = parts.daemon.admission
     assert await admission.check_configs(kernel, {"n": 1}, [{"us": 10.0}]) == [False]
@@ -148,8 +148,8 @@ async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
 
 @pytest.mark.anyio
 async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> None:
-    """A data file that a constraint may read has changed: it is asked again, also by the next daemon; what was learned
-    since changes nothing.
+    """After a change of a data file that a constraint may read, it is asked again, also by the next daemon. What was
+    learned since changes nothing.
     """
     kernel = await parts.inspect_file(make_kernel_text(configs=CONSTRAINED))
     admission = parts.daemon.admission
@@ -160,8 +160,8 @@ async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> N
     since = {**read.learned, "new.txt": Observation("new.txt", "cc"), other.name: replace(other, digest="dd")}
     changed = {**since, limit.name: replace(limit, digest="ee")}
     the_next = [Admission(parts.catalog, None, parts.store, parts.deadlines) for _ in range(2)]  # type: ignore[arg-type]
-    for one, learned, expected in ((admission, since, True), (admission, changed, None)):
-        assert one.find_known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
+    for checker, learned, expected in ((admission, since, True), (admission, changed, None)):
+        assert checker.find_known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
     # Edited while no daemon ran.
-    for one, learned, expected in ((the_next[0], since, True), (the_next[1], changed, None)):
-        assert one.find_known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
+    for checker, learned, expected in ((the_next[0], since, True), (the_next[1], changed, None)):
+        assert checker.find_known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected

@@ -19,7 +19,7 @@ from ktuned.protocol import FileError
 from ktuned.protocol.kernels import Root
 
 
-def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: Any) -> KernelInfo:
+def make_kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: Any) -> KernelInfo:
     """Return a kernel that a file declares."""
     base = KernelInfo(
         ProjectName(project),
@@ -41,10 +41,10 @@ def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: 
     return replace(base, **changes)
 
 
-def seen(file: Path, *kernels: KernelInfo, errors: tuple[str, ...] = ()) -> Inspection:
-    """Return what an inspection found in a file."""
-    wrong = tuple(FileError(str(file), 1, message, "") for message in errors)
-    return Inspection(str(file), kernels, wrong, {str(file): "00"})
+def make_inspection(file: Path, *kernels: KernelInfo, errors: tuple[str, ...] = ()) -> Inspection:
+    """Return the result of a file's inspection."""
+    file_errors = tuple(FileError(str(file), 1, message, "") for message in errors)
+    return Inspection(str(file), kernels, file_errors, {str(file): "00"})
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def catalog(tmp_path: Path) -> Catalog:
     return Catalog([Root(str(tmp_path), "p", "python")])
 
 
-def names(catalog: Catalog) -> dict[str, str]:
-    """Return which file each kernel is in, by the files' names."""
+def map_kernels_to_files(catalog: Catalog) -> dict[str, str]:
+    """Return the name of each kernel's file."""
     return {kernel.kernel: Path(kernel.file).name for kernel in catalog.kernels}
 
 
@@ -80,91 +80,104 @@ def names(catalog: Catalog) -> dict[str, str]:
 def test_apply_tells_what_a_save_changed(
     catalog: Catalog, files: list[Path], after: dict[str, Any], expected: Changes
 ) -> None:
-    """A new digest is a change, a new plan a smaller one, and a comment none; what is known is renewed anyway."""
-    before = kernel(files[0])
-    assert catalog.apply_inspections([seen(files[0], before)]) == Changes(added=("p:gemm",), inspected=("p:gemm",))
-    now = replace(before, **after)
-    changes = catalog.apply_inspections([seen(files[0], now)])
+    """A new digest is a change, a new plan a smaller one, and a comment none; the catalog is updated anyway."""
+    before = make_kernel(files[0])
+    assert catalog.apply_inspections([make_inspection(files[0], before)]) == Changes(
+        added=("p:gemm",), inspected=("p:gemm",)
+    )
+    saved = replace(before, **after)
+    changes = catalog.apply_inspections([make_inspection(files[0], saved)])
     assert changes == msgspec.structs.replace(expected, inspected=("p:gemm",))
     assert bool(changes) is bool(after.keys() & {"digest", "plan_digest"})
-    assert catalog.kernels == [now]
+    assert catalog.kernels == [saved]
 
 
 def test_apply_removes_what_is_no_longer_declared(catalog: Catalog, files: list[Path]) -> None:
-    """A kernel goes with its declaration, and with its file."""
+    """A kernel disappears with its declaration and with its file."""
     catalog.apply_inspections(
-        [seen(files[0], kernel(files[0]), kernel(files[0], "add")), seen(files[1], kernel(files[1], "mul"))]
+        [
+            make_inspection(files[0], make_kernel(files[0]), make_kernel(files[0], "add")),
+            make_inspection(files[1], make_kernel(files[1], "mul")),
+        ]
     )
-    assert catalog.apply_inspections([seen(files[0], kernel(files[0]))]).removed == ("p:add",)
+    assert catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0]))]).removed == ("p:add",)
     assert catalog.apply_inspections([], [str(files[1])]).removed == ("p:mul",)
-    assert names(catalog) == {"gemm": "tune_a.py"}
+    assert map_kernels_to_files(catalog) == {"gemm": "tune_a.py"}
 
 
 def test_broken_file_keeps_its_kernels(catalog: Catalog, files: list[Path]) -> None:
-    """An error hides no winner: the kernels stay, the error is reported until the file is mended."""
-    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
-    changes = catalog.apply_inspections([seen(files[0], errors=("tune_a.py:1: no",))])
+    """The kernels stay, and the error is reported until the file is repaired."""
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0]))])
+    changes = catalog.apply_inspections([make_inspection(files[0], errors=("tune_a.py:1: no",))])
     assert (changes.removed, len(changes.errors)) == ((), 1)
-    assert names(catalog) == {"gemm": "tune_a.py"}
+    assert map_kernels_to_files(catalog) == {"gemm": "tune_a.py"}
     assert [error.message for error in catalog.list_errors_below(str(files[0].parent))] == ["tune_a.py:1: no"]
     assert catalog.find_dependents([str(files[0])]) == {str(files[0])}
-    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0]))])
     assert catalog.errors == []
 
 
 def test_good_kernel_of_a_file_with_an_error_goes_on(catalog: Catalog, files: list[Path]) -> None:
-    """One bad declaration neither hides nor removes the others of its file."""
-    catalog.apply_inspections([seen(files[0], kernel(files[0]), kernel(files[0], "add"))])
-    changes = catalog.apply_inspections([seen(files[0], kernel(files[0], digest="d2"), errors=("bad add",))])
+    """A bad declaration neither hides nor removes other kernels of its file."""
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0]), make_kernel(files[0], "add"))])
+    changes = catalog.apply_inspections(
+        [make_inspection(files[0], make_kernel(files[0], digest="d2"), errors=("bad add",))]
+    )
     assert (changes.changed, changes.removed) == (("p:gemm",), ())
-    assert names(catalog) == {"gemm": "tune_a.py", "add": "tune_a.py"}
+    assert map_kernels_to_files(catalog) == {"gemm": "tune_a.py", "add": "tune_a.py"}
 
 
 def test_taken_name_is_an_error_of_the_second_file(catalog: Catalog, files: list[Path]) -> None:
     """The first file keeps the name; the error says where both are."""
-    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
-    (error,) = catalog.apply_inspections([seen(files[1], kernel(files[1], digest="d2"))]).errors
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0]))])
+    (error,) = catalog.apply_inspections([make_inspection(files[1], make_kernel(files[1], digest="d2"))]).errors
     assert error.path == str(files[1])
     assert f"{files[0]}:3" in error.message
-    assert names(catalog) == {"gemm": "tune_a.py"}
+    assert map_kernels_to_files(catalog) == {"gemm": "tune_a.py"}
 
 
 @pytest.mark.parametrize("how", ["removed", "no longer declared"])
 def test_freed_name_concerns_the_file_that_wanted_it(catalog: Catalog, files: list[Path], how: str) -> None:
-    """When the holder of a name lets it go, the other file depends on that, and gets the name."""
-    catalog.apply_inspections([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1]))])
+    """The other file depends on the name's holder, and gets the name when it is free."""
+    catalog.apply_inspections(
+        [make_inspection(files[0], make_kernel(files[0])), make_inspection(files[1], make_kernel(files[1]))]
+    )
     assert catalog.find_dependents([str(files[0])]) == {str(files[0]), str(files[1])}
-    second = seen(files[1], kernel(files[1]))
+    second = make_inspection(files[1], make_kernel(files[1]))
     changes = (
         catalog.apply_inspections([second], [str(files[0])])
         if how == "removed"
-        else catalog.apply_inspections([seen(files[0]), second])
+        else catalog.apply_inspections([make_inspection(files[0]), second])
     )
     assert (changes.removed, catalog.errors) == ((), [])
-    assert names(catalog) == {"gemm": "tune_b.py"}
+    assert map_kernels_to_files(catalog) == {"gemm": "tune_b.py"}
 
 
 def test_renamed_file_loses_nothing(catalog: Catalog, files: list[Path]) -> None:
-    """A file under a new name holds the same kernels: jobs on the old path are planned again, nothing is removed."""
-    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
+    """The kernels are the same: jobs of the old path are planned again, and nothing is removed."""
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0]))])
     files[0].unlink()
-    changes = catalog.apply_inspections([seen(files[1], kernel(files[1]))], [str(files[0])])
+    changes = catalog.apply_inspections([make_inspection(files[1], make_kernel(files[1]))], [str(files[0])])
     assert (changes.added, changes.changed, changes.replanned, changes.removed) == ((), (), ("p:gemm",), ())
-    assert names(catalog) == {"gemm": "tune_b.py"}
+    assert map_kernels_to_files(catalog) == {"gemm": "tune_b.py"}
 
 
 def test_kernel_moves_between_files_of_one_save(catalog: Catalog, files: list[Path]) -> None:
-    """In whichever order two files are inspected, what moved from one to the other is there once, without error."""
-    catalog.apply_inspections([seen(files[1], kernel(files[1]), kernel(files[1], "add"))])
-    changes = catalog.apply_inspections([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1], "add"))])
+    """In either order of inspection, the kernel exists once and without an error."""
+    catalog.apply_inspections([make_inspection(files[1], make_kernel(files[1]), make_kernel(files[1], "add"))])
+    changes = catalog.apply_inspections(
+        [make_inspection(files[0], make_kernel(files[0])), make_inspection(files[1], make_kernel(files[1], "add"))]
+    )
     assert (changes.removed, changes.errors) == ((), ())
-    assert names(catalog) == {"gemm": "tune_a.py", "add": "tune_b.py"}
+    assert map_kernels_to_files(catalog) == {"gemm": "tune_a.py", "add": "tune_b.py"}
 
 
 def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, files: list[Path]) -> None:
-    """A file concerns the kernels that were read from it, a directory those that were read from below it."""
+    """A file concerns the kernels that read it, a directory those that read something in it."""
     header = tmp_path / "inc" / "x.h"
-    catalog.apply_inspections([seen(files[0], kernel(files[0], stamps={str(header): "", str(files[0]): "00"}))])
+    catalog.apply_inspections(
+        [make_inspection(files[0], make_kernel(files[0], stamps={str(header): "", str(files[0]): "00"}))]
+    )
     for path in (header, header.parent, files[0]):
         assert catalog.find_dependents([str(path)]) == {str(files[0])}
     assert catalog.find_dependents([str(tmp_path)]) == {str(files[0]), str(tmp_path / PROJECT_FILE)}
@@ -173,20 +186,20 @@ def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, file
 
 
 def test_each_directory_with_a_dependency_is_reported(catalog: Catalog, files: list[Path]) -> None:
-    """Every directory that holds what is depended on is reported, until nothing in it is."""
+    """It is reported until it has no dependency."""
     catalog.apply_inspections(
-        [seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))]
+        [make_inspection(files[0], make_kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))]
     )
     assert catalog.list_watched_directories() == {"/elsewhere/inc", str(files[0].parent)}
-    catalog.apply_inspections([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0], stamps={str(files[0]): "00"}))])
     assert catalog.list_watched_directories() == {str(files[0].parent)}
 
 
 def test_root_that_is_dropped(catalog: Catalog, files: list[Path]) -> None:
-    """With a root go its kernels, its errors and its dependencies; what lies below another root stays."""
-    catalog.apply_inspections([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    """Its kernels, errors and dependencies go with it, except those below another root."""
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0], stamps={str(files[0]): "00"}))])
     (root,) = catalog.roots
-    known = tuple(one.name for one in catalog.kernels)
+    known = tuple(kernel.name for kernel in catalog.kernels)
     assert catalog.remove_root(root.path).removed == known
     assert (catalog.kernels, catalog.errors, catalog.list_watched_directories(), catalog.list_inspected_stamps()) == (
         [],
@@ -197,7 +210,7 @@ def test_root_that_is_dropped(catalog: Catalog, files: list[Path]) -> None:
 
 
 def test_innermost_root_owns() -> None:
-    """A path belongs to the longest root above it, and a name's beginning is no directory."""
+    """A path belongs to the longest root above it; a root must be a whole directory name."""
     roots = [Root(path, path, "python") for path in ("/", "/a", "/a/b")]
     catalog = Catalog(roots)
     owners = {path: catalog.find_root(path) for path in ("/a/b/tune_x.py", "/a/bc/tune_x.py", "/a", "/ab")}
@@ -210,17 +223,16 @@ def test_innermost_root_owns() -> None:
     [("/a/b", "/a", True), ("/a", "/a", True), ("/a/b", "/a/", True), ("/ab", "/a", False), ("/a", "/a/b", False)],
 )
 def test_a_directory_is_below_itself_and_its_parents(path: str, directory: str, expected: bool) -> None:
-    """A directory is below itself."""
     assert is_below(path, directory) is expected
 
 
 def test_a_short_name_resolves_while_it_is_the_only_one() -> None:
-    """A full name always serves, a short one while it is the only one; the error lists the full ones."""
+    """A full name always resolves; the error for an ambiguous short name lists the full ones."""
     roots = [Root("/a", "a", "python"), Root("/b", "b", "python")]
     both = [
-        kernel("/a/tune_x.py", project="a"),
-        kernel("/b/tune_x.py", project="b"),
-        kernel("/b/tune_y.py", "add", "b"),
+        make_kernel("/a/tune_x.py", project="a"),
+        make_kernel("/b/tune_x.py", project="b"),
+        make_kernel("/b/tune_y.py", "add", "b"),
     ]
     catalog = Catalog(roots, both)
     assert catalog.resolve_kernel("add").name == "b:add"
@@ -238,8 +250,8 @@ def test_a_short_name_resolves_while_it_is_the_only_one() -> None:
 
 
 def test_kernels_below_no_root_are_forgotten() -> None:
-    """A root that is no longer configured takes its kernels along."""
-    assert Catalog([Root("/a", "a", "python")], [kernel("/b/tune_x.py")]).kernels == []
+    """They disappear when their root is no longer configured."""
+    assert Catalog([Root("/a", "a", "python")], [make_kernel("/b/tune_x.py")]).kernels == []
 
 
 @pytest.mark.parametrize(
@@ -261,9 +273,9 @@ def test_kernels_below_no_root_are_forgotten() -> None:
     ],
 )
 def test_a_problem_with_other_keys_is_refused(problem: Problem, options: dict[str, Any], words: str) -> None:
-    """A problem has the keys of a declared one, or at least those of its key; the error says which."""
+    """A problem has the keys of a declared one, or at least those of its key; the error has the names."""
     declared = {"problems": ({"M": 1, "N": 1}, {"K": 1}), **options}
-    checked = kernel("/a/tune_x.py", **declared)
+    checked = make_kernel("/a/tune_x.py", **declared)
     if not words:
         check_problem(checked, problem)
         return
@@ -273,29 +285,29 @@ def test_a_problem_with_other_keys_is_refused(problem: Problem, options: dict[st
 
 
 def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: Catalog, files: list[Path]) -> None:
-    """They stay known, with what is wrong; those that it still declares have no fault, and mending it is reported."""
-    gemm, add = kernel(files[0]), kernel(files[0], "add")
-    catalog.apply_inspections([seen(files[0], gemm, add)])
-    assert catalog.apply_inspections([seen(files[0], gemm, errors=("add is wrong",))]).mended == ()
+    """They stay, with the fault; kernels that it still declares have none, and the repair is reported."""
+    gemm, add = make_kernel(files[0]), make_kernel(files[0], "add")
+    catalog.apply_inspections([make_inspection(files[0], gemm, add)])
+    assert catalog.apply_inspections([make_inspection(files[0], gemm, errors=("add is wrong",))]).mended == ()
     assert [catalog.find_file_fault(known) for known in (gemm, add)] == ["", "add is wrong"]
-    catalog.apply_inspections([seen(files[0], errors=("no syntax",))])
+    catalog.apply_inspections([make_inspection(files[0], errors=("no syntax",))])
     assert [catalog.find_file_fault(known) for known in (gemm, add)] == ["no syntax", "no syntax"]
-    changes = catalog.apply_inspections([seen(files[0], gemm, add)])
+    changes = catalog.apply_inspections([make_inspection(files[0], gemm, add)])
     assert changes == Changes(inspected=("p:gemm", "p:add"), mended=(str(files[0]),))
     assert changes
     assert [catalog.find_file_fault(known) for known in (gemm, add)] == ["", ""]
-    catalog.apply_inspections([seen(files[0], errors=("no syntax",))])
+    catalog.apply_inspections([make_inspection(files[0], errors=("no syntax",))])
     assert catalog.apply_inspections([], [str(files[0])]).mended == (str(files[0]),)
     assert catalog.find_file_fault(gemm) == ""
 
 
 def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> None:
-    """The innermost one that has it decides; a full name needs none, and a project that is gone does not count."""
+    """The innermost project with the name decides; a full name needs none, and a removed project does not count."""
     places = [tmp_path / "a", tmp_path / "a" / "inner", tmp_path / "b"]
     for place in places:
         (place / "src").mkdir(parents=True)
     roots = [Root(str(place), place.name, "python") for place in places]
-    catalog = Catalog(roots, [kernel(place / "tune_x.py", project=place.name) for place in places])
+    catalog = Catalog(roots, [make_kernel(place / "tune_x.py", project=place.name) for place in places])
     for place in places:
         assert catalog.resolve_kernel("gemm", str(place / "src")).name == f"{place.name}:gemm"
         assert catalog.resolve_kernel("b:gemm", str(place)).name == "b:gemm"

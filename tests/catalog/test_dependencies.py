@@ -1,4 +1,4 @@
-"""Index of dependencies: which kernel files a changed path concerns."""
+"""The index of dependencies: which kernel files a changed path concerns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ktuned.ipc import LISTING
 
 
 def test_names_in_a_directory_concern_what_lists_it() -> None:
-    """A file that comes or goes in a directory whose names count concerns its kernel; that directory is watched."""
+    """A new or removed file in such a directory concerns the kernel, and the directory is watched."""
     dependents = Dependents()
     dependents.set_dependencies("k", "/p/tune_k.py", {"/p/tune_k.py": "a", "/p/data": f"{LISTING}b"})
     assert dependents.find_dependents(["/p/data/new.bin"]) == {"/p/tune_k.py"}

@@ -15,7 +15,7 @@ def test_kernel_files_by_name(name: str, expected: bool) -> None:
 
 
 def test_files_are_found_where_people_keep_them(tmp_path: Path) -> None:
-    """Hidden directories, builds, installed packages and virtual environments hold no kernel files of a project."""
+    """Hidden directories, builds, installed packages and virtual environments contain no kernel files of a project."""
     kept = ["tune_z.py", "a/tune_a.py", "a/b/tune_b.py"]
     left = [".git/tune_x.py", "a/build/tune_x.py", "env/lib/tune_x.py", "a/node_modules/tune_x.py", "a/other.py"]
     for name in [*kept, *left, "env/pyvenv.cfg"]:
@@ -28,7 +28,7 @@ def test_files_are_found_where_people_keep_them(tmp_path: Path) -> None:
 
 
 def test_a_backend_is_guessed_from_the_text(tmp_path: Path) -> None:
-    """The one that all files name; none where they name several, or none, or cannot be read."""
+    """It is the only one that all files name; otherwise there is no guess."""
     one, other, none = (tmp_path / f"tune_{name}.py" for name in ("one", "other", "none"))
     one.write_text("@kernel(\n    backend='nvrtc',\n)")
     other.write_text('@kernel(backend = "triton")')

@@ -24,25 +24,25 @@ CRASHES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 
 @pytest.mark.anyio
 async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
-    """Each is an error of that file, the ones before, between and behind are inspected."""
+    """Each is an error of that file; all other files are inspected."""
     for name in ("a", "c", "e"):
         parts.write_file(make_kernel_text(name), f"tune_{name}.py")
     parts.write_file(HANGS, "tune_b.py")
     parts.write_file(CRASHES, "tune_d.py")
     parts.write_file("def (", "tune_f.py")
     inspector = FileInspector(parts.catalog, parts.fleet, parts.store, {**parts.deadlines, "inspect": 3.0})
-    found = await inspector.inspect_root(parts.root)
-    assert found.added == ("project:a", "project:c", "project:e")
-    told = {Path(error.path).name: error.message for error in parts.catalog.errors}
-    assert "timed out after 3 s" in told["tune_b.py"]
-    assert "was killed by SIGSEGV" in told["tune_d.py"]
-    assert "tune_f.py:1:" in told["tune_f.py"]
+    changes = await inspector.inspect_root(parts.root)
+    assert changes.added == ("project:a", "project:c", "project:e")
+    messages = {Path(error.path).name: error.message for error in parts.catalog.errors}
+    assert "timed out after 3 s" in messages["tune_b.py"]
+    assert "was killed by SIGSEGV" in messages["tune_d.py"]
+    assert "tune_f.py:1:" in messages["tune_f.py"]
     assert [kernel.name for kernel in parts.store.load_kernels()] == ["project:a", "project:c", "project:e"]
 
     for name in "abdef":
         (parts.project / f"tune_{name}.py").unlink()
-    found = await inspector.inspect_root(parts.root)
-    assert found.removed == ("project:a", "project:e")
+    changes = await inspector.inspect_root(parts.root)
+    assert changes.removed == ("project:a", "project:e")
     assert parts.catalog.errors == []
     assert [kernel.name for kernel in parts.store.load_kernels()] == ["project:c"]
     parts.kill_workers()
@@ -50,7 +50,7 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
 
 @pytest.mark.anyio
 async def test_missing_interpreter_is_an_error_of_each_file(parts: Parts) -> None:
-    """The line says which interpreter, and where it is set."""
+    """The line names the interpreter and where it is set."""
     path = parts.write_file(make_kernel_text())
     (root,) = parts.catalog.roots
     broken = type(root)(root.path, root.name, "/nowhere/python")
@@ -81,11 +81,11 @@ class _LastBreath:
 
 @pytest.mark.anyio
 async def test_worker_that_dies_after_the_last_file_blames_none(parts: Parts) -> None:
-    """Everything was inspected: nothing is wrong with any file."""
+    """Everything was inspected, so no file has an error."""
     inspector = FileInspector(parts.catalog, _LastBreath(), parts.store, parts.deadlines)  # type: ignore[arg-type]
     files = [str(parts.root.path) + "/tune_a.py", str(parts.root.path) + "/tune_b.py"]
-    found = await inspector.inspect_files(parts.root, files)
-    assert found.errors == ()
+    changes = await inspector.inspect_files(parts.root, files)
+    assert changes.errors == ()
     assert all(map(parts.catalog.has_inspected, files))
 
 
@@ -96,17 +96,19 @@ class _FullDisk(Store):
 
 @pytest.mark.anyio
 async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
-    """What cannot be recorded is known nevertheless, and what it changed is passed on."""
+    """A change that cannot be recorded is still reported."""
     async with assemble_daemon(tmp_path, store_type=_FullDisk) as parts:
         path = parts.write_file(make_kernel_text())
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        assert found.added == ("project:it",)
+        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
+        assert changes.added == ("project:it",)
         assert isinstance(parts.catalog.resolve_kernel("it"), KernelInfo)
 
 
 @pytest.mark.anyio
 async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts) -> None:
-    """A name that is no text, and a pipe without a writer: reported, again after each survey, and no other is lost."""
+    """Examples are an undecodable name and a pipe: each is reported after every survey, and other files are
+    inspected.
+    """
     parts.write_file(make_kernel_text("a"), "tune_a.py")
     project = os.fsencode(parts.root.path)
     (Path(os.fsdecode(project)) / os.fsdecode(b"tune_\xff.py")).write_text("x = 1")
@@ -114,10 +116,10 @@ async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts)
     inspector = FileInspector(parts.catalog, parts.fleet, parts.store, parts.deadlines)
     for _ in range(2):
         await inspector.inspect_root(parts.root)
-        told = {Path(error.path).name: error.message for error in parts.catalog.errors}
-        assert set(told) == {"tune_\\xff.py", "tune_pipe.py"}
-        assert "not UTF-8" in told["tune_\\xff.py"]
-        assert "not a regular file" in told["tune_pipe.py"]
+        messages = {Path(error.path).name: error.message for error in parts.catalog.errors}
+        assert set(messages) == {"tune_\\xff.py", "tune_pipe.py"}
+        assert "not UTF-8" in messages["tune_\\xff.py"]
+        assert "not a regular file" in messages["tune_pipe.py"]
     assert [kernel.name for kernel in parts.catalog.kernels] == ["project:a"]
     os.unlink(project + b"/tune_\xff.py")
     await inspector.inspect_root(parts.root)

@@ -1,4 +1,4 @@
-"""``ktuned.toml``: everything that is wrong with one is one line that names the setting."""
+"""``ktuned.toml``: each error is one line that names the setting."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ time_limit_s = 60
 
 
 def test_all_that_it_may_say_is_read() -> None:
-    """Each setting has its field; what is not said is left to the usual rules."""
+    """Each setting has its field; a missing setting follows the usual rules."""
     project = parse_project(WHOLE, "/p/ktuned.toml")
     assert (project.name, project.python, project.env) == ("gemms", ".venv/bin/python", {"OMP_NUM_THREADS": "1"})
     assert project.defaults == PlanDefaults("fast", 200, 60)
@@ -53,7 +53,7 @@ def test_all_that_it_may_say_is_read() -> None:
     ],
 )
 def test_a_wrong_file_is_one_clear_line(text: str, words: str) -> None:
-    """The error names the file and the setting, and where to read on."""
+    """The line names the file, the setting and the documentation."""
     with pytest.raises(SettingsError) as refused:
         parse_project(text.encode(), "/p/ktuned.toml")
     assert refused.value.message.startswith("/p/ktuned.toml: ")
@@ -69,7 +69,7 @@ def test_bytes_that_are_not_text_are_refused() -> None:
 
 
 def test_a_file_is_read_only_where_others_cannot_write_it(tmp_path: Path) -> None:
-    """It names an interpreter, so anyone who can write it could run anything."""
+    """It names an interpreter, so whoever can write it can run anything."""
     assert read_project(str(tmp_path)) == Project()
     path = tmp_path / "ktuned.toml"
     path.write_text("name = 'x'")
@@ -80,7 +80,7 @@ def test_a_file_is_read_only_where_others_cannot_write_it(tmp_path: Path) -> Non
 
 
 def test_what_is_not_a_settings_file_is_refused(tmp_path: Path) -> None:
-    """A directory, and a file of another program's size."""
+    """Examples are a directory and a huge file."""
     path = tmp_path / "ktuned.toml"
     path.mkdir()
     with pytest.raises(SettingsError, match="not a regular file"):

@@ -20,40 +20,40 @@ from ktuned.protocol.kernels import Root, RootSettings
 FILE = "name = 'gemms'\npython = 'bin/python'\nenv = {A = '1', B = '1'}"
 
 
-def directory(place: Path, text: str | None = None) -> str:
-    """Make a directory, with a project file of some text."""
+def make_directory(place: Path, text: str | None = None) -> str:
+    """Make a directory, with a project file if a text is given."""
     place.mkdir(parents=True)
     if text is not None:
         (place / "ktuned.toml").write_text(text)
     return str(place)
 
 
-def installed(site: Path, package: str, name: str) -> str:
-    """Make a package and the record of the distribution that brought it."""
+def install_package(site: Path, package: str, name: str) -> str:
+    """Make a package and its distribution's record."""
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n\nText: Name: wrong\n")
     (info / "RECORD").write_text(f"{package}/__init__.py,,\n{package}/tune_it.py,,\n")
-    return directory(site / package)
+    return make_directory(site / package)
 
 
 def test_name_comes_from_the_first_that_gives_one(tmp_path: Path) -> None:
-    """What was asked for, then the project file, then the distribution, then the directory."""
+    """The order is: the request, the project file, the distribution, the directory."""
     site = tmp_path / "lib" / "site-packages"
-    package = installed(site, "fast_gemms", "fast-gemms")
-    installed(site, "fast", "other")
-    assert make_root(directory(tmp_path / "plain")).name == "plain"
+    package = install_package(site, "fast_gemms", "fast-gemms")
+    install_package(site, "fast", "other")
+    assert make_root(make_directory(tmp_path / "plain")).name == "plain"
     assert make_root(package).name == "fast-gemms"
     (site / "fast_gemms" / "ktuned.toml").write_text(FILE)
     assert make_root(package).name == "gemms"
     assert make_root(package, name="mine").name == "mine"
     assert find_distribution_name(str(tmp_path / "plain")) == find_distribution_name(str(site)) == ""
-    assert find_distribution_name(directory(site / "loose")) == ""
+    assert find_distribution_name(make_directory(site / "loose")) == ""
 
 
 def test_interpreter_and_environment_follow_the_same_order(tmp_path: Path) -> None:
-    """A path is relative to the root; of two values for a variable the one that was asked for counts."""
-    place = directory(tmp_path / "p", FILE)
+    """A path is relative to the root; a variable's requested value precedes the file's."""
+    place = make_directory(tmp_path / "p", FILE)
     root = make_root(place)
     assert (root.python, root.env) == (f"{place}/bin/python", {"A": "1", "B": "1"})
     root = make_root(place, python="/opt/python", env={"B": "2"})
@@ -67,7 +67,7 @@ def test_interpreter_and_environment_follow_the_same_order(tmp_path: Path) -> No
 
 
 def test_names_of_one_interpreter_are_one(tmp_path: Path) -> None:
-    """``python3`` and ``python`` of one environment have the same workers; another Python there is another one."""
+    """``python3`` and ``python`` of one environment share workers; another Python in it does not."""
     scripts = tmp_path / "venv" / "bin"
     scripts.mkdir(parents=True)
     for name, target in (("python", sys.executable), ("python3", "python"), ("python2", "/bin/sh")):
@@ -77,44 +77,54 @@ def test_names_of_one_interpreter_are_one(tmp_path: Path) -> None:
 
 
 def test_a_project_file_that_cannot_be_followed_keeps_the_known_name(tmp_path: Path) -> None:
-    """A typing error costs no winners: a daemon that starts goes on with the name that the project had."""
-    place = directory(tmp_path / "p", "name = ")
+    """A typing error costs no winners: a starting daemon uses the project's earlier name."""
+    place = make_directory(tmp_path / "p", "name = ")
     root = make_root(place)
     assert (root.name, root.project_digest) == ("p", "")
     with pytest.raises(SettingsError):
         remake_root(root)
-    assert [one.name for one in remake_roots([root], {place: "gemms"}, Trust())] == ["gemms"]
+    assert [root.name for root in remake_roots([root], {place: "gemms"}, Trust())] == ["gemms"]
 
 
-def root(path: str, name: str, *, is_asked: bool = False) -> Root:
-    """Return a root, whose name was perhaps asked for."""
+def make_project_root(path: str, name: str, *, is_asked: bool = False) -> Root:
+    """Return a root, whose name may be one that the user has set."""
     return Root(path, name, "python", asked=RootSettings(name if is_asked else ""))
 
 
 def test_checkouts_of_one_project_are_named_by_their_directories() -> None:
-    """Two checkouts of one project are distinguished by their directories; a name that was asked for stays."""
-    found = name_roots([root("/a/wt", "gemms"), root("/b/wt", "gemms"), root("/c/x", "x"), root("/d/x", "x")], {})
-    assert [one.name for one in found] == ["gemms", "gemms-wt", "x", "d-x"]
-    found = name_roots([root("/a/x", "x"), root("/b/y", "x", is_asked=True)], {}, taken=["a-x"])
-    assert len({"a-x", *(one.name for one in found)}) == 3
-    assert found[1].name == "x"
+    """A name that the user has set stays."""
+    roots = name_roots(
+        [
+            make_project_root("/a/wt", "gemms"),
+            make_project_root("/b/wt", "gemms"),
+            make_project_root("/c/x", "x"),
+            make_project_root("/d/x", "x"),
+        ],
+        {},
+    )
+    assert [root.name for root in roots] == ["gemms", "gemms-wt", "x", "d-x"]
+    roots = name_roots(
+        [make_project_root("/a/x", "x"), make_project_root("/b/y", "x", is_asked=True)], {}, taken=["a-x"]
+    )
+    assert len({"a-x", *(root.name for root in roots)}) == 3
+    assert roots[1].name == "x"
 
 
 def test_a_root_keeps_the_name_that_it_had() -> None:
-    """Which of two checkouts has the plain name does not change with the order or when the other one goes."""
+    """The plain name stays with its checkout, whatever the order and when the other checkout is removed."""
     known = {"/a/wt": "gemms-wt", "/b/wt": "gemms"}
-    roots = [root("/a/wt", "gemms"), root("/b/wt", "gemms")]
-    assert [one.name for one in name_roots(roots, known)] == ["gemms-wt", "gemms"]
-    assert [one.name for one in name_roots(roots[:1], known)] == ["gemms-wt"]
-    assert [one.name for one in name_roots([root("/a/wt", "other")], known)] == ["other"]
+    roots = [make_project_root("/a/wt", "gemms"), make_project_root("/b/wt", "gemms")]
+    assert [root.name for root in name_roots(roots, known)] == ["gemms-wt", "gemms"]
+    assert [root.name for root in name_roots(roots[:1], known)] == ["gemms-wt"]
+    assert [root.name for root in name_roots([make_project_root("/a/wt", "other")], known)] == ["other"]
 
 
 def test_a_project_begins_at_its_file(tmp_path: Path) -> None:
-    """A kernel file below it belongs to it; a file above that anyone could have written does not count."""
-    top = directory(tmp_path / "open" / "p", "")
-    below = directory(tmp_path / "open" / "p" / "a" / "b")
+    """A kernel file below it belongs to it; a project file that other users can write does not count."""
+    top = make_directory(tmp_path / "open" / "p", "")
+    below = make_directory(tmp_path / "open" / "p" / "a" / "b")
     assert find_project_top(below, Trust()) == top
     (tmp_path / "open" / "ktuned.toml").write_text("")
     (tmp_path / "open" / "ktuned.toml").chmod(0o666)
-    other = directory(tmp_path / "open" / "q")
+    other = make_directory(tmp_path / "open" / "q")
     assert find_project_top(other, Trust()) == other

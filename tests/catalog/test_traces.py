@@ -1,4 +1,4 @@
-"""Learning: a name that only compiling shows is a part of its kernel from then on, and nothing known is lost by it."""
+"""Learning: an input that only compiling shows is a part of its kernel from then on, and nothing known is lost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ READING = make_kernel_text(configs="[dict(us=50.0, reads='cfg.txt'), dict(us=90.
 PROBLEM = {"n": 64}
 
 
-async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
-    """Tune a kernel, and return it as it is known then."""
+async def tune_kernel(parts: Parts, kernel: KernelInfo) -> KernelInfo:
+    """Tune a kernel, and return what the catalog has afterwards."""
     before = len(parts.recorder.list_events("job_done"))
     await parts.requests.request_jobs(kernel, TuningRequest())
     ended = await parts.recorder.wait_for_ended_jobs(before + 1)
@@ -32,78 +32,80 @@ async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
     return parts.catalog.resolve_kernel("it")
 
 
-def _status(parts: Parts) -> Status:
+def get_status(parts: Parts) -> Status:
     return parts.lookups.look_up("it", PROBLEM, None, tune=False).answer.status
 
 
-def _compiled(parts: Parts) -> int:
+def count_artifacts(parts: Parts) -> int:
     return sum(1 for _ in parts.artifacts.directory.glob("[!.]*/*/kernel.json"))
 
 
 async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> None:
-    """A file that no inspection finds is followed once it was read: its edit is stale, by name; undone, it is fresh."""
+    """A file that no inspection finds counts once it was read: after its edit the answer is stale, after undoing it
+    fresh.
+    """
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
         cfg = parts.write_file("one", "cfg.txt")
         before = await parts.inspect_file(READING)
-        kernel = await _tuned(parts, before)
+        kernel = await tune_kernel(parts, before)
         assert "cfg.txt" in kernel.learned
         news = {name: entry for name, entry in kernel.learned.items() if name not in before.learned}
         assert kernel.digest == extend_digest(before.digest, news.values())
         assert str(cfg) in {path for path, _ in parts.catalog.list_inspected_stamps()}
-        assert _status(parts) is Status.FRESH
+        assert get_status(parts) is Status.FRESH
         assert any("cfg.txt" in event["names"] for event in parts.recorder.list_events("learned"))
 
         cfg.write_text("two")
         edited = await parts.inspect_file()
         assert edited.digest == extend_digest(before.digest, {**news, "cfg.txt": edited.learned["cfg.txt"]}.values())
         assert edited.digest != kernel.digest
-        assert _status(parts) is Status.STALE
+        assert get_status(parts) is Status.STALE
         why = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners(edited)
         assert [change.where for entry in why for change in entry.changes] == ["cfg.txt"]
 
-        count = _compiled(parts)
-        assert await _tuned(parts, edited) == edited
-        assert _status(parts) is Status.FRESH
-        assert _compiled(parts) == count + 2  # of each config, as its key has the name now
+        count = count_artifacts(parts)
+        assert await tune_kernel(parts, edited) == edited
+        assert get_status(parts) is Status.FRESH
+        assert count_artifacts(parts) == count + 2  # of each config, as its key has the name now
 
         cfg.write_text("one")
         await parts.inspect_file()
         await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         undone = (await parts.recorder.wait_for_ended_jobs(3))[-1]
         assert not undone["cost"].get("compile_s")
-        assert _status(parts) is Status.FRESH
+        assert get_status(parts) is Status.FRESH
 
 
 async def test_the_next_daemon_knows_what_was_learned(tmp_path: Path) -> None:
-    """Names and renamed contexts are in the store: after a restart the winner is fresh, and an edit is still stale."""
+    """Names and renamed contexts are stored: after a restart the winner is fresh, and an edit makes it stale."""
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
         parts.write_file("one", "cfg.txt")
-        learned = await _tuned(parts, await parts.inspect_file(READING))
+        learned = await tune_kernel(parts, await parts.inspect_file(READING))
     async with assemble_daemon(tmp_path) as parts:
         assert parts.catalog.resolve_kernel("it") == learned
         assert await parts.inspect_file() == learned
-        assert _status(parts) is Status.FRESH
+        assert get_status(parts) is Status.FRESH
         parts.write_file("two", "cfg.txt")
         await parts.inspect_file()
-        assert _status(parts) is Status.STALE
+        assert get_status(parts) is Status.STALE
 
 
 async def test_a_file_that_was_missing_is_followed(tmp_path: Path) -> None:
-    """A name that was looked for and not found is learned as absent: the answer is stale once it is there."""
+    """The name is learned as absent, so the answer is stale once the file exists."""
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
-        kernel = await _tuned(parts, await parts.inspect_file(READING))
+        kernel = await tune_kernel(parts, await parts.inspect_file(READING))
         assert kernel.learned["cfg.txt"].digest == ""
-        assert _status(parts) is Status.FRESH
+        assert get_status(parts) is Status.FRESH
         parts.write_file("now it is", "cfg.txt")
         await parts.inspect_file()
-        assert _status(parts) is Status.STALE
+        assert get_status(parts) is Status.STALE
 
 
 async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -> None:
-    """A kernel of the same sources and Builds, which has learned nothing yet, does not get what an older file gave."""
+    """A kernel with the same sources and Builds that has learned nothing yet gets no artifact of an older file."""
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
         cfg = parts.write_file("one", "cfg.txt")
-        await _tuned(parts, await parts.inspect_file(READING))
+        await tune_kernel(parts, await parts.inspect_file(READING))
         cfg.write_text("two")
         other = READING.replace("def it(", "def other(")
         parts.write_file(other, "tune_other.py")
@@ -117,21 +119,21 @@ async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -
 
 
 async def test_older_states_of_a_kernel_have_the_name_too(tmp_path: Path) -> None:
-    """A name that is learned after an edit: the state from before it is fresh again when the edit is undone."""
+    """After undoing an edit, the older state is fresh again, although the name was learned later."""
     plain = make_kernel_text(rtol="1e-3")
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
-        await _tuned(parts, await parts.inspect_file(plain))
+        await tune_kernel(parts, await parts.inspect_file(plain))
         kernel = await parts.inspect_file(make_kernel_text(rtol="1e-4"))
         observed = Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)
         traces = parts.daemon.traces
         await traces.learn_names(kernel, [observed])
         undone = await parts.inspect_file(plain)
         assert "cfg.txt" in undone.learned
-        assert _status(parts) is Status.FRESH
+        assert get_status(parts) is Status.FRESH
 
 
 async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path: Path) -> None:
-    """A name that is learned while an inspection is under way, which does not know it, is in its result."""
+    """A name that is learned during an inspection is in its result."""
     async with assemble_daemon(tmp_path) as parts:
         kernel = await parts.inspect_file(make_kernel_text())
         async with anyio.create_task_group() as tasks:
@@ -144,7 +146,7 @@ async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path:
 
 
 async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
-    """An observation of other bytes than the kernel is known by is refused, and changes nothing."""
+    """An observation of other bytes than the kernel's is refused, and changes nothing."""
     async with assemble_daemon(tmp_path) as parts:
         kernel = await parts.inspect_file(make_kernel_text())
         with pytest.raises(SourceChanged, match=r"tune_it\.py changed"):
@@ -153,7 +155,7 @@ async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
 
 
 async def test_a_name_that_one_of_two_equal_inspections_sees_is_none_of_its_kernels(tmp_path: Path) -> None:
-    """A package reads it once in a process; where a content changed, what is read besides is the kernel's."""
+    """A package reads it once per process; if contents changed, further reads are the kernel's."""
     async with assemble_daemon(tmp_path) as parts:
         kernel = await parts.inspect_file(make_kernel_text())
         await parts.daemon.traces.learn_names(kernel, [Observation("a.txt", "aa", places=("a.txt",))])

@@ -13,7 +13,7 @@ from ktuned.dependencies.code_observer import _find_own_places
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
+def clear_caches() -> Iterator[None]:
     cached = (origin.find_installed_place, origin.is_foreign, origin.list_cache_directories, origin._is_site)
     for function in cached:
         function.cache_clear()

@@ -15,13 +15,16 @@ from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
+from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Config, Outcome, canonical
+from ktuned.protocol.jobs import JobState
 from ktuned.protocol.winners import Status
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.contexts import Context
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
 from ktuned.tuning.judgements import ServedConfigs, choose_served_configs
+from ktuned.tuning.outcomes import Outcomes
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.made_state import make_state
 
@@ -223,3 +226,30 @@ async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts
     await parts.renewal.react_to_changes(changes, saved=True)
     answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("fastest_us", "is_served"), [(51.0, True), (49.0, False), (None, False)])
+async def test_a_busy_machine_leaves_a_provisional_winner_if_one_is_surely_better(
+    parts: Parts, fastest_us: float | None, is_served: bool
+) -> None:
+    """The served default was timed only beside other programs: even its fastest timing must be slower."""
+    default = {"us": 2000.0}
+    kernel = await parts.inspect_file(
+        make_kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", default="dict(us=2000.0)")
+    )
+    await parts.record_measurements(kernel, {50.0: 50.0}, keeps_winner=True, high_us=50.5)
+    (job,) = parts.store.list_jobs()
+    brief = parts.preparation.prepare_brief(job)
+    trial = await parts.store.begin_trial(brief.context, brief.specialized_problem, job.id, default)
+    contended = TrialResult(Outcome.CONTENDED, detail=TrialDetail(low_us=fastest_us))
+    await parts.store.finish_trial(trial, contended, keeps_winner=True)
+    outcomes = Outcomes(brief, store=parts.store, publish=parts.daemon.router.publish_event, pace=parts.fleet.pace)
+    await outcomes.open_job()
+    assert outcomes.served_configs.awaited_config == default
+    await outcomes.elect_provisional_winner()
+    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+    assert (answer.config, answer.is_final) == ({"us": 50.0} if is_served else default, False)
+    outcomes.progress.set_best(parts.store.list_best_trials(brief.context, 1)[0])
+    state, message = outcomes.conclude_job()
+    assert (state, "provisional" in message) == ((JobState.DONE, True) if is_served else (JobState.FAILED, False))
