@@ -1,4 +1,4 @@
-"""Comparison of the documents with the code: every table that repeats a fact."""
+"""Compares the documents with the code: every table that repeats a fact."""
 
 import inspect
 import re
@@ -47,7 +47,7 @@ PLACES_OF_DOCUMENTS = ("*.md", "docs/*.md", "client/*.md", "plugins/*/*.md", "ex
 DOCUMENTS = sorted(path for pattern in PLACES_OF_DOCUMENTS for path in ROOT.glob(pattern))
 
 
-def _table(document: str, heading: str) -> list[list[str]]:
+def read_table(document: str, heading: str) -> list[list[str]]:
     """Return the rows, without the header, of the first table below a heading."""
     _, _, rest = (ROOT / document).read_text().partition(f"\n{heading}\n")
     lines = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE)
@@ -57,19 +57,19 @@ def _table(document: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-def _names(document: str, heading: str) -> list[str]:
-    return [name for row in _table(document, heading) for name in re.findall(r"`(\w+)`", row[0])]
+def read_names(document: str, heading: str) -> list[str]:
+    return [name for row in read_table(document, heading) for name in re.findall(r"`(\w+)`", row[0])]
 
 
-def _words(cell: str) -> list[str]:
-    """Return the words of a cell that are code, less what is said of them in parentheses."""
+def read_code_words(cell: str) -> list[str]:
+    """Return the words in a cell's code spans, without remarks in parentheses."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell)
     return [word for code in re.findall(r"`([^`]+)`", re.sub(r"\([^()]*\)", "", plain)) for word in code.split()]
 
 
 @pytest.fixture
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
-    """Run a daemon of the parts' store and workers in this process."""
+    """Run a daemon over the parts' store and workers in this process."""
     loaded = settings.load_settings({"KTUNED_HOME": f"{tmp_path}/home", "KTUNED_SOCKET": f"{tmp_path}/run/k.sock"})
     made = Daemon(assembly.Parts(loaded, parts.store, Replacements(adopts=False)), Notifier())
     with bind_socket(loaded.socket) as listening:
@@ -79,10 +79,9 @@ async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
             made.stopping.set()
 
 
-def test_documented_presets_are_those_of_the_code() -> None:
-    """Each documented preset has the figures of its definition."""
+def test_presets_have_the_documented_figures() -> None:
     documented = {
-        row[0].strip("`"): [float(cell) for cell in row[1:]] for row in _table("docs/kernel-files.md", "## Presets")
+        row[0].strip("`"): [float(cell) for cell in row[1:]] for row in read_table("docs/kernel-files.md", "## Presets")
     }
     meant = {
         preset.name: [
@@ -100,23 +99,22 @@ def test_documented_presets_are_those_of_the_code() -> None:
     assert documented == meant
 
 
-def test_outcomes_and_statuses() -> None:
-    """Every outcome, and every status of a lookup, is explained."""
-    assert _names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
-    assert _names("README.md", "## A lookup") == [*(str(status) for status in Status), "invalid", "unavailable"]
+def test_all_outcomes_and_statuses_are_explained() -> None:
+    assert read_names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
+    assert read_names("README.md", "## A lookup") == [*(str(status) for status in Status), "invalid", "unavailable"]
 
 
-def test_arguments_of_kernel() -> None:
-    """Every argument of ``kernel`` is explained, and none that it does not have."""
+def test_the_arguments_of_kernel_are_explained() -> None:
+    """No argument is missing, and none is invented."""
     parameters = inspect.signature(kernel).parameters.values()
     taken = {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-    assert set(_names("docs/kernel-files.md", "## `@kernel(...)`")) == taken
+    assert set(read_names("docs/kernel-files.md", "## `@kernel(...)`")) == taken
 
 
 def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
-    """The table of what to install has each extra, those that need torch beside it; and each backend has a row."""
+    """Extras that need torch say so."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    rows = _table("README.md", "## Install")
+    rows = read_table("README.md", "## Install")
     named = {extra: row[1] for row in rows for extra in re.findall(r"`(?:ktuned)?\[([\w-]+)\]`", row[0])}
     assert named.keys() == project["optional-dependencies"].keys() - {"dev"}
     plugins = {path.parent.name.replace("_", "-"): path for path in ROOT.glob("plugins/*/pyproject.toml")}
@@ -126,22 +124,21 @@ def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
         needs_torch = any(re.match(r"torch\b", wanted) for wanted in plugin["dependencies"])
         assert (named[name] == "torch") == needs_torch, name
         backends |= {name} if "ktuned.backends" in plugin.get("entry-points", {}) else set()
-    assert {name.replace("_", "-") for name in _names("README.md", "## Backends")} == backends
+    assert {name.replace("_", "-") for name in read_names("README.md", "## Backends")} == backends
 
 
-def test_the_readme_can_be_typed_from_its_top() -> None:
-    """Its first block installs what it runs; each measured row has a command of a script that is there."""
+def test_the_readme_s_commands_exist() -> None:
+    """The first block installs what it runs; each measured row names an existing script."""
     readme = (ROOT / "README.md").read_text()
     first = re.search(r"^```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
     assert first
     assert re.match(r"pip install --find-links dist 'ktuned\[\w+\]' .*\nktuned run ", first[1])
-    commands = [re.match(r"`python (benchmarks/\w+\.py) [^`]+`$", row[3]) for row in _table("README.md", "```")]
+    commands = [re.match(r"`python (benchmarks/\w+\.py) [^`]+`$", row[3]) for row in read_table("README.md", "```")]
     assert [command for command in commands if command is None or not (ROOT / command[1]).exists()] == []
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_sizes_of_the_development_environment(document: str) -> None:
-    """The sizes are those that ``make install`` announces."""
+def test_the_sizes_of_the_development_environment_are_those_of_make_install(document: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     text = (ROOT / document).read_text()
     for name in ("DOWNLOAD", "INSTALLED"):
@@ -150,27 +147,26 @@ def test_sizes_of_the_development_environment(document: str) -> None:
         assert size[1] in text
 
 
-def test_fills_and_deadlines() -> None:
-    """Every fill is explained, and every phase has the deadline that is reported."""
-    assert set(_names("docs/kernel-files.md", "## Tensors")) == set(FILLS)
-    told = {row[0].strip("`"): float(row[1]) for row in _table("docs/kernel-files.md", "## Deadlines")}
+def test_all_fills_and_deadlines_are_documented() -> None:
+    assert set(read_names("docs/kernel-files.md", "## Tensors")) == set(FILLS)
+    told = {row[0].strip("`"): float(row[1]) for row in read_table("docs/kernel-files.md", "## Deadlines")}
     assert told == dict(DEFAULT_DEADLINES)
 
 
-def test_the_example_of_config_toml_is_complete() -> None:
-    """The example of config.toml is valid and complete, and each setting has a row in a table."""
+def test_the_example_of_config_toml_is_valid_and_complete() -> None:
+    """Each setting has a row in a table."""
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/settings.md").read_text(), re.DOTALL | re.MULTILINE)
     example = msgspec.toml.decode(block)
     assert msgspec.toml.decode(block, type=settings.ConfigFile).roots
     names, root_names = settings.ConfigFile.__struct_fields__, settings.RootSettings.__struct_fields__
     assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
-    assert sorted(_names("docs/settings.md", "## `config.toml`")) == sorted(names)
-    assert _names("docs/settings.md", "## `[[roots]]`") == list(root_names)
-    assert _names("docs/settings.md", "## `[share]`") == list(ShareSettings.__struct_fields__)
+    assert sorted(read_names("docs/settings.md", "## `config.toml`")) == sorted(names)
+    assert read_names("docs/settings.md", "## `[[roots]]`") == list(root_names)
+    assert read_names("docs/settings.md", "## `[share]`") == list(ShareSettings.__struct_fields__)
 
 
-def test_the_example_of_ktuned_toml_is_complete() -> None:
-    """The example of ktuned.toml is valid and complete, and each setting has a row."""
+def test_the_example_of_ktuned_toml_is_valid_and_complete() -> None:
+    """Each setting has a row in a table."""
     (block,) = re.findall(
         r"^```toml\n(.*?)^```$", (ROOT / "docs/kernel-files.md").read_text(), re.DOTALL | re.MULTILINE
     )
@@ -178,12 +174,11 @@ def test_the_example_of_ktuned_toml_is_complete() -> None:
     names = [field.name for field in fields(project) if field.name != "digest"]
     assert all(getattr(project, name) for name in names)
     assert all(structs.astuple(project.defaults))
-    assert _names("docs/kernel-files.md", "## Projects") == names
+    assert read_names("docs/kernel-files.md", "## Projects") == names
 
 
-def test_defaults_of_settings() -> None:
-    """A default that is a plain value has that value in the table."""
-    rows = _table("docs/settings.md", "## `config.toml`")
+def test_documented_defaults_are_those_of_the_code() -> None:
+    rows = read_table("docs/settings.md", "## `config.toml`")
     documented = {row[0].strip("`"): row[1] for row in rows}
     assert documented["policy"] == f'`"{settings.ConfigFile().policy}"`'
     assert documented["artifacts_gib"] == f"{settings.ConfigFile().artifacts_gib:g}"
@@ -191,25 +186,24 @@ def test_defaults_of_settings() -> None:
         assert documented[name] == str(getattr(settings.ConfigFile(), name)).lower()
     assert documented["arch"] == f'`"{DEFAULT_TARGET}"`'
     assert documented["idle_exit_s"] == f"{AUTO_IDLE_EXIT_S:g}, or 0"
-    team = {row[0].strip("`"): row[1:] for row in _table("docs/settings.md", "## `[share]`")}
+    team = {row[0].strip("`"): row[1:] for row in read_table("docs/settings.md", "## `[share]`")}
     assert {name: default for name, (default, _) in team.items()} == {
         name: f"{value:g}" if type(value) is float else str(value).lower() or "none"
         for name, value in msgspec.structs.asdict(ShareSettings()).items()
     }
     assert team["pull_s"][1].endswith(f"at least {MIN_PULL_S:g}")
-    assert _names("docs/cluster.md", "## `[cluster]`") == list(ClusterSettings.__struct_fields__)
+    assert read_names("docs/cluster.md", "## `[cluster]`") == list(ClusterSettings.__struct_fields__)
 
 
 def test_each_priority_is_explained() -> None:
-    """Each level of a job is explained, by the name and the number that ``--priority`` takes."""
-    rows = _table("docs/cli.md", "## Priorities")
+    """By the name and the number that ``--priority`` takes."""
+    rows = read_table("docs/cli.md", "## Priorities")
     levels = {row[1].strip("`"): int(row[0]) for row in rows}
     assert levels == {level.name.lower().replace("_", "-"): level.value for level in Priority}
     assert list(levels.values()) == sorted(levels.values(), reverse=True)
 
 
-def test_limits_of_lists() -> None:
-    """The reference has the limits that ``jobs`` and ``results`` set themselves."""
+def test_limits_of_jobs_and_results_are_documented() -> None:
     reference = (ROOT / "docs/cli.md").read_text()
     assert f"`0.03`; default {100 * watch.DEFAULT_TOLERANCE:g} %" in reference
     assert f"the newest {jobs.LISTED}" in reference
@@ -217,13 +211,12 @@ def test_limits_of_lists() -> None:
 
 
 def test_each_exit_code_is_explained() -> None:
-    """Each exit code is explained, with its name."""
-    rows = _table("docs/cli.md", "## Exit codes")
+    rows = read_table("docs/cli.md", "## Exit codes")
     assert [(row[1].strip("`"), int(row[0])) for row in rows] == [(code.name, code.value) for code in Exit]
 
 
-def _commands() -> dict[str, click.Command]:
-    """Return every command by the words that name it; of a group, its commands."""
+def list_commands() -> dict[str, click.Command]:
+    """Return every command by its words; a group is replaced by its commands."""
     context = click.Context(cli)
     found = {name: command for name in COMMANDS if (command := cli.get_command(context, name))}
     groups = [name for name, command in found.items() if isinstance(command, click.Group)]
@@ -235,10 +228,10 @@ def _commands() -> dict[str, click.Command]:
 
 
 def test_the_reference_has_each_command_once() -> None:
-    """The reference has each command once, with its arguments; the changelog counts them."""
+    """The arguments are listed, and the changelog has the number of commands."""
     sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
     documented = dict(sections)
-    commands = _commands()
+    commands = list_commands()
     assert (len(sections), documented.keys()) == (len(commands), commands.keys())
     assert f"- {len(COMMANDS)} commands in four groups" in (ROOT / "CHANGELOG.md").read_text()
     for name, command in commands.items():
@@ -246,23 +239,21 @@ def test_the_reference_has_each_command_once() -> None:
         assert bool(arguments) == bool(documented[name]), name
 
 
-@pytest.mark.parametrize("name", _commands())
-def test_the_reference_has_each_option_of_a_command(name: str) -> None:
-    """The reference of a command has each of its options, and no others."""
+@pytest.mark.parametrize("name", list_commands())
+def test_the_reference_has_the_options_of_each_command(name: str) -> None:
     reference = (ROOT / "docs/cli.md").read_text()
     heading = re.search(rf"^### `ktuned {name}(?: [^a-z`][^`]*)?`$", reference, re.MULTILINE)
     assert heading
     section = re.split(r"^##", reference[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `-")]
     documented = [option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)]
-    params = [param for param in _commands()[name].params if isinstance(param, click.Option) and not param.hidden]
+    params = [param for param in list_commands()[name].params if isinstance(param, click.Option) and not param.hidden]
     assert sorted(documented) == sorted(option for param in params for option in param.opts)
 
 
-@pytest.mark.parametrize("name", _commands())
-def test_help_says_what_a_value_is(name: str) -> None:
-    """No option's value is called by click's word for its type."""
-    command = _commands()[name]
+@pytest.mark.parametrize("name", list_commands())
+def test_help_names_no_value_by_its_type(name: str) -> None:
+    command = list_commands()[name]
     context = click.Context(command)
     options = [param for param in command.params if isinstance(param, click.Option)]
     shown = [row[0] for option in options if (row := option.get_help_record(context)) is not None]
@@ -270,9 +261,13 @@ def test_help_says_what_a_value_is(name: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_protocols_table_has_each_method_with_its_params(daemon: Daemon) -> None:
-    """The protocol's table has every method and none besides, with its params; `?` stands where one has a default."""
-    told = {name: _words(row[1]) for row in _table("docs/protocol.md", "## Methods") for name in _words(row[0])}
+async def test_the_protocol_s_table_has_each_method_with_its_params(daemon: Daemon) -> None:
+    """A `?` marks params with a default."""
+    told = {
+        name: read_code_words(row[1])
+        for row in read_table("docs/protocol.md", "## Methods")
+        for name in read_code_words(row[0])
+    }
     assert told.keys() == daemon.handlers.keys()
     for name, params in told.items():
         known = fields(daemon.handlers[name].method.params)
@@ -285,9 +280,8 @@ async def test_the_protocols_table_has_each_method_with_its_params(daemon: Daemo
 
 
 @pytest.mark.anyio
-async def test_the_protocols_table_has_each_field_of_a_status(daemon: Daemon) -> None:
-    """The protocol's table has every field of a status, and none besides."""
-    told = [name for row in _table("docs/protocol.md", "## Status") for name in _words(row[0])]
+async def test_the_protocol_s_table_has_each_field_of_a_status(daemon: Daemon) -> None:
+    told = [name for row in read_table("docs/protocol.md", "## Status") for name in read_code_words(row[0])]
     peer = server.Connection(server.Server([]))
     answer = cast(Any, daemon.handlers["status"].handle)(NoParams(), peer)
     assert sorted(told) == sorted(msgspec.to_builtins(answer))
@@ -298,15 +292,13 @@ TRIAL = make_trial(outcome=None, latency_us=None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("job", JobInfo.from_job(JOB)), ("trial", TRIAL)])
-def test_documented_fields_of_jobs_and_trials_are_those_that_travel(name: str, value: msgspec.Struct) -> None:
-    """A job's and a trial's fields are those that travel."""
-    (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == name)
-    assert sorted(_words(fields)) == sorted(msgspec.to_builtins(value))
+def test_documented_fields_of_jobs_and_trials_are_those_of_the_protocol(name: str, value: msgspec.Struct) -> None:
+    (fields,) = (row[1] for row in read_table("docs/protocol.md", "## Values") if row[0] == name)
+    assert sorted(read_code_words(fields)) == sorted(msgspec.to_builtins(value))
 
 
 def test_each_type_of_event_is_documented_with_its_fields() -> None:
-    """Every type of event is told of, and has the fields that it is said to add."""
-    told = {name: row[1] for row in _table("docs/protocol.md", "## Events") for name in _words(row[0])}
+    told = {name: row[1] for row in read_table("docs/protocol.md", "## Events") for name in read_code_words(row[0])}
     assert told.keys() == EVENT_TYPES.keys()
     for name, kind in EVENT_TYPES.items():
         (adds, *_) = re.findall(r"`([^`]*)`", told[name]) or [""]
@@ -314,11 +306,10 @@ def test_each_type_of_event_is_documented_with_its_fields() -> None:
 
 
 def test_documented_limits_of_the_protocol_are_those_of_the_code() -> None:
-    """Every limit of the protocol has the value that it is said to have, at the place that is named."""
     from ktuned.catalog import catalog
 
     modules = {"wire": wire, "server": server, "catalog": catalog}
-    for _, value, where in _table("docs/protocol.md", "## Limits"):
+    for _, value, where in read_table("docs/protocol.md", "## Limits"):
         names = where.replace("`", "").split(", ")
         figures = re.findall(r"([\d,]*\d)( [KM]iB)?", value)
         prefix = names[0].partition(".")[0]
@@ -328,26 +319,27 @@ def test_documented_limits_of_the_protocol_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path) -> None:
-    """Every relative link of a document names a file that is there, and a heading in it."""
+def test_links_lead_to_files_and_headings(document: Path) -> None:
     broken = []
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", document.read_text()):
         name, _, anchor = link.partition("#")
         target = document.parent / name if name else document
-        if not target.exists() or (anchor and anchor not in _anchors(target.read_text())):
+        if not target.exists() or (anchor and anchor not in list_anchors(target.read_text())):
             broken.append(link)
     assert broken == []
 
 
-def _anchors(text: str) -> set[str]:
+def list_anchors(text: str) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_glossary_names_types() -> None:
-    """Each type of the glossary is one that the model, the protocol or the store exports."""
-    types = [name for row in _table("docs/architecture.md", "## Glossary") for name in re.findall(r"`(\w+)`", row[1])]
+def test_the_glossary_names_exported_types() -> None:
+    """Of the model, the protocol or the store."""
+    types = [
+        name for row in read_table("docs/architecture.md", "## Glossary") for name in re.findall(r"`(\w+)`", row[1])
+    ]
     assert [name for name in types if not any(hasattr(face, name) for face in (model, protocol, store))] == []
 
 
@@ -355,13 +347,11 @@ PLACES = sorted(set(re.findall(r"`((?:\w+/)*\w+(?:/|\.py))`", (ROOT / "docs/arch
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_architecture_names_what_exists(place: str) -> None:
-    """Every module and room that it names is there."""
+def test_the_architecture_names_existing_modules(place: str) -> None:
     assert (ROOT / place).exists() or list(ROOT.glob(f"ktuned/**/{place}")) or list(ROOT.glob(f"client/*/{place}"))
 
 
-def test_the_tour_visits_every_part() -> None:
-    """Each module and room of ktuned itself is named."""
+def test_the_tour_names_every_module_and_package() -> None:
     tour = (ROOT / "docs/architecture.md").read_text().partition("## A tour of the code")[2]
     parts = [path for path in (ROOT / "ktuned").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     names = {f"{path.name}/" if path.is_dir() else path.name for path in parts if not path.stem.startswith("__")}
@@ -369,9 +359,8 @@ def test_the_tour_visits_every_part() -> None:
     assert names - told == set()
 
 
-def test_documents_name_commands_and_options_that_exist() -> None:
-    """Every command line of ``ktuned`` in a document has a command and options that there are."""
-    commands = _commands()
+def test_documents_name_existing_commands_and_options() -> None:
+    commands = list_commands()
     wrong = []
     for document in DOCUMENTS:
         if document.name == "CHANGELOG.md":

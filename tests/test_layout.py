@@ -1,4 +1,4 @@
-"""The layout: rooms with faces, imports that point down, workers and clients that stay light."""
+"""The layout: packages with faces, imports that point down, workers and clients that import little."""
 
 import ast
 import json
@@ -174,50 +174,50 @@ DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "to
 
 @dataclass(frozen=True)
 class Import:
-    """One import: the module that it needs, where it stands, whether importing the file runs it."""
+    """An import: the module that it needs, its place, and whether importing the file runs it."""
 
     target: str
     where: str
     is_eager: bool
 
 
-def _modules() -> list[Path]:
+def list_module_files() -> list[Path]:
     return sorted(path for name, base in SOURCES.items() for path in (base / name).rglob("*.py"))
 
 
-def _dotted(path: Path) -> str:
+def make_dotted_name(path: Path) -> str:
     (base,) = [base for name, base in SOURCES.items() if path.is_relative_to(base / name)]
     parts = path.relative_to(base).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {_dotted(path): path for path in _modules()}
+MODULES = {make_dotted_name(path): path for path in list_module_files()}
 
 
-def _part(module: str) -> str:
-    """Return the part of ``ktuned`` that a dotted name is in; ``__init__`` is the façade itself."""
+def find_part(module: str) -> str:
+    """Return the part of ``ktuned`` that contains a module; ``__init__`` is the façade."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 @cache
-def _tree(module: str) -> ast.Module:
+def parse_module(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text())
 
 
 @cache
-def _imports(module: str) -> list[Import]:
-    return list(_walk(_tree(module), MODULES[module], is_eager=True))
+def list_imports(module: str) -> list[Import]:
+    return list(walk_imports(parse_module(module), MODULES[module], is_eager=True))
 
 
-def _walk(node: ast.AST, path: Path, *, is_eager: bool) -> Iterator[Import]:
+def walk_imports(node: ast.AST, path: Path, *, is_eager: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             # None holds a statement.
             continue
         if isinstance(child, ast.Import):
-            yield from (Import(alias.name, _place(path, child), is_eager) for alias in child.names)
+            yield from (Import(alias.name, describe_place(path, child), is_eager) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
-            where = _place(path, child)
+            where = describe_place(path, child)
             assert child.level == 0, f"{where}: a relative import"
             origin = child.module or ""
             for alias in child.names:
@@ -227,70 +227,74 @@ def _walk(node: ast.AST, path: Path, *, is_eager: bool) -> Iterator[Import]:
             is_deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or (
                 isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
             )
-            yield from _walk(child, path, is_eager=is_eager and not is_deferred)
+            yield from walk_imports(child, path, is_eager=is_eager and not is_deferred)
 
 
-def _place(path: Path, node: ast.Import | ast.ImportFrom) -> str:
+def describe_place(path: Path, node: ast.Import | ast.ImportFrom) -> str:
     return f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
-def _of(package: str, parts: Container[str] | None = None) -> list[str]:
+def list_modules(package: str, parts: Container[str] | None = None) -> list[str]:
     """Return the modules of a package, or those of some of its parts."""
     found = [module for module in MODULES if module.split(".")[0] == package]
-    return [module for module in found if parts is None or _part(module) in parts]
+    return [module for module in found if parts is None or find_part(module) in parts]
 
 
-def _ours(module: str) -> list[tuple[str, Import]]:
-    return [(_part(found.target), found) for found in _imports(module) if found.target.split(".")[0] == "ktuned"]
+def list_own_imports(module: str) -> list[tuple[str, Import]]:
+    return [
+        (find_part(found.target), found) for found in list_imports(module) if found.target.split(".")[0] == "ktuned"
+    ]
 
 
-def _foreign(module: str) -> Iterator[tuple[str, Import]]:
-    for found in _imports(module):
+def list_foreign_imports(module: str) -> Iterator[tuple[str, Import]]:
+    for found in list_imports(module):
         top = found.target.split(".")[0]
         if top not in SOURCES and top not in sys.stdlib_module_names:
             yield top, found
 
 
-def _room(module: str) -> str:
+def find_package(module: str) -> str:
     """Return the package that a module is in: a part of ktuned, a plugin or the client."""
     distribution = module.split(".", maxsplit=1)[0]
-    return f"ktuned.{_part(module)}" if distribution == "ktuned" else distribution
+    return f"ktuned.{find_part(module)}" if distribution == "ktuned" else distribution
 
 
-def test_every_package_has_its_place() -> None:
-    """A new package is given its place in the order before anything imports it; the root holds nothing else."""
-    assert {_part(module) for module in _of("ktuned")} <= LEVEL.keys() | {TEST_KIT}
+def test_every_package_has_its_level() -> None:
+    """A new package needs a place in the order; the root contains no other modules."""
+    assert {find_part(module) for module in list_modules("ktuned")} <= LEVEL.keys() | {TEST_KIT}
     loose = {path.name for path in (ROOT / "ktuned").glob("*.py")}
     assert loose == {"__init__.py", "__main__.py", "user_directories.py"}
 
 
 def test_imports_point_down() -> None:
-    """Nothing imports what stands above it; nothing imports the test kit."""
+    """Nothing imports a package above it, or the test kit."""
     upward = [
-        f"{found.where}: {_part(module)} imports {part}"
-        for module in _of("ktuned", LEVEL)
-        for part, found in _ours(module)
-        if LEVEL.get(part, -1) < LEVEL[_part(module)]
+        f"{found.where}: {find_part(module)} imports {part}"
+        for module in list_modules("ktuned", LEVEL)
+        for part, found in list_own_imports(module)
+        if LEVEL.get(part, -1) < LEVEL[find_part(module)]
     ]
     assert upward == []
 
 
 def test_modules_import_in_no_circle() -> None:
-    """No two modules need each other, not even for their types or when a function is called."""
-    assert _find_circle({module: _needs(module) for module in MODULES}) == set()
+    """Neither for types nor inside functions."""
+    assert _find_circle({module: find_needed_modules(module) for module in MODULES}) == set()
 
 
 def test_packages_import_in_no_circle() -> None:
-    """No two packages need each other: those of ktuned, its plugins, and the client."""
-    needs: dict[str, set[str]] = {_room(module): set() for module in MODULES}
+    """Neither ktuned's packages, nor the plugins, nor the client."""
+    needs: dict[str, set[str]] = {find_package(module): set() for module in MODULES}
     for module in MODULES:
-        needs[_room(module)] |= {_room(target) for target in _needs(module)} - {_room(module)}
+        needs[find_package(module)] |= {find_package(target) for target in find_needed_modules(module)} - {
+            find_package(module)
+        }
     assert _find_circle(needs) == set()
 
 
-def _needs(module: str) -> set[str]:
+def find_needed_modules(module: str) -> set[str]:
     """Return the modules of all distributions that a module imports, lazily or not."""
-    return {found.target for found in _imports(module)} & MODULES.keys() - {module}
+    return {found.target for found in list_imports(module)} & MODULES.keys() - {module}
 
 
 def _find_circle(needs: dict[str, set[str]]) -> set[str]:
@@ -301,9 +305,9 @@ def _find_circle(needs: dict[str, set[str]]) -> set[str]:
     return rest
 
 
-def _face(package: str) -> set[str]:
+def read_exported_names(package: str) -> set[str]:
     """Return the names in ``__all__`` of a package."""
-    for node in _tree(package).body:
+    for node in parse_module(package).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets
         ):
@@ -312,12 +316,16 @@ def _face(package: str) -> set[str]:
 
 
 def test_no_import_goes_around_a_face() -> None:
-    """Outside its package a name is imported from the package, which lists it in ``__all__``."""
+    """Outside its package, a name is imported from the package, which lists it in ``__all__``."""
     packages = [f"ktuned.{part}" for part in (*ORDER, TEST_KIT)]
-    faces = {package: _face(package) for package in packages if MODULES.get(package, ROOT).name == "__init__.py"}
+    faces = {
+        package: read_exported_names(package)
+        for package in packages
+        if MODULES.get(package, ROOT).name == "__init__.py"
+    }
     around = []
     for module, path in MODULES.items():
-        for node in ast.walk(_tree(module)):
+        for node in ast.walk(parse_module(module)):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("ktuned."):
                 continue
             room = ".".join((node.module or "").split(".")[:2])
@@ -329,24 +337,23 @@ def test_no_import_goes_around_a_face() -> None:
     assert around == []
 
 
-def test_workers_import_no_daemon() -> None:
-    """What runs in a worker imports the vocabulary and nothing of the daemon."""
+def test_workers_import_nothing_of_the_daemon() -> None:
     allowed = WORKER | WORKER_MAY_IMPORT | {"__init__"}
     foreign = [
         f"{found.where}: imports {part}"
-        for module in _of("ktuned", WORKER)
-        for part, found in _ours(module)
+        for module in list_modules("ktuned", WORKER)
+        for part, found in list_own_imports(module)
         if part not in allowed
     ]
     assert foreign == []
 
 
-def test_workers_stay_light() -> None:
-    """What a project's interpreter imports is the standard library and msgspec; torch only inside functions."""
+def test_workers_import_little() -> None:
+    """A project's interpreter imports the standard library and msgspec; torch only inside functions."""
     heavy = [
         f"{found.where}: imports {top}"
-        for module in _of("ktuned", LIGHT)
-        for top, found in _foreign(module)
+        for module in list_modules("ktuned", LIGHT)
+        for top, found in list_foreign_imports(module)
         if top not in {"msgpack", "msgspec"} and (top not in LAZILY_IN_WORKERS or found.is_eager)
         if not (top == "numpy" and module in BY_NAME_ALONE)
     ]
@@ -354,83 +361,86 @@ def test_workers_stay_light() -> None:
 
 
 def test_modules_that_need_numpy_are_imported_by_name() -> None:
-    """What imports NumPy is imported by nothing that a worker imports at its start."""
+    """Nothing that a worker imports at its start imports them."""
     importers = [
         found.where
         for module in MODULES
-        for found in _imports(module)
+        for found in list_imports(module)
         if found.target in BY_NAME_ALONE and found.is_eager and module not in BY_NAME_ALONE
     ]
     assert importers == []
 
 
 def test_the_daemon_imports_nothing_heavy() -> None:
-    """No module of the daemon or the CLI names torch, CUDA or a compiler's library."""
+    """No module of the daemon or the CLI imports torch, CUDA or a compiler's library."""
     heavy = [
         f"{found.where}: imports {top}"
-        for module in _of("ktuned", LEVEL.keys() - LIGHT)
-        for top, found in _foreign(module)
+        for module in list_modules("ktuned", LEVEL.keys() - LIGHT)
+        for top, found in list_foreign_imports(module)
         if top in HEAVY
     ]
     assert heavy == []
 
 
 def test_the_client_needs_msgpack_alone() -> None:
-    """Applications get the standard library and msgpack, and no part of the daemon."""
-    found = [f"{entry.where}: {part}" for module in _of("ktuned_client") for part, entry in _ours(module)]
+    """An application imports nothing of the daemon."""
+    found = [
+        f"{entry.where}: {part}" for module in list_modules("ktuned_client") for part, entry in list_own_imports(module)
+    ]
     found += [
         f"{entry.where}: {top}"
-        for module in _of("ktuned_client")
-        for top, entry in _foreign(module)
+        for module in list_modules("ktuned_client")
+        for top, entry in list_foreign_imports(module)
         if top != "msgpack"
     ]
     assert found == []
 
 
-def test_plugins_know_the_contract_alone() -> None:
-    """A backend imports the contract and its own toolchain, the latter not before it is needed."""
+def test_plugins_import_the_contract_alone() -> None:
+    """A backend imports its own toolchain only when it needs it."""
     backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES | PROGRAMS]
     found = [
         f"{entry.where}: {part}"
         for plugin in backends
-        for module in _of(plugin)
-        for part, entry in _ours(module)
+        for module in list_modules(plugin)
+        for part, entry in list_own_imports(module)
         if part not in PLUGINS_MAY_IMPORT
     ]
     found += [
         f"{entry.where}: {top} on import"
         for plugin in backends
-        for module in _of(plugin)
-        for top, entry in _foreign(module)
+        for module in list_modules(plugin)
+        for top, entry in list_foreign_imports(module)
         if entry.is_eager
     ]
     assert found == []
 
 
-def test_services_keep_off_the_daemons_state() -> None:
-    """A plugin that runs in a process of its own imports nothing that keeps the daemon's state."""
+def test_services_import_nothing_with_the_daemon_s_state() -> None:
+    """A service runs in a process of its own."""
     found = [
         f"{entry.where}: {part}"
         for plugin in SERVICES
-        for module in _of(plugin)
-        for part, entry in _ours(module)
+        for module in list_modules(plugin)
+        for part, entry in list_own_imports(module)
         if part not in SERVICES_MAY_IMPORT
     ]
     assert found == []
 
 
-def test_programs_need_nothing_of_ktuned() -> None:
-    """A program that the daemon starts for a moment imports only its own libraries."""
-    assert [entry.where for plugin in PROGRAMS for module in _of(plugin) for _, entry in _ours(module)] == []
+def test_programs_import_nothing_of_ktuned() -> None:
+    """The daemon starts them for a moment."""
+    assert [
+        entry.where for plugin in PROGRAMS for module in list_modules(plugin) for _, entry in list_own_imports(module)
+    ] == []
 
 
-def test_modules_are_named_for_a_thing() -> None:
-    """No module is a drawer."""
+def test_no_module_is_a_drawer() -> None:
     assert [name for name, path in MODULES.items() if path.stem.lstrip("_") in DRAWERS] == []
 
 
-def test_a_daemon_starts_with_little() -> None:
-    """A daemon at rest has imported a known set of rooms and libraries, of which one more costs each start and home."""
+def test_a_daemon_at_rest_has_imported_known_modules_only() -> None:
+    """Each further library costs every start time and memory."""
     shown = subprocess.run([sys.executable, "-c", DAEMON_IMPORTS], check=True, capture_output=True, timeout=60)
     loaded: set[str] = set(json.loads(shown.stdout))
     assert {module.split(".")[1] for module in loaded if module.startswith("ktuned.")} == AT_REST
@@ -439,13 +449,13 @@ def test_a_daemon_starts_with_little() -> None:
     assert loaded & UNWANTED_AT_REST == set()
 
 
-def test_values_of_the_daemon_are_quick_to_define() -> None:
-    """The daemon's rooms define values with msgspec: a standard dataclass takes 0.5 ms of each start and 7 KiB."""
+def test_the_daemon_defines_no_dataclasses() -> None:
+    """A dataclass costs 0.5 ms of each start and 7 KiB, a msgspec Struct less."""
     slow = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
         for module, path in MODULES.items()
-        if module.startswith("ktuned.") and _part(module) in AT_REST - LIGHT - {"cli"}
-        for node in ast.walk(_tree(module))
+        if module.startswith("ktuned.") and find_part(module) in AT_REST - LIGHT - {"cli"}
+        for node in ast.walk(parse_module(module))
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list)
     ]
     assert slow == []

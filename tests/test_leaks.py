@@ -1,4 +1,4 @@
-"""The leak checks find what they are for, and blame no one else."""
+"""The leak checks find leaks, and blame no other process or task."""
 
 import asyncio
 import os
@@ -17,21 +17,20 @@ GRACE_S = 0.2
 WAITS_FOR_STDIN = "import sys; print('ready', flush=True); sys.stdin.read()"
 
 
-def _start(script: str) -> subprocess.Popen[str]:
+def start_python(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_process_is_found_and_killed() -> None:
-    """A child that outlives its test is named and does not live on."""
+def test_a_leaked_process_is_found_and_killed() -> None:
     before = leaks.Snapshot.take()
-    with _start(WAITS_FOR_STDIN) as child:
+    with start_python(WAITS_FOR_STDIN) as child:
         (line, *_) = [text for text in before.find_leaks(GRACE_S) if text.startswith("process")]
         assert str(child.pid) in line
     assert not psutil.pid_exists(child.pid)
 
 
 def test_a_detached_grandchild_is_found() -> None:
-    """A process that left its session and whose parent died is still this run's."""
+    """A process that left its session, and whose parent died, belongs to this run."""
     before = leaks.Snapshot.take()
     script = (
         "import os, subprocess, sys;"
@@ -52,14 +51,14 @@ def test_a_detached_grandchild_is_found() -> None:
     assert [text.split()[1] for text in found] == [f"{int(output.stdout)}:"]
 
 
-def test_what_an_older_process_started_is_not_the_tests() -> None:
-    """A worker that a module's daemon starts while a test runs is the daemon's to end."""
+def test_a_child_of_an_older_process_is_no_leak() -> None:
+    """For example a worker that a module's daemon starts during a test."""
     script = (
         "import subprocess, sys; print('ready', flush=True); sys.stdin.readline();"
         f"child = subprocess.Popen([sys.executable, '-c', {WAITS_FOR_STDIN!r}], stdin=sys.stdin,"
         " stdout=subprocess.PIPE); child.stdout.readline(); print('started', flush=True); child.wait()"
     )
-    with _start(script) as daemon:
+    with start_python(script) as daemon:
         assert daemon.stdin is not None
         assert daemon.stdout is not None
         daemon.stdout.readline()
@@ -71,7 +70,6 @@ def test_what_an_older_process_started_is_not_the_tests() -> None:
 
 
 def test_a_thread_is_found() -> None:
-    """A thread that does not end is named."""
     before = leaks.Snapshot.take()
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait, name="left-behind")
@@ -83,8 +81,7 @@ def test_a_thread_is_found() -> None:
         thread.join()
 
 
-def test_a_descriptor_is_found() -> None:
-    """An open pipe is named with its number; a closed one is not."""
+def test_an_open_descriptor_is_found_with_its_number() -> None:
     before = leaks.Snapshot.take()
     ends = os.pipe()
     found = before.find_leaks(GRACE_S)
@@ -94,13 +91,13 @@ def test_a_descriptor_is_found() -> None:
     assert before.find_leaks(GRACE_S) == []
 
 
-def _run(test: Callable[[], Coroutine[None, None, None]], grace_s: float = leaks.GRACE_S) -> None:
+def run_checked(test: Callable[[], Coroutine[None, None, None]], grace_s: float = leaks.GRACE_S) -> None:
     with asyncio.Runner(loop_factory=leaks.make_tracking_loop) as runner:
         runner.run(leaks.fail_on_leaked_tasks(test, grace_s)())
 
 
 def test_a_task_is_found() -> None:
-    """A task that a test, or a task of it, started and did not await is named."""
+    """The task was started by the test or by one of its tasks."""
 
     async def forever() -> None:
         await asyncio.Event().wait()
@@ -113,12 +110,10 @@ def test_a_task_is_found() -> None:
 
     running: list[asyncio.Task[None]] = []
     with pytest.raises(leaks.LeakedTasks, match="forever"):
-        _run(test, GRACE_S)
+        run_checked(test, GRACE_S)
 
 
-def test_a_task_that_is_ending_is_no_leak() -> None:
-    """A task that ends within the grace is awaited, not reported."""
-
+def test_a_task_that_ends_within_the_grace_is_no_leak() -> None:
     async def soon() -> None:
         await asyncio.sleep(0)
 
@@ -126,13 +121,13 @@ def test_a_task_that_is_ending_is_no_leak() -> None:
         running.append(asyncio.create_task(soon()))
 
     running: list[asyncio.Task[None]] = []
-    _run(test)
+    run_checked(test)
     assert running[0].done()
 
 
 @pytest.fixture
-async def background() -> AsyncIterator[Callable[[], None]]:
-    """A fixture's task that starts another task whenever a test asks for it."""
+async def start_background_task() -> AsyncIterator[Callable[[], None]]:
+    """Return a function that makes a task of this fixture start another task."""
     asked = asyncio.Event()
     handlers = []
 
@@ -149,8 +144,8 @@ async def background() -> AsyncIterator[Callable[[], None]]:
 
 
 @pytest.mark.anyio
-async def test_a_fixtures_tasks_are_its_own(background: Callable[[], None]) -> None:
-    """Tasks that a fixture's task starts during a test are not the test's."""
-    background()
+async def test_tasks_of_a_fixture_are_no_leak(start_background_task: Callable[[], None]) -> None:
+    """Even if they start during a test."""
+    start_background_task()
     await asyncio.sleep(0)
     await asyncio.sleep(0)

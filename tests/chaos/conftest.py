@@ -1,4 +1,4 @@
-"""How far the chaos goes: a slice of about a minute, or, with ``--chaos=full`` (``make chaos``), all of it."""
+"""The scale of chaos: a slice of about a minute, or all of it with ``--chaos=full`` (``make chaos``)."""
 
 from __future__ import annotations
 
@@ -10,51 +10,50 @@ import pytest
 
 _ROWS = pytest.StashKey[list[dict[str, Any]]]()
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of each kind there is, whether times are judged, and what the dice start from."""
+    """The number of repetitions, whether times are judged, and the seed."""
 
     is_full: bool
     seed: int
 
-    def of(self, count: int) -> int:
-        """Return a count, or a tenth of it in the slice, but one at least."""
+    def scale_count(self, count: int) -> int:
+        """Return a count; in the slice a tenth of it, but one at least."""
         return count if self.is_full else -(-count // 10)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say how far to go, and with which dice."""
+    """Add the options for the scale and the seed."""
     parser.addoption("--chaos", choices=("slice", "full"), default="slice", help="how much chaos (default: slice)")
     parser.addoption("--chaos-seed", type=int, default=3, help="what chooses moments and victims (default: 3)")
 
 
 @pytest.fixture
 def scale(request: pytest.FixtureRequest) -> Scale:
-    """Return what the command line asks for."""
+    """Return the scale that the command line requests."""
     # Where the whole suite runs, this file is read after the command line.
     is_full = request.config.getoption("chaos", "slice") == "full"
     return Scale(is_full, request.config.getoption("chaos_seed", 3))
 
 
 @pytest.fixture
-def row(request: pytest.FixtureRequest) -> Iterator[Row]:
-    """Hand out a row of the table that is printed at the end; what a test found before it failed is in it too."""
-    found: Row = {"scenario": request.node.name.removeprefix("test_")}
-    yield found
-    if len(found) > 1:
-        request.config.stash.setdefault(_ROWS, []).append(found)
+def table_row(request: pytest.FixtureRequest) -> Iterator[TableRow]:
+    """Return a row of the table that is printed at the end; a failing test's figures are printed, too."""
+    row: TableRow = {"scenario": request.node.name.removeprefix("test_")}
+    yield row
+    if len(row) > 1:
+        request.config.stash.setdefault(_ROWS, []).append(row)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table."""
     rows = config.stash.get(_ROWS, [])
     if not rows:
         return
     terminalreporter.section("chaos")
-    for found in rows:
-        terminalreporter.write_line(str(found.pop("scenario")))
-        for name, value in found.items():
+    for row in rows:
+        terminalreporter.write_line(str(row.pop("scenario")))
+        for name, value in row.items():
             terminalreporter.write_line(f"  {name:<34} {value}")

@@ -1,4 +1,4 @@
-"""Everything that a CUDA kernel can do to its device: right outcome, the lane back, the neighbours as fast as ever."""
+"""Everything that a CUDA kernel can do to its device: outcomes are right, and others keep their speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ktuned_client import Job
-from tests.chaos.conftest import Row
+from tests.chaos.conftest import TableRow
 from tests.e2e.harness import Daemon
 
 pytestmark = pytest.mark.gpu
@@ -87,13 +87,13 @@ WARM_REQUESTS = 2
 """Requests to a spare that is warm: to import, and to work on its GPU."""
 
 
-def _configs() -> list[dict[str, Any]]:
+def make_configs() -> list[dict[str, Any]]:
     hoard = {"tag": "HOARD", "fault": "NONE", "repeat": 1, "hoard": 1}
     bad = [{"tag": tag, "fault": tag, "repeat": 1, "hoard": 0} for tag in BAD if tag != "HOARD"]
     return [*HEALTHY, *bad, hoard]
 
 
-def _tune(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Job]:
+def tune_configs(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Job]:
     """Tune configs as a kernel of their own; return the trials with their details, and the job."""
     path = daemon.write_kernel(KERNEL.format(name=name, configs=configs), f"tune_{name}.py")
     (path.parent / "faults.cu").write_text(SOURCE)
@@ -101,47 +101,51 @@ def _tune(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[lis
     return [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials(name).values()], job
 
 
-def _off(trials: list[dict[str, Any]], clean_us: dict[str, float]) -> dict[str, float]:
-    """Return how far each healthy config's latency is from that of a clean run, relative to it; as far as its interval
-    says so, which is wide where few samples showed that it cannot win.
+def measure_deviations(trials: list[dict[str, Any]], clean_us: dict[str, float]) -> dict[str, float]:
+    """Return the relative deviation of each healthy config's latency from that of a clean run.
+
+    A deviation within the latency's interval, which is wide after few samples, counts as 0.
     """
-    found = {trial["config"]["tag"]: trial["detail"] for trial in trials if trial["latency_us"]}
-    ends = {tag: (found[tag]["low_us"], found[tag]["high_us"]) for tag in clean_us if tag in found}
+    details = {trial["config"]["tag"]: trial["detail"] for trial in trials if trial["latency_us"]}
+    ends = {tag: (details[tag]["low_us"], details[tag]["high_us"]) for tag in clean_us if tag in details}
     return {tag: min(max(clean_us[tag], low), high) / clean_us[tag] - 1 for tag, (low, high) in ends.items()}
 
 
 def _has_warm_spares(daemon: Daemon) -> bool:
     workers = daemon.client.call("status")["workers"]
-    spares = [one for one in workers if (one["role"], one["state"]) == ("bench", "idle")]
+    spares = [worker for worker in workers if (worker["role"], worker["state"]) == ("bench", "idle")]
     return [one["requests"] for one in spares].count(WARM_REQUESTS) >= IN_A_ROW
 
 
-def _lane_time(trial: dict[str, Any]) -> float:
-    """Return when a trial was last taken to its lane (s since the epoch); 0 if it never was."""
+def find_lane_time(trial: dict[str, Any]) -> float:
+    """Return when a trial was last taken to its lane, in s since the epoch, or 0."""
     return max((at for kind, _, at in trial["detail"].get("spans", ()) if kind == "lane"), default=0.0)
 
 
 @pytest.mark.timeout(300)
-def test_each_gpu_fault_gets_its_outcome_and_spares_the_device(tmp_path: Path, row: Row) -> None:
-    """Each fault ends as what it is, costs its lane little, and leaves the device as good as before."""
+def test_each_gpu_fault_has_its_outcome_and_spares_the_device(tmp_path: Path, table_row: TableRow) -> None:
+    """Each fault costs its lane little, and later configs are as fast as before."""
     with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
-        trials, job = _tune(daemon, "calm", HEALTHY)
+        trials, job = tune_configs(daemon, "calm", HEALTHY)
         assert job["outcomes"] == {"measured": len(HEALTHY)}, [trial["message"] for trial in trials]
         clean_us = {trial["config"]["tag"]: trial["latency_us"] for trial in trials}
         winner = daemon.client.lookup("calm", dict(n=1 << 24)).config
         daemon.wait_until(lambda: _has_warm_spares(daemon), "three spares that have worked on the GPU")
 
-        trials, job = _tune(daemon, "faulty", _configs())
-        found = {trial["config"]["tag"]: trial for trial in trials}
-        beside, afterwards = _off(trials, clean_us), _off(_tune(daemon, "after", HEALTHY)[0], clean_us)
-        on_lane = sorted((trial for trial in trials if _lane_time(trial)), key=_lane_time)
+        trials, job = tune_configs(daemon, "faulty", make_configs())
+        by_tag = {trial["config"]["tag"]: trial for trial in trials}
+        beside, afterwards = (
+            measure_deviations(trials, clean_us),
+            measure_deviations(tune_configs(daemon, "after", HEALTHY)[0], clean_us),
+        )
+        on_lane = sorted((trial for trial in trials if find_lane_time(trial)), key=find_lane_time)
         back_s = {
             trial["config"]["tag"]: round(after["detail"].get("open_s", 0.0), 2)
             for trial, after in itertools.pairwise(on_lane)
             if trial["config"]["tag"] in BAD
         }
-        row |= {tag: f"{found[tag]['outcome']}: {found[tag]['message'][:90]}" for tag in BAD}
-        row |= {
+        table_row |= {tag: f"{by_tag[tag]['outcome']}: {by_tag[tag]['message'][:90]}" for tag in BAD}
+        table_row |= {
             "on the lane": " ".join(trial["config"]["tag"] for trial in on_lane),
             "lane back after (s)": back_s,
             "neighbours against a clean run": {tag: f"{100 * part:+.1f} %" for tag, part in beside.items()},
@@ -149,15 +153,15 @@ def test_each_gpu_fault_gets_its_outcome_and_spares_the_device(tmp_path: Path, r
         }
         (lane,) = [lane for lane in daemon.client.call("status")["lanes"] if lane["device"] == "cuda:0"]
         assert job["state"] == "done"
-        assert {tag: found[tag]["outcome"] for tag in BAD} == {tag: outcome for tag, (outcome, _) in BAD.items()}
+        assert {tag: by_tag[tag]["outcome"] for tag in BAD} == {tag: outcome for tag, (outcome, _) in BAD.items()}
         for tag, (_, word) in BAD.items():
-            assert word in found[tag]["message"].lower(), found[tag]["message"]
-        assert found["STICKY"]["detail"]["phase"] in ("timing", "check")
+            assert word in by_tag[tag]["message"].lower(), by_tag[tag]["message"]
+        assert by_tag["STICKY"]["detail"]["phase"] in ("timing", "check")
         assert daemon.client.lookup("faulty", dict(n=1 << 24)).config == winner
         assert len(beside) == len(afterwards) == len(HEALTHY)
         assert max(map(abs, [*beside.values(), *afterwards.values()])) <= NOISE
         assert (lane["state"], lane["reason"]) == ("ready", "")
-        hung = found["ENDLESS"]
+        hung = by_tag["ENDLESS"]
         assert max(list(back_s.values())[:IN_A_ROW]) <= TAKE_OVER_S
         assert hung["lane_s"] <= hung["detail"]["after_s"] + TAKE_OVER_S
         assert daemon.stop() == os.EX_OK

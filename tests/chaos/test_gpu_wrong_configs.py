@@ -1,4 +1,4 @@
-"""A hundred configs on a GPU, of which sixty are wrong in ways that one launch on one set of inputs does not show."""
+"""A hundred configs on a GPU; sixty are wrong in ways that one launch on one set of inputs does not show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import Row
+from tests.chaos.conftest import TableRow
 from tests.e2e.harness import Daemon
 
 pytestmark = pytest.mark.gpu
@@ -78,7 +78,7 @@ OFFSETS = [sign * 4**power for power in range(9) for sign in (1, -1)] + [8, -8]
 """Elements outside of y, on both sides: 4 bytes to 256 KiB."""
 
 
-def _configs() -> list[dict[str, Any]]:
+def make_configs() -> list[dict[str, Any]]:
     outside = [dict(kind="OUTSIDE", offset=N + at - 1 if at > 0 else at, repeat=2) for at in OFFSETS]
     dirty = [dict(kind="DIRTY", offset=0, repeat=2) for _ in range(20)]
     # The fastest: each of them would win.
@@ -87,26 +87,26 @@ def _configs() -> list[dict[str, Any]]:
     return [dict(config, tag=tag) for tag, config in enumerate([*outside, *dirty, *seed, *right], 1)]
 
 
-def _place(offset: int) -> str:
+def describe_offset(offset: int) -> str:
     return f"{4 * (offset - N)} bytes after y" if offset > 0 else f"{-4 * offset} bytes before y"
 
 
 @pytest.mark.timeout(600)
-def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
-    """Sixty are caught, each for what it does, forty are measured, and none of these is blamed for another."""
+def test_wrong_configs_on_a_gpu_are_caught_and_right_ones_measured(tmp_path: Path, table_row: TableRow) -> None:
+    """Each mismatch has its reason."""
     with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
-        path = daemon.write_kernel(KERNEL.format(n=N, configs=_configs()))
+        path = daemon.write_kernel(KERNEL.format(n=N, configs=make_configs()))
         (path.parent / "wrong.cu").write_text(SOURCE)
         began = perf_counter()
         _, (job,) = daemon.tune(path=str(path))
-        row["job (s)"] = round(perf_counter() - began, 1)
+        table_row["job (s)"] = round(perf_counter() - began, 1)
         trials = [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials().values()]
         kinds: dict[str, list[dict[str, Any]]] = {}
         for trial in trials:
             kinds.setdefault(trial["config"]["kind"], []).append(trial)
         for kind, found in kinds.items():
-            row[kind] = f"{len(found)}: {found[0]['outcome']}: {found[0]['message'][:90]}"
-        row["retried in a new worker"] = sum(
+            table_row[kind] = f"{len(found)}: {found[0]['outcome']}: {found[0]['message'][:90]}"
+        table_row["retried in a new worker"] = sum(
             "worker_damaged" in (trial["detail"].get("story") or ()) for trial in trials
         )
         assert {kind: len(found) for kind, found in kinds.items()} == dict(OUTSIDE=20, DIRTY=20, SEED=20, RIGHT=40)
@@ -114,8 +114,8 @@ def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
             trial["message"] for trial in kinds["RIGHT"] if trial["outcome"] != "measured"
         ]
         for trial in kinds["OUTSIDE"]:
-            place = f"wrote outside its tensors: {_place(trial['config']['offset'])}"
-            assert (trial["outcome"], trial["message"]) == ("mismatch", place)
+            reason = f"wrote outside its tensors: {describe_offset(trial['config']['offset'])}"
+            assert (trial["outcome"], trial["message"]) == ("mismatch", reason)
         for kind, words in (("DIRTY", "the first launch was right"), ("SEED", "right for its first inputs")):
             assert {trial["outcome"] for trial in kinds[kind]} == {"mismatch"}
             assert all(trial["message"].startswith(words) for trial in kinds[kind])
@@ -125,15 +125,15 @@ def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
         assert hit.config["kind"] == "RIGHT"
         done = daemon.run_ktuned("check", "it", "--sanitize", "--json", timeout_s=300.0)
         (checked,) = json.loads(done.stdout)["winners"]
-        row["check --sanitize"] = f"{checked['verdict']}: {checked['message']}"
+        table_row["check --sanitize"] = f"{checked['verdict']}: {checked['message']}"
         assert checked["verdict"] == "right" or "not installed" in checked["message"], done.stdout + done.stderr
         lane_s = statistics.median(trial["lane_s"] for trial in kinds["RIGHT"])
-    guards_s = _guards_s()
-    row["lane (ms)"], row["guards (ms)"] = round(lane_s * 1e3, 2), round(guards_s * 1e3, 3)
+    guards_s = measure_guards()
+    table_row["lane (ms)"], table_row["guards (ms)"] = round(lane_s * 1e3, 2), round(guards_s * 1e3, 3)
 
 
-def _guards_s() -> float:
-    """Return the time that the guards of one trial take: one look at all of them, after its last launch."""
+def measure_guards() -> float:
+    """Return the time in s of one check of all guards, after a trial's last launch."""
     import torch
 
     from ktuned.checking.guards import Guards

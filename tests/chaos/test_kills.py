@@ -1,4 +1,4 @@
-"""``kill -9`` of the daemon, of a worker, of all workers, at random moments: no report is lost, nothing is left."""
+"""``kill -9`` of the daemon, of a worker, of all workers, at random moments: no report is lost, and nothing stays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import Row, Scale
-from tests.chaos.watching import Baseline, ChaosDaemon, Listener, Victim
+from tests.chaos.conftest import Scale, TableRow
+from tests.chaos.watching import Baseline, ChaosDaemon, TrialListener, Victim
 from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import make_kernel_text
 from tests.fake_tensors import REFERENCE
@@ -33,8 +33,8 @@ OUTCOMES = {
 }
 
 
-class Onslaught:
-    """One daemon after another on one home, each killed or robbed of its workers, and all that they ever reported."""
+class KilledDaemons:
+    """A sequence of daemons on one home, whose processes are killed, and every trial that they reported."""
 
     def __init__(self, daemon: ChaosDaemon, scale: Scale) -> None:
         self.daemon = daemon
@@ -44,16 +44,16 @@ class Onslaught:
         self.workers_killed = 0
         self._dice = random.Random(scale.seed)
         self._deck: list[str] = []
-        self._told: dict[int, Mapping[str, Any]] = {}
-        self._listener = self._listen()
+        self._reported: dict[int, Mapping[str, Any]] = {}
+        self._listener = self._start_listener()
 
-    def _listen(self) -> Listener:
-        listener = Listener(self.daemon, self._told)
+    def _start_listener(self) -> TrialListener:
+        listener = TrialListener(self.daemon, self._reported)
         listener.start()
         return listener
 
-    def keep_busy(self) -> None:
-        """Have a job run: a new kernel's, when the last one is done."""
+    def keep_job_running(self) -> None:
+        """Keep a job running: start one for a new kernel when the last has ended."""
         if self.daemon.is_working():
             return
         name = f"k{len(self.kernels)}"
@@ -65,8 +65,8 @@ class Onslaught:
         )
         self.kernels[name] = {tag: OUTCOMES[did] for tag, did in does.items()}
 
-    def strike(self) -> None:
-        """Wait for a random moment, kill something, and see that what hung on it goes too."""
+    def kill_something(self) -> None:
+        """Wait for a random time, kill something, and check that its processes end."""
         if not self._deck:
             self._deck = self._dice.sample(KINDS, len(KINDS))
         what = self._deck.pop()
@@ -80,12 +80,12 @@ class Onslaught:
             return
         victims: list[Victim] = []
         while not victims:
-            self.keep_busy()
-            victims = Victim.all_of(self.daemon)
+            self.keep_job_running()
+            victims = Victim.list_workers(self.daemon)
         if what == "worker":
             victims = self._dice.sample(victims, 1)
         for victim in victims:
-            victim.kill()
+            victim.kill_process()
         self.workers_killed += len(victims)
         self.daemon.wait_until(lambda: all(victim.is_gone() for victim in victims), "what the workers had to be gone")
 
@@ -96,65 +96,70 @@ class Onslaught:
             deadline = monotonic() + PATIENCE_S
             while not self._listener.measured.acquire(timeout=0.1):
                 assert monotonic() < deadline, f"no trial for {PATIENCE_S} s: {self.daemon.log.read_text()[-3000:]}"
-                self.keep_busy()
+                self.keep_job_running()
 
     def _kill_daemon(self) -> None:
         self.daemon.kill()
         self._listener.join(10)
-        self.daemon.wait_until(lambda: not self.daemon.processes(), "everything to die with the daemon")
+        self.daemon.wait_until(lambda: not self.daemon.list_processes(), "everything to die with the daemon")
         self.daemon.wait_until(
             lambda: not list((self.daemon.home / "cache").glob("tmp/*")), "the scratch files to be gone"
         )
         self.daemon.start()
-        self.check_told()
-        self._listener = self._listen()
+        self.check_reports()
+        self._listener = self._start_listener()
 
-    def check_told(self) -> None:
-        """Nothing that was reported is gone, and no figure is another one now, but that of a finalist."""
-        known = {
+    def check_reports(self) -> None:
+        """Check that each reported trial is stored, and that no latency but a finalist's has changed."""
+        stored = {
             trial["id"]: trial
             for kernel in self.kernels
             for trial in self.daemon.client.call("results", kernel=kernel, limit=2000)["trials"]
         }
-        for number, told in list(self._told.items()):
-            now = known[number]
-            assert (now["config"], now["outcome"]) == (told["config"], told["outcome"])
-            if now["latency_us"] != told["latency_us"]:
+        for number, report in list(self._reported.items()):
+            now = stored[number]
+            assert (now["config"], now["outcome"]) == (report["config"], report["outcome"])
+            if now["latency_us"] != report["latency_us"]:
                 assert "rounds" in self.daemon.fetch_trial(number)["detail"]
 
-    def finish(self) -> dict[str, int]:
-        """Let the last job end; return how many configs there are and how many ended right."""
+    def finish_job(self) -> dict[str, int]:
+        """Wait for the last job; return the number of configs, and of right outcomes."""
         self.daemon.wait_until(lambda: not self.daemon.is_working(), "the last job to end")
-        self.check_told()
+        self.check_reports()
         right = [
-            found.get(tag) == outcome
+            outcomes.get(tag) == outcome
             for kernel, expected in self.kernels.items()
-            for found in [{tag: trial["outcome"] for tag, trial in self.daemon.fetch_trials(kernel).items()}]
+            for outcomes in [{tag: trial["outcome"] for tag, trial in self.daemon.fetch_trials(kernel).items()}]
             for tag, outcome in expected.items()
         ]
-        return {"configs": len(right), "right outcomes": sum(right), "told and kept": len(self._told)}
+        return {"configs": len(right), "right outcomes": sum(right), "told and kept": len(self._reported)}
 
 
 @pytest.mark.timeout(900)
-def test_after_each_kill_everything_reported_is_there(tmp_path: Path, scale: Scale, row: Row) -> None:
-    """After each kill all that was reported is there, nothing is left over; every job ends, every outcome is right."""
+def test_after_each_kill_all_reports_are_stored(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+    """Every job ends, every outcome is right, and nothing stays."""
     kills = KILLS if scale.is_full else 5
     with ChaosDaemon(tmp_path) as daemon:
-        daemon.tuned_once()
+        daemon.tune_once()
         # The listener has a connection, at the beginning as at the end.
-        onslaught = Onslaught(daemon, scale)
+        onslaught = KilledDaemons(daemon, scale)
         before = Baseline(daemon)
         for _ in range(kills):
-            onslaught.keep_busy()
-            onslaught.strike()
-        row["kills"] = dict(onslaught.killed)
-        row["workers killed"] = onslaught.workers_killed
-        ended = onslaught.finish()
+            onslaught.keep_job_running()
+            onslaught.kill_something()
+        table_row["kills"] = dict(onslaught.killed)
+        table_row["workers killed"] = onslaught.workers_killed
+        ended = onslaught.finish_job()
         jobs = Counter(job["state"] for job in daemon.client.call("jobs")["jobs"])
-        leaks = before.leaks(daemon)
-        row |= {"jobs": dict(jobs), **ended, **leaks, "daemon's RSS growth, MiB": before.growth_mib(daemon)}
+        leaks = before.find_leaks(daemon)
+        table_row |= {
+            "jobs": dict(jobs),
+            **ended,
+            **leaks,
+            "daemon's RSS growth, MiB": before.measure_growth_mib(daemon),
+        }
         assert set(jobs) == {"done"}
         assert ended["right outcomes"] == ended["configs"]
-        assert not any(leaks.values()), daemon.stray_files()
-    assert not daemon.processes()
+        assert not any(leaks.values()), daemon.list_stray_files()
+    assert not daemon.list_processes()
     assert not list((daemon.home / "cache").glob("tmp/*"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.conftest import Row, Scale
+from tests.chaos.conftest import Scale, TableRow
 from tests.e2e.harness import Daemon, make_kernel_text
 
 SAVES = 2_000
@@ -87,9 +87,9 @@ def _count_held(daemon: Daemon) -> tuple[int, int, int]:
 
 
 @pytest.mark.timeout(1800)
-def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, row: Row) -> None:
+def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
     """Its memory, descriptors, workers and files are bounded, and whoever had an answer always has one."""
-    saves = scale.of(SAVES)
+    saves = scale.scale_count(SAVES)
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(_write_versions(1))
         daemon.tune(path=str(path))
@@ -103,8 +103,8 @@ def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, row: Row
             daemon.wait_until(lambda: _is_settled(daemon), "the jobs of the last saves")
             after = _count_held(daemon)
         files = sum(len(names) for _, _, names in os.walk(daemon.home))
-    row |= {"saves": saves, "lookups": told.total(), "statuses": dict(told), "files": files}
-    row |= {"MiB before and after": [held[0] / 2**20 for held in (before, after)], "descriptors": after[1]}
+    table_row |= {"saves": saves, "lookups": told.total(), "statuses": dict(told), "files": files}
+    table_row |= {"MiB before and after": [held[0] / 2**20 for held in (before, after)], "descriptors": after[1]}
     assert told["unavailable"] == told["unknown"] == 0
     assert after[0] - before[0] < GROWTH_BYTES
     assert after[1] <= before[1] + 8
@@ -135,26 +135,24 @@ def _ask_in_new_processes(daemon: Daemon, directories: list[Path], count: int) -
 
 
 @pytest.mark.timeout(3600)
-def test_new_processes_find_the_winner_on_a_loaded_machine(tmp_path: Path, scale: Scale, row: Row) -> None:
+def test_new_processes_find_the_winner_on_a_loaded_machine(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
     """None gets the default instead: not while the daemon waits for its turn, is stopped, or has just begun again."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(make_kernel_text(SPACE.format(us=300.0, does="work")))
         daemon.tune(path=str(path))
-        directories = [path.parent, elsewhere]
+        directories, count = [path.parent, elsewhere], scale.scale_count(NEW_PROCESSES)
         with _loaded_machine():
-            row["while it runs"] = running = _ask_in_new_processes(daemon, directories, scale.of(NEW_PROCESSES))
+            table_row["while it runs"] = running = _ask_in_new_processes(daemon, directories, count)
             assert daemon.process is not None
             daemon.process.send_signal(signal.SIGSTOP)
             try:
-                row["while it is stopped"] = stopped = _ask_in_new_processes(
-                    daemon, directories, scale.of(NEW_PROCESSES)
-                )
+                table_row["while it is stopped"] = stopped = _ask_in_new_processes(daemon, directories, count)
             finally:
                 daemon.process.send_signal(signal.SIGCONT)
             daemon.kill()
             daemon.start()
-            row["after its restart"] = restarted = _ask_in_new_processes(daemon, directories, scale.of(NEW_PROCESSES))
+            table_row["after its restart"] = restarted = _ask_in_new_processes(daemon, directories, count)
     for found in (running, stopped, restarted):
         assert set(found) <= {"fresh 300.0", "stale 300.0"}

@@ -1,4 +1,4 @@
-"""Applications and the daemon are killed at random moments: each record that was complete is tuned once."""
+"""Applications and the daemon are killed at random moments: each complete record is tuned once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from ktuned.spool import RECORD_SUFFIX, CallRecord, spool_directory
 from ktuned_client.answers import ENDED_STATES
-from tests.chaos.conftest import Row, Scale
+from tests.chaos.conftest import Scale, TableRow
 from tests.e2e.harness import Daemon
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
@@ -41,28 +41,30 @@ for size in range(first, first + count):
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    """Yield a daemon, not started, whose triton backend has the CPU for a GPU."""
+    """Yield a daemon, not started, whose triton backend uses the CPU as a GPU."""
     path = os.pathsep.join([str(PLUGINS / "triton_stand_in"), *filter(None, sys.path)])
     daemon = Daemon(tmp_path, tensors="torch", env={"PYTHONPATH": path})
     yield daemon
     daemon.__exit__(None, None, None)
 
 
-def a_record(daemon: Daemon, place: Path) -> Path:
-    """Have an application leave a call, and return a copy of its record."""
+def record_call(daemon: Daemon, directory: Path) -> Path:
+    """Let an application record a call, and return a copy of its record."""
     program = PLUGINS / "triton_app" / "application.py"
     subprocess.run([sys.executable, str(program), "4096"], env=daemon.env, check=True, capture_output=True, timeout=120)
-    (left,) = spool_directory(daemon.home).glob(f"*{RECORD_SUFFIX}")
-    CallRecord.from_bytes(left.read_bytes())
-    left.rename(place)
-    return place
+    (record,) = spool_directory(daemon.home).glob(f"*{RECORD_SUFFIX}")
+    CallRecord.from_bytes(record.read_bytes())
+    record.rename(directory)
+    return directory
 
 
 @pytest.mark.timeout(3600)
-def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row: Row) -> None:
-    """Kills of the writer while it writes, and of the daemon while it takes records in and tunes."""
+def test_records_survive_kills_of_writer_and_daemon(
+    daemon: Daemon, tmp_path: Path, scale: Scale, table_row: TableRow
+) -> None:
+    """The writer is killed while it writes, the daemon while it reads records and tunes."""
     dice, pause = random.Random(scale.seed), Event()
-    record, spool = a_record(daemon, tmp_path / "one.record"), spool_directory(daemon.home)
+    record, spool = record_call(daemon, tmp_path / "one.record"), spool_directory(daemon.home)
     complete: set[int] = set()
     keys = KEYS_A_ROUND if scale.is_full else FEW_KEYS_A_ROUND
     rounds = 80 if scale.is_full else 4
@@ -89,11 +91,11 @@ def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row:
         return sum(job["state"] not in ENDED_STATES for job in jobs)
 
     # A hundred take minutes on a busy machine: what has a deadline is the next one.
-    while (left := to_end()) > 0:
-        daemon.wait_until(partial(lambda left: to_end() < left, left), "the next job to end")
+    while (remaining := to_end()) > 0:
+        daemon.wait_until(partial(lambda left: to_end() < left, remaining), "the next job to end")
     jobs = daemon.client.call("jobs", limit=2000)["jobs"]
     tuned = Counter(job["problem"]["size"] for job in jobs)
-    row.update(rounds=rounds, daemons_killed=kills, complete=len(complete), jobs=len(jobs))
+    table_row.update(rounds=rounds, daemons_killed=kills, complete=len(complete), jobs=len(jobs))
     assert {job["state"] for job in jobs} == {"done"}, [job for job in jobs if job["state"] != "done"][:3]
     assert complete <= set(tuned)
     assert max(tuned.values()) == 1

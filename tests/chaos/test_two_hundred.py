@@ -1,4 +1,4 @@
-"""Two hundred configs, half of them bad in every way there is: each ends as what it is, and the best one wins."""
+"""Two hundred configs, half of them bad in every way: each has its outcome, and the best one wins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import Row, Scale
+from tests.chaos.conftest import Scale, TableRow
 from tests.chaos.watching import Baseline, ChaosDaemon
 from tests.e2e.harness import make_kernel_text
 from tests.fake_tensors import REFERENCE
@@ -46,11 +46,11 @@ OPTIONS = {
 }
 
 
-def _configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, Any]]:
-    """Return the configs; the best healthy one takes less than half of the next, the bad ones promise more."""
+def make_configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, Any]]:
+    """Return the configs; the best healthy one takes less than half the time of the next, and bad ones promise more."""
     configs: list[dict[str, Any]] = []
     for does, count, outcome in KINDS:
-        for index in range(scale.of(count)):
+        for index in range(scale.scale_count(count)):
             if outcome == "measured":
                 configs.append({"us": 300.0 + 5 * len(configs), "does": does, "tag": f"{does}{index}"})
             elif not healthy_only:
@@ -59,8 +59,8 @@ def _configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, Any]
     return configs
 
 
-def _lost_s(daemon: ChaosDaemon) -> list[float]:
-    """Return for each hung trial what its lane lost beyond the deadline: until it could measure the next one."""
+def measure_losses(daemon: ChaosDaemon) -> list[float]:
+    """Return the time in s that each hung trial cost its lane beyond the deadline, until the next measurement."""
     trials = [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials().values()]
     on_lane = sorted((trial for trial in trials if "open_s" in trial["detail"]), key=lambda trial: trial["updated"])
     return [
@@ -70,8 +70,8 @@ def _lost_s(daemon: ChaosDaemon) -> list[float]:
     ]
 
 
-def _clean_winner(directory: Path, healthy: list[dict[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the winner of a run without a bad config."""
+def find_clean_winner(directory: Path, healthy: list[dict[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the winner of a run without bad configs."""
     with ChaosDaemon(directory) as clean:
         _, (job,) = clean.tune(
             path=str(clean.write_kernel(make_kernel_text(f"space({healthy})", reference=REFERENCE, **OPTIONS)))
@@ -81,16 +81,16 @@ def _clean_winner(directory: Path, healthy: list[dict[str, Any]]) -> Mapping[str
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, scale: Scale, row: Row) -> None:
-    """Every config ends in its outcome, the winner is that of a clean run, a hang costs little, nothing is left.
+def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+    """The winner is that of a clean run, a hang costs little, and nothing stays.
 
-    The slice knows which of the healthy ones that is.
+    The slice has no clean run, and knows the healthy winner.
     """
-    healthy = _configs(scale, healthy_only=True)
-    winner = _clean_winner(tmp_path / "clean", healthy) if scale.is_full else healthy[-1]
-    configs = _configs(scale)
+    healthy = make_configs(scale, healthy_only=True)
+    winner = find_clean_winner(tmp_path / "clean", healthy) if scale.is_full else healthy[-1]
+    configs = make_configs(scale)
     with ChaosDaemon(tmp_path / "chaos", config=MEMORY) as daemon:
-        cold_s = daemon.tuned_once()
+        cold_s = daemon.tune_once()
         before = Baseline(daemon)
         text = make_kernel_text(f"space({configs})", seed=str(scale.seed), reference=REFERENCE, **OPTIONS)
         path = daemon.write_kernel(text)
@@ -99,32 +99,32 @@ def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, scale: Scale,
         expected = {
             config["tag"]: next(outcome for does, _, outcome in KINDS if does == config["does"]) for config in configs
         }
-        found = {tag: trial["outcome"] for tag, trial in trials.items()}
-        lost = _lost_s(daemon)
-        leaks = before.leaks(daemon)
-        row |= {
+        outcomes = {tag: trial["outcome"] for tag, trial in trials.items()}
+        lost = measure_losses(daemon)
+        leaks = before.find_leaks(daemon)
+        table_row |= {
             "configs": len(configs),
-            "right outcomes": sum(found.get(tag) == outcome for tag, outcome in expected.items()),
-            "outcomes": dict(sorted(Counter(found.values()).items())),
+            "right outcomes": sum(outcomes.get(tag) == outcome for tag, outcome in expected.items()),
+            "outcomes": dict(sorted(Counter(outcomes.values()).items())),
             "lost per hang beyond its deadline": f"median {statistics.median(lost):.2f} s, worst {max(lost):.2f} s",
             "a cold lane opens in": f"{cold_s:.2f} s",
             "job": {name: job["cost"].get(name) for name in ("wall_s", "lane_s", "open_s", "compile_s")},
             **leaks,
-            "daemon's RSS growth, MiB": before.growth_mib(daemon),
+            "daemon's RSS growth, MiB": before.measure_growth_mib(daemon),
         }
-        assert found == expected
+        assert outcomes == expected
         assert job["state"] == "done"
         assert daemon.client.lookup("it", dict(n=64)).config == winner
-        assert not any(leaks.values()), daemon.stray_files()
-        _check_stories(daemon, trials)
-    assert not daemon.processes()
+        assert not any(leaks.values()), daemon.list_stray_files()
+        check_crashes(daemon, trials)
+    assert not daemon.list_processes()
     assert not list((daemon.home / "cache").glob("tmp/*"))
     if scale.is_full:
         assert max(lost) <= TAKE_OVER_S
 
 
-def _check_stories(daemon: ChaosDaemon, trials: dict[str, dict[str, Any]]) -> None:
-    """The crashes are distinguished."""
+def check_crashes(daemon: ChaosDaemon, trials: dict[str, dict[str, Any]]) -> None:
+    """Check that each kind of crash has its signal."""
     segfault, overflow, abort = (
         daemon.fetch_trial(trials[f"{does}0"]["id"]) for does in ("segfault", "overflow", "abort")
     )

@@ -1,4 +1,4 @@
-"""Many readers of the table of winners beside a daemon that publishes, grows the file and is killed at any moment."""
+"""Many readers of the table of winners, and a daemon that publishes, grows the file and is killed at any moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ktuned.lookup.winner_table import WinnerTable
 from ktuned_client.answers import Question
 from ktuned_client.memo import Memo, pack_problem
 from ktuned_client.table import TABLE_NAME, USES_NAME, make_kernel_key, make_winner_prefix
-from tests.chaos.conftest import Row, Scale
+from tests.chaos.conftest import Scale, TableRow
 
 READERS = 8
 READS = 1_000_000
@@ -31,10 +31,10 @@ SIZES = 400
 DEADLINE_S = 600.0
 
 
-class Truth:
-    """The least version of each kernel that a reader may be given, in memory that all processes share.
+class LowestVersions:
+    """The lowest version of each kernel that a reader may get, in memory that all processes share.
 
-    A version is entered when all earlier ones have ended: what a reader finds then must not be older.
+    A version is entered when all earlier ones have ended: a later read must not be older.
     """
 
     def __init__(self) -> None:
@@ -45,38 +45,38 @@ class Truth:
     def is_over(self) -> bool:
         return bool(self.versions[KERNELS])
 
-    def end(self) -> None:
+    def end_reading(self) -> None:
         self.versions[KERNELS] = 1
 
 
-class Hesitant:
-    """Memory whose writer pauses now and then after a store, and within a long one: where a kill would leave it."""
+class HesitantMemory:
+    """Memory whose writer sometimes pauses after a store, or within a long one, where a kill would leave it."""
 
     def __init__(self, view: memoryview, chance: random.Random) -> None:
         self._view = view
         self._chance = chance
         self.release = view.release
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._view[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._view[index]
 
-    def __setitem__(self, place: Any, value: Any) -> None:
-        if isinstance(place, slice):
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, slice):
             middle = len(value) // 2
-            self._view[place.start : place.start + middle] = value[:middle]
-            self._hesitate()
-            self._view[place.start + middle : place.start + len(value)] = value[middle:]
+            self._view[index.start : index.start + middle] = value[:middle]
+            self._pause_sometimes()
+            self._view[index.start + middle : index.start + len(value)] = value[middle:]
         else:
-            self._view[place] = value
-        self._hesitate()
+            self._view[index] = value
+        self._pause_sometimes()
 
-    def _hesitate(self) -> None:
+    def _pause_sometimes(self) -> None:
         if self._chance.random() < 0.03:
             time.sleep(0.0003)  # noqa: TID251 - the pause is what is tested
 
 
 class HesitantTable(WinnerTable):
-    """A daemon's table that is written as :class:`Hesitant` memory is."""
+    """A daemon's table on :class:`HesitantMemory` memory."""
 
     def __init__(self, directory: str, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -84,12 +84,12 @@ class HesitantTable(WinnerTable):
 
     def _open_views(self) -> None:
         super()._open_views()
-        self._words = Hesitant(self._words, self._chance)  # type: ignore[assignment]
-        self._bytes = Hesitant(self._bytes, self._chance)  # type: ignore[assignment]
+        self._words = HesitantMemory(self._words, self._chance)  # type: ignore[assignment]
+        self._bytes = HesitantMemory(self._bytes, self._chance)  # type: ignore[assignment]
 
 
-def config_of(kernel: int, size: int, version: int) -> dict[str, Any]:
-    """Return what is published: of a length that changes, and with figures that agree only if it is whole."""
+def make_config(kernel: int, size: int, version: int) -> dict[str, Any]:
+    """Return the published config of a version: its length varies, and its figures agree only if it is complete."""
     check = (kernel * 7919 + size * 104729 + version * 1299709) % 2**31
     return {
         "kernel": kernel,
@@ -100,11 +100,11 @@ def config_of(kernel: int, size: int, version: int) -> dict[str, Any]:
     }
 
 
-def write_until_killed(directory: str, truth: Truth, seed: int) -> str:
-    """Publish as a daemon does: a change first ends what was, then is true, then is published."""
+def write_until_killed(directory: str, truth: LowestVersions, seed: int) -> str:
+    """Publish as a daemon does: end the old version, enter the new one in the truth, publish it."""
     chance = random.Random(seed)
     table = HesitantTable(directory, seed)
-    versions = Hesitant(truth.versions, chance)
+    versions = HesitantMemory(truth.versions, chance)
     for kernel in range(KERNELS):
         publish_rules(table, kernel)
     while True:
@@ -115,24 +115,24 @@ def write_until_killed(directory: str, truth: Truth, seed: int) -> str:
         versions[kernel] = version
         publish_rules(table, kernel)
         for size in [*chance.sample(range(SIZES), 10), *range(4)]:
-            payload = [config_of(kernel, size, version), "fresh", "", 1.0, None, 1.0, True, None, None, False]
+            payload = [make_config(kernel, size, version), "fresh", "", 1.0, None, 1.0, True, None, None, False]
             key = make_winner_prefix(name, "cpu", "latency") + msgpack.packb({"size": size})
             table.publish_entry(name, key, msgpack.packb(payload))
         table.confirm_watch()
 
 
 def publish_rules(table: WinnerTable, kernel: int) -> None:
-    """Publish how keys of a kernel's winners are formed."""
+    """Publish the rules of a kernel's keys."""
     name = f"p:kernel{kernel}"
     rules = [name, "/tune.py", "latency", {"": "cpu"}, None, None, {}]
     table.publish_entry(name, make_kernel_key(name, None), msgpack.packb(rules))
 
 
-def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:
-    """Read at random, and return what was wrong; empty if nothing was. Every third answer is kept and asked again."""
+def read_until_over(directory: str, truth: LowestVersions, reads: int, seed: int) -> str:
+    """Read at random and return a complaint, or nothing. Every third answer is kept and read again."""
     chance = random.Random(seed)
     memo = Memo(directory)
-    found = 0
+    hits = 0
     deadline = time.monotonic() + DEADLINE_S
     while not any(truth.versions[:KERNELS]):
         # On a busy machine all reads would be over before the writer has begun.
@@ -141,7 +141,7 @@ def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:
             return "no writer began"
     # On a busy machine the first reads may all be over before anything is published.
     for number in itertools.count():
-        if number >= reads and found:
+        if number >= reads and hits:
             break
         if time.monotonic() > deadline:
             return "no read found anything"
@@ -155,10 +155,10 @@ def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:
         hit, _ = memo.find_hit(Question(name, name, problem, None, None, None), key)
         if hit is None:
             continue
-        found += 1
+        hits += 1
         config = dict(hit.config or {})
         version = config.get("version", -1)
-        if config != config_of(kernel, size, version) or hit.problem != problem:
+        if config != make_config(kernel, size, version) or hit.problem != problem:
             return f"torn: {hit}"
         if hit.status == "fresh" and version < least:
             return f"version {version} of {name} is fresh, and {least} was entered before"
@@ -166,8 +166,8 @@ def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:
     return ""
 
 
-def forked(work: Callable[[], str]) -> int:
-    """Run ``work`` in a child, whose exit status is 0 if it returns nothing."""
+def fork_child(work: Callable[[], str]) -> int:
+    """Run ``work`` in a child process, whose exit status is 0 if it returns nothing."""
     child = os.fork()
     if child:
         return child
@@ -180,16 +180,16 @@ def forked(work: Callable[[], str]) -> int:
     os._exit(bool(wrong))
 
 
-def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, scale: Scale, row: Row) -> None:
-    """No read is torn, none says fresh of what a daemon has ended, and no reader crashes."""
+def test_reads_beside_a_killed_writer_are_whole_and_current(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+    """No reader crashes."""
     directory = tmp_path / "run"
     directory.mkdir(mode=0o700)
-    truth = Truth()
-    reads, kills = scale.of(READS) // READERS, scale.of(KILLS)
+    truth = LowestVersions()
+    reads, kills = scale.scale_count(READS) // READERS, scale.scale_count(KILLS)
     start = time.monotonic()
     chance = random.Random(scale.seed)
     readers = {
-        forked(lambda number=number: read_many(str(directory), truth, reads, number))  # type: ignore[misc]
+        fork_child(lambda number=number: read_until_over(str(directory), truth, reads, number))  # type: ignore[misc]
         for number in range(READERS)
     }
     statuses = []
@@ -198,7 +198,7 @@ def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, scale: Scale, ro
     try:
         while readers or killed < kills:
             assert time.monotonic() < start + DEADLINE_S
-            writer = forked(lambda seed=killed: write_until_killed(str(directory), truth, seed))  # type: ignore[misc]
+            writer = fork_child(lambda seed=killed: write_until_killed(str(directory), truth, seed))  # type: ignore[misc]
             time.sleep(chance.uniform(0.0, 0.3))  # noqa: TID251 - the moment of the kill is the test
             os.kill(writer, signal.SIGKILL)
             assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == -signal.SIGKILL
@@ -214,7 +214,9 @@ def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, scale: Scale, ro
         for reader in readers:
             os.kill(reader, signal.SIGKILL)
             os.waitpid(reader, 0)
-    row.update(reads=reads * READERS, kills=killed, largest_file_kib=largest // 1024, versions=sum(truth.versions))
+    table_row.update(
+        reads=reads * READERS, kills=killed, largest_file_kib=largest // 1024, versions=sum(truth.versions)
+    )
     assert statuses == [0] * READERS
     assert largest > 2**19, f"the file never grew, on {sys.platform}"
     # What the last one was at when it was killed is cleared away by the next.

@@ -1,4 +1,4 @@
-"""A daemon under chaos, and what can be seen of it from outside: its processes, descriptors and files."""
+"""A daemon under chaos, seen from outside: its processes, descriptors and files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT_SCRATCH = {"expected"}
 
 
 class ChaosDaemon(Daemon):
-    """A daemon all of whose processes bear a mark, and whose temporary files have one place."""
+    """A daemon whose processes have a mark, and whose temporary files are in one directory."""
 
     def __init__(self, directory: Path, *, config: str = "") -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -35,35 +35,35 @@ class ChaosDaemon(Daemon):
 
     @property
     def pid(self) -> int:
-        """The daemon's own process."""
+        """Return the daemon's own process."""
         assert self.process is not None
         return self.process.pid
 
-    def processes(self) -> set[int]:
-        """Return every living process that this daemon, or an earlier one here, has started, itself included."""
+    def list_processes(self) -> set[int]:
+        """Return all living processes of this daemon and of earlier ones here, itself included."""
         return set(warden.list_marked_pids(self._mark))
 
-    def descriptors(self) -> Counter[str]:
-        """Return how many file descriptors the daemon has open of each kind: a file's name, or ``socket``, ``pipe``."""
-        found: Counter[str] = Counter()
+    def count_descriptors(self) -> Counter[str]:
+        """Return the number of the daemon's descriptors of each kind: a file's name, ``socket``, or ``pipe``."""
+        counts: Counter[str] = Counter()
         for path in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(FileNotFoundError):
-                found[path.readlink().name.partition(":[")[0]] += 1
-        return found
+                counts[path.readlink().name.partition(":[")[0]] += 1
+        return counts
 
-    def stray_files(self) -> list[str]:
+    def list_stray_files(self) -> list[str]:
         """Return the temporary files that belong to no living worker."""
         cache = self.home / "cache"
         scratch = [path for path in cache.glob("tmp/*/*") if path.name not in _KEPT_SCRATCH]
         staging = (cache / "artifacts" / ".staging").glob("*")
         return sorted(str(path) for path in (*scratch, *staging, *self.temporary.iterdir()))
 
-    def rss_mib(self) -> float:
-        """Return what the daemon's own process has resident."""
+    def measure_rss_mib(self) -> float:
+        """Return the resident memory of the daemon's own process."""
         return float(self.client.call("status")["rss_bytes"]) / 2**20
 
-    def settle(self) -> None:
-        """Kill the workers that are left, which idle, until the daemon stands alone."""
+    def kill_idle_workers(self) -> None:
+        """Kill all workers and wait until the daemon has none."""
 
         def is_alone() -> bool:
             for pid in self.list_worker_pids():
@@ -73,43 +73,43 @@ class ChaosDaemon(Daemon):
 
         self.wait_until(is_alone, "the workers to be gone")
 
-    def tuned_once(self) -> float:
-        """Tune something small, so that what a daemon opens once is open; return how long a cold lane took to open."""
+    def tune_once(self) -> float:
+        """Tune a small kernel, which opens what stays open; return the time in s that its lane took to open."""
         path = self.write_kernel(make_kernel_text("space([dict(us=50.0, tag='warm')])", name="'warm'"), "tune_warm.py")
         _, (job,) = self.tune(path=str(path))
         assert job["state"] == "done", job
         return float(job["cost"]["open_s"])
 
     def is_working(self) -> bool:
-        """Return whether a job waits or runs."""
+        """Return whether a job is queued or running."""
         return any(job["state"] in ("queued", "running") for job in self.client.call("jobs")["jobs"])
 
 
 class Baseline:
-    """What a daemon at rest holds; :meth:`leaks` is what it holds more later on."""
+    """The resources of a daemon at rest."""
 
     def __init__(self, daemon: ChaosDaemon) -> None:
-        daemon.settle()
-        self._descriptors = daemon.descriptors()
-        self._processes = len(daemon.processes())
-        self._rss_mib = daemon.rss_mib()
+        daemon.kill_idle_workers()
+        self._descriptors = daemon.count_descriptors()
+        self._processes = len(daemon.list_processes())
+        self._rss_mib = daemon.measure_rss_mib()
 
-    def growth_mib(self, daemon: ChaosDaemon) -> float:
-        """Return how much more the daemon has resident now; one that was killed since is another one than then."""
-        return round(daemon.rss_mib() - self._rss_mib, 1)
+    def measure_growth_mib(self, daemon: ChaosDaemon) -> float:
+        """Return the growth of resident memory; a daemon that was killed since is another process."""
+        return round(daemon.measure_rss_mib() - self._rss_mib, 1)
 
-    def leaks(self, daemon: ChaosDaemon) -> dict[str, Any]:
-        """Return how many processes and files, and which descriptors, are left of what happened since; falsy if none.
+    def find_leaks(self, daemon: ChaosDaemon) -> dict[str, Any]:
+        """Return the processes, files and descriptors that are new since the baseline; falsy if there are none.
 
-        Anyone who asks must have no more connections than at the time of the baseline: each is a descriptor.
+        The caller must have no more connections than then, because each is a descriptor.
         """
-        daemon.settle()
+        daemon.kill_idle_workers()
 
         def found() -> dict[str, Any]:
             return {
-                "leaked processes": max(0, len(daemon.processes()) - self._processes),
-                "leaked files": len(daemon.stray_files()),
-                "leaked descriptors": dict(daemon.descriptors() - self._descriptors),
+                "leaked processes": max(0, len(daemon.list_processes()) - self._processes),
+                "leaked files": len(daemon.list_stray_files()),
+                "leaked descriptors": dict(daemon.count_descriptors() - self._descriptors),
             }
 
         # What is reported as gone is swept up a moment later.
@@ -119,7 +119,7 @@ class Baseline:
 
 
 class Victim:
-    """A worker that will be killed from outside, and what must go with it."""
+    """A worker to kill, and the processes and files that must end with it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -129,8 +129,8 @@ class Victim:
         self._scratch = Path(environment["TMPDIR"])
 
     @classmethod
-    def all_of(cls, daemon: ChaosDaemon) -> list[Victim]:
-        """Return the workers that live now."""
+    def list_workers(cls, daemon: ChaosDaemon) -> list[Victim]:
+        """Return all living workers."""
         victims = []
         for pid in daemon.list_worker_pids():
             # One that is ending has no environment any more; one that just began has its parent's.
@@ -138,36 +138,36 @@ class Victim:
                 victims.append(cls(pid))
         return victims
 
-    def kill(self) -> None:
-        """Kill the one process, and leave what it has started to ktuned."""
+    def kill_process(self) -> None:
+        """Kill the worker's process alone; ktuned must end its children."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Return whether neither it, nor what it started, nor its files are left."""
+        """Return whether the worker, its children and its files are gone."""
         return not warden.list_marked_pids(self._mark) and not self._scratch.exists()
 
 
-class Listener(threading.Thread):
-    """Writes down in ``reported`` every trial that the daemon reports, until the daemon dies.
+class TrialListener(threading.Thread):
+    """Records every trial that the daemon reports in ``reported``, until the daemon dies.
 
-    ``measured`` is released for each that was not reported before and was on a lane.
+    ``measured`` is released for each new trial that was on a lane.
     """
 
-    def __init__(self, daemon: Daemon, told: dict[int, Mapping[str, Any]]) -> None:
+    def __init__(self, daemon: Daemon, reported: dict[int, Mapping[str, Any]]) -> None:
         super().__init__(daemon=True)
-        self.told = told
+        self.reported = reported
         self.measured = threading.Semaphore(0)
         self._events = daemon.client.events(types=["trial_done"])
 
-    def run(self) -> None:
-        """Take events until the stream breaks."""
+    def listen_until_broken(self) -> None:
+        """Read events until the connection breaks."""
         try:
             for event in self._events:
                 trial = event["trial"] if event["type"] == "trial_done" else None
                 if trial is not None:
-                    is_news = trial["id"] not in self.told
-                    self.told[trial["id"]] = trial
+                    is_news = trial["id"] not in self.reported
+                    self.reported[trial["id"]] = trial
                     if is_news and trial["lane_s"]:
                         self.measured.release()
         except (DaemonUnavailable, DaemonError, OSError):

@@ -50,7 +50,7 @@ class Tmux:
         self._run_tmux("resize-window", "-x", str(columns), "-y", str(lines))
 
     @property
-    def read_lines(self) -> str:
+    def lines(self) -> str:
         """Return the window's lines."""
         return self._run_tmux("capture-pane", "-p")
 
@@ -58,7 +58,7 @@ class Tmux:
         """Wait until the window shows all texts, and return its lines."""
         deadline = monotonic() + PATIENCE_S
         while True:
-            picture = self.read_lines
+            picture = self.lines
             if all(re.search(pattern, picture) for pattern in patterns):
                 return picture
             assert monotonic() < deadline, f"waited for {patterns}; the picture:\n{picture}"

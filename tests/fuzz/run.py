@@ -3,8 +3,8 @@
     python tests/fuzz/run.py                     # 1,000,000 in process, 100,000 against a daemon
     python tests/fuzz/run.py --atheris           # guided by coverage, where atheris is installed
 
-Fails on a crash, a hang, a stream that means two things depending on how it is cut, growth of memory or of
-descriptors, or another client that is disturbed.
+Fails on a crash, a hang, a stream whose meaning depends on how it is cut, growth of memory or of descriptors, or
+a disturbed client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import psutil
 
 from ktuned_client import paths, wire
 from tests.e2e.harness import Daemon, make_kernel_text
-from tests.fuzz.streams import streams
+from tests.fuzz.streams import make_streams
 
 GROWTH_BYTES: Final = 16 * 2**20
 """What an allocator may take for itself over a run; a leak of 200 bytes a stream would be 200 MiB."""
@@ -43,7 +43,7 @@ SPARE_DESCRIPTORS: Final = 32
 
 @dataclass
 class Report:
-    """What a run found."""
+    """The results of a run."""
 
     streams: int = 0
     refused: int = 0
@@ -54,18 +54,18 @@ class Report:
     witness_worst_ms: float = 0.0
 
 
-class Found(AssertionError):
-    """A stream that does what none may do; the message has its bytes in hex."""
+class ForbiddenEffect(AssertionError):
+    """A stream with a forbidden effect; the message has its bytes in hex."""
 
 
-def decode(data: bytes, *, byte_by_byte: bool) -> tuple[list[wire.Message], bool]:
-    """Return the messages of a stream and whether it was refused."""
+def decode_stream(data: bytes, *, byte_by_byte: bool) -> tuple[list[wire.Message], bool]:
+    """Return the messages of a stream, and whether it was refused."""
     decoder = wire.Decoder(wire.MAX_REQUEST_BYTES, wire.MAX_REQUEST_ITEMS)
     messages: list[wire.Message] = []
     try:
         if byte_by_byte:
-            for place in range(len(data)):
-                messages += decoder.feed(data[place : place + 1])
+            for index in range(len(data)):
+                messages += decoder.feed(data[index : index + 1])
         else:
             messages += decoder.feed(data)
     except wire.ProtocolError:
@@ -73,50 +73,50 @@ def decode(data: bytes, *, byte_by_byte: bool) -> tuple[list[wire.Message], bool
     return messages, False
 
 
-def check(data: bytes) -> tuple[int, bool]:
-    """Decode a stream in both ways, which must agree; return how many messages it holds and whether it is refused.
+def check_stream(data: bytes) -> tuple[int, bool]:
+    """Decode a stream in both ways; return the number of its messages, and whether it is refused.
 
     Raises:
-        Found: they do not agree, or anything but a refusal is raised.
+        Found: the two ways differ, or another error is raised than a refusal.
     """
     try:
-        whole, is_refused = decode(data, byte_by_byte=False)
-        single, is_refused_too = decode(data, byte_by_byte=True)
+        whole, is_refused = decode_stream(data, byte_by_byte=False)
+        single, is_refused_too = decode_stream(data, byte_by_byte=True)
     except Exception as error:
-        raise Found(f"{type(error).__name__}: {error}: {data.hex()}") from error
+        raise ForbiddenEffect(f"{type(error).__name__}: {error}: {data.hex()}") from error
     # What was whole before the bad bytes came is not handed out when they came along with it.
     if is_refused != is_refused_too or (not is_refused and repr(whole) != repr(single)):
-        raise Found(f"means something else in pieces: {data.hex()}")
+        raise ForbiddenEffect(f"means something else in pieces: {data.hex()}")
     return len(single), is_refused
 
 
-def in_process(count: int, seed: int) -> Report:
+def fuzz_codec(count: int, seed: int) -> Report:
     """Decode ``count`` streams.
 
     Raises:
-        Found: one of them does what none may do, or memory grows.
+        Found: a stream has a forbidden effect, or memory grows.
     """
     report, process = Report(), psutil.Process()
     before, start = 0, time.perf_counter()
-    for number, data in enumerate(streams(count, seed)):
+    for number, data in enumerate(make_streams(count, seed)):
         if number == int(count * WARM_UP):
             before = process.memory_info().rss
-        messages, is_refused = check(data)
+        messages, is_refused = check_stream(data)
         report.streams += 1
         report.messages += messages
         report.refused += is_refused
     report.seconds = round(time.perf_counter() - start, 1)
     report.growth_bytes = process.memory_info().rss - before
     if report.growth_bytes > GROWTH_BYTES:
-        raise Found(f"memory grew by {report.growth_bytes} bytes")
+        raise ForbiddenEffect(f"memory grew by {report.growth_bytes} bytes")
     return report
 
 
-def send(path: str, data: bytes, *, byte_by_byte: bool) -> int:
-    """Send a stream over a connection of its own, and return how many bytes came back before the daemon closed it.
+def send_stream(path: str, data: bytes, *, byte_by_byte: bool) -> int:
+    """Send a stream over its own connection; return the number of bytes received until the daemon closed it.
 
     Raises:
-        Found: it did not close it.
+        Found: the daemon did not close it.
     """
     received = 0
     with paths.connect(path, HANG_S) as connection:
@@ -124,71 +124,71 @@ def send(path: str, data: bytes, *, byte_by_byte: bool) -> int:
             # A daemon that refuses the stream closes it before the end.
             with contextlib.suppress(ConnectionError):
                 if byte_by_byte:
-                    for place in range(len(data)):
-                        connection.send(data[place : place + 1])
+                    for index in range(len(data)):
+                        connection.send(data[index : index + 1])
                 else:
                     connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
                 while answer := connection.recv(65536):
                     received += len(answer)
         except TimeoutError:
-            raise Found(f"hangs: {data.hex()}") from None
+            raise ForbiddenEffect(f"hangs: {data.hex()}") from None
         except OSError as error:
             if error.errno != 107:  # ENOTCONN: it was closed before our end was
                 raise
     return received
 
 
-def _ask(daemon: Daemon) -> Any:
-    """Look up as another client does, past every memo."""
+def look_up_past_memo(daemon: Daemon) -> Any:
+    """Look up as another client, without the memo."""
     return daemon.client.call("lookup", kernel="it", problem={"n": 64}, tune=False, deadline_s=HANG_S)["config"]
 
 
-def against(daemon: Daemon, count: int, seed: int) -> Report:
-    """Send ``count`` streams to a daemon, each whole and byte by byte, with a witness who looks up meanwhile.
+def fuzz_daemon(daemon: Daemon, count: int, seed: int) -> Report:
+    """Send ``count`` streams to a daemon, whole and byte by byte, while another client looks up.
 
     Raises:
-        Found: the daemon hangs or grows, or the witness gets a wrong answer or none.
+        Found: the daemon hangs or grows, or the other client gets a wrong answer or none.
     """
     assert daemon.process is not None
     report, process = Report(), psutil.Process(daemon.process.pid)
     before, descriptors, start = 0, process.num_fds(), time.perf_counter()
-    expected = _ask(daemon)
-    for number, data in enumerate(streams(count, seed)):
+    expected = look_up_past_memo(daemon)
+    for number, data in enumerate(make_streams(count, seed)):
         if number == int(count * WARM_UP):
             before = process.memory_info().rss
         for byte_by_byte in (False, True):
-            report.messages += send(str(daemon.socket), data, byte_by_byte=byte_by_byte) > 0
+            report.messages += send_stream(str(daemon.socket), data, byte_by_byte=byte_by_byte) > 0
         report.streams += 1
         if number % WITNESS_EVERY == 0:
-            asked = time.perf_counter()
-            config = _ask(daemon)
-            report.witness_worst_ms = round(max(report.witness_worst_ms, 1e3 * (time.perf_counter() - asked)), 3)
+            asked_at = time.perf_counter()
+            config = look_up_past_memo(daemon)
+            report.witness_worst_ms = round(max(report.witness_worst_ms, 1e3 * (time.perf_counter() - asked_at)), 3)
             if config != expected:
-                raise Found(f"the witness was told {config}, after {data.hex()}")
+                raise ForbiddenEffect(f"the witness was told {config}, after {data.hex()}")
     report.refused = daemon.client.call("status")["server"]["refused"]
     report.seconds = round(time.perf_counter() - start, 1)
     report.growth_bytes = process.memory_info().rss - before
     report.descriptors_more = max(0, process.num_fds() - descriptors)
     if report.descriptors_more > SPARE_DESCRIPTORS:
-        raise Found(f"the daemon has {report.descriptors_more} descriptors more")
+        raise ForbiddenEffect(f"the daemon has {report.descriptors_more} descriptors more")
     if report.growth_bytes > GROWTH_BYTES:
-        raise Found(f"the daemon's memory grew by {report.growth_bytes} bytes")
+        raise ForbiddenEffect(f"the daemon's memory grew by {report.growth_bytes} bytes")
     if "method_failed" in (log := daemon.log.read_text()):
-        raise Found(log[log.index("method_failed") :][:2000])
+        raise ForbiddenEffect(log[log.index("method_failed") :][:2000])
     return report
 
 
-def live(count: int, seed: int) -> Report:
-    """Run :func:`against` on a daemon of its own, with a kernel to look up."""
+def fuzz_own_daemon(count: int, seed: int) -> Report:
+    """Run :func:`fuzz_daemon` on a daemon of its own, with a kernel to look up."""
     with tempfile.TemporaryDirectory(prefix="ktuned-fuzz-") as name, Daemon(Path(name)) as daemon:
         path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
         daemon.tune(path=str(path), trials=1)
-        return against(daemon, count, seed)
+        return fuzz_daemon(daemon, count, seed)
 
 
-def guided(arguments: list[str]) -> None:
-    """Let atheris look for streams, by what they make the codec do; ends when it finds one, or as ``arguments`` say.
+def run_atheris(arguments: list[str]) -> None:
+    """Let atheris search for streams, guided by the codec's branches, until it finds one or ``arguments`` end it.
 
     The parser is msgpack's pure-Python one, whose branches atheris can see.
     """
@@ -204,14 +204,14 @@ def guided(arguments: list[str]) -> None:
                 setattr(owner, name, atheris.instrument_func(function))
 
     def one(data: bytes) -> None:
-        check(data)
+        check_stream(data)
 
     atheris.Setup([sys.argv[0], *arguments], one)
     atheris.Fuzz()
 
 
-def main() -> None:
-    """Run what was asked for and print a report of each as JSON."""
+def run_program() -> None:
+    """Run the requested parts and print a report of each as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in-process", type=int, default=1_000_000, metavar="N")
     parser.add_argument("--live", type=int, default=100_000, metavar="N")
@@ -219,9 +219,9 @@ def main() -> None:
     parser.add_argument("--atheris", nargs=argparse.REMAINDER, help="run atheris instead, with its own arguments")
     arguments = parser.parse_args()
     if arguments.atheris is not None:
-        guided(arguments.atheris)
+        run_atheris(arguments.atheris)
         return
-    runs = {"in_process": (in_process, arguments.in_process), "live": (live, arguments.live)}
+    runs = {"in_process": (fuzz_codec, arguments.in_process), "live": (fuzz_own_daemon, arguments.live)}
     for name, (run, count) in runs.items():
         if count:
             report = asdict(run(count, arguments.seed))
@@ -230,4 +230,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program()

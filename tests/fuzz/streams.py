@@ -1,4 +1,4 @@
-"""Byte streams that a broken or hostile peer might send: random, and mutated from what a good one sends."""
+"""Byte streams of a broken or hostile peer: random ones, and mutations of good ones."""
 
 from __future__ import annotations
 
@@ -38,58 +38,59 @@ _SEEDS: Final = tuple(
 _MAX_BYTES: Final = 400
 
 
-def _noise(source: random.Random) -> bytes:
+def make_noise(source: random.Random) -> bytes:
     return source.randbytes(source.randrange(1, 40))
 
 
-def _flipped(source: random.Random) -> bytes:
+def flip_bits(source: random.Random) -> bytes:
     data = bytearray(source.choice(_SEEDS))
     for _ in range(source.randrange(1, 5)):
         data[source.randrange(len(data))] ^= 1 << source.randrange(8)
     return bytes(data)
 
 
-def _replaced(source: random.Random) -> bytes:
+def replace_bytes(source: random.Random) -> bytes:
     data = bytearray(source.choice(_SEEDS))
     for _ in range(source.randrange(1, 4)):
         data[source.randrange(len(data))] = source.choice(_HEADERS)
     return bytes(data)
 
 
-def _cut(source: random.Random) -> bytes:
+def cut_stream(source: random.Random) -> bytes:
     data = source.choice(_SEEDS)
     return data[: source.randrange(len(data))]
 
 
-def _spliced(source: random.Random) -> bytes:
-    one, other = source.choice(_SEEDS), source.choice(_SEEDS)
-    return one[: source.randrange(len(one))] + other[source.randrange(len(other)) :]
+def splice_streams(source: random.Random) -> bytes:
+    first, second = source.choice(_SEEDS), source.choice(_SEEDS)
+    return first[: source.randrange(len(first))] + second[source.randrange(len(second)) :]
 
 
-def _inserted(source: random.Random) -> bytes:
+def insert_bytes(source: random.Random) -> bytes:
     data = source.choice(_SEEDS)
-    place = source.randrange(len(data) + 1)
-    return data[:place] + source.randbytes(source.randrange(1, 6)) + data[place:]
+    index = source.randrange(len(data) + 1)
+    return data[:index] + source.randbytes(source.randrange(1, 6)) + data[index:]
 
 
-def _several(source: random.Random) -> bytes:
+def join_messages(source: random.Random) -> bytes:
     return (
-        b"".join(source.choice(_SEEDS) for _ in range(source.randrange(2, 5))) + _noise(source)[: source.randrange(4)]
+        b"".join(source.choice(_SEEDS) for _ in range(source.randrange(2, 5)))
+        + make_noise(source)[: source.randrange(4)]
     )
 
 
-def _nested(source: random.Random) -> bytes:
+def nest_value(source: random.Random) -> bytes:
     opening = source.choice([b"\x91", b"\x81", b"\x81\xa1k", b"\xdc\x00\x01", b"\xde\x00\x01\x01"])
     head = source.choice([b"", b"\x94\x00\x01\xa5hello", b"\x93\x02\xa5hello"])
     return head + (opening * source.randrange(1, 150))[:_MAX_BYTES] + source.choice([b"", b"\xc0", b"\x80"])
 
 
-def _valued(source: random.Random) -> bytes:
-    """Return a message of the right shape that holds anything at all."""
-    return bytes(msgpack.packb([source.choice([0, 1, 2, 3, -1, None]), *(_value(source, 3) for _ in range(3))]))
+def make_message(source: random.Random) -> bytes:
+    """Return a message of the right shape with any content."""
+    return bytes(msgpack.packb([source.choice([0, 1, 2, 3, -1, None]), *(make_value(source, 3) for _ in range(3))]))
 
 
-def _value(source: random.Random, levels: int) -> Any:
+def make_value(source: random.Random, levels: int) -> Any:
     kind = source.randrange(9 if levels else 6)
     if kind == 0:
         return source.choice([0, 1, -1, 2**31, 2**32, 2**63, 2**64 - 1, -(2**63)])
@@ -104,28 +105,28 @@ def _value(source: random.Random, levels: int) -> Any:
     if kind == 5:
         return msgpack.Timestamp(source.randrange(2**32), 0)
     if kind == 6:
-        return [_value(source, levels - 1) for _ in range(source.randrange(4))]
-    return {_key(source): _value(source, levels - 1) for _ in range(source.randrange(4))}
+        return [make_value(source, levels - 1) for _ in range(source.randrange(4))]
+    return {make_key(source): make_value(source, levels - 1) for _ in range(source.randrange(4))}
 
 
-def _key(source: random.Random) -> Any:
+def make_key(source: random.Random) -> Any:
     return source.choice(["kernel", "problem", "since", "limit", "", 1, None, 2.5, b"x"])
 
 
 _KINDS: Final[tuple[Callable[[random.Random], bytes], ...]] = (
-    _noise,
-    _flipped,
-    _replaced,
-    _cut,
-    _spliced,
-    _inserted,
-    _several,
-    _nested,
-    _valued,
+    make_noise,
+    flip_bits,
+    replace_bytes,
+    cut_stream,
+    splice_streams,
+    insert_bytes,
+    join_messages,
+    nest_value,
+    make_message,
 )
 
 
-def streams(count: int, seed: int) -> Iterator[bytes]:
+def make_streams(count: int, seed: int) -> Iterator[bytes]:
     """Yield ``count`` streams of at most some hundred bytes; equal seeds give equal streams."""
     source = random.Random(seed)
     for _ in range(count):

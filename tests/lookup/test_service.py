@@ -35,16 +35,16 @@ CONSTRAINED = ARITHMETIC.replace("c.us <= p.n", "all([c.us <= p.n])")
 GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
 
 
-def ask(
+def look_up(
     parts: Parts, problem: Problem | None = None, device: str | None = None, *, tune: bool = False
 ) -> dict[str, Any]:
     """Look ``it`` up."""
-    found = parts.lookups.look_up("it", problem or {"n": 64}, device, tune=tune)
-    plain: dict[str, Any] = msgspec.to_builtins(found.answer)
+    lookup = parts.lookups.look_up("it", problem or {"n": 64}, device, tune=tune)
+    plain: dict[str, Any] = msgspec.to_builtins(lookup.answer)
     return plain
 
 
-async def tuned(parts: Parts, **options: str) -> KernelInfo:
+async def declare_tuned_kernel(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
     kernel = await parts.inspect_file(make_kernel_text(**{"configs": "us=[10.0, 20.0]", **options}))
     await parts.record_measurements(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
@@ -54,8 +54,8 @@ async def tuned(parts: Parts, **options: str) -> KernelInfo:
 
 async def test_answer_has_all_its_fields(parts: Parts) -> None:
     """A fresh answer says what it is for, how fast it is and how old, and leaves out what is as for most."""
-    await tuned(parts)
-    answer = ask(parts)
+    await declare_tuned_kernel(parts)
+    answer = look_up(parts)
     assert answer.pop("age_s") >= 0
     assert answer.pop("decided") > 0
     assert answer.pop("generation") > 0
@@ -74,7 +74,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
 
 async def test_recent_lookups_are_known(parts: Parts) -> None:
     """The kernels that were looked up within a while are listed once each; names that are no kernel's are not."""
-    await tuned(parts)
+    await declare_tuned_kernel(parts)
     assert parts.lookups.publication.list_used_kernels() == []
     for name in ("it", "project:it", "other"):
         parts.lookups.look_up(name, {"n": 64}, None, tune=False)
@@ -84,34 +84,34 @@ async def test_recent_lookups_are_known(parts: Parts) -> None:
 
 async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
     """Each step is reported as it becomes true, and its generation grows with it."""
-    assert ask(parts)["status"] == "unknown"
+    assert look_up(parts)["status"] == "unknown"
     await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
     parts.touch_answers(KernelName("project:it"))
-    told = [ask(parts)]
-    await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
-    told += [ask(parts, {"n": 65}), ask(parts)]
+    answers = [look_up(parts)]
+    await declare_tuned_kernel(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
+    answers += [look_up(parts, {"n": 65}), look_up(parts)]
     await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
     parts.touch_answers(KernelName("project:it"))
-    told.append(ask(parts))
-    assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
-    assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
-    assert told[0]["generation"] < told[2]["generation"] < told[3]["generation"]
+    answers.append(look_up(parts))
+    assert [answer["status"] for answer in answers] == ["default", "near", "fresh", "stale"]
+    assert [answer["config"]["us"] for answer in answers] == [10.0, 20.0, 20.0, 20.0]
+    assert answers[0]["generation"] < answers[2]["generation"] < answers[3]["generation"]
 
 
 async def test_device_by_seat_model_or_absent(parts: Parts) -> None:
     """A device is meant by either name; one that is not here has no fresh answer and sets nothing off."""
-    await tuned(parts)
-    assert [ask(parts, device=name)["status"] for name in ("cpu:0", "Fake CPU")] == ["fresh", "fresh"]
-    absent = ask(parts, device="H100", tune=True)
+    await declare_tuned_kernel(parts)
+    assert [look_up(parts, device=name)["status"] for name in ("cpu:0", "Fake CPU")] == ["fresh", "fresh"]
+    absent = look_up(parts, device="H100", tune=True)
     assert (absent["status"], absent["device"]) == ("default", "H100")
     assert parts.jobs.list_live_jobs() == []
 
 
 async def test_wrong_questions_are_refused(parts: Parts) -> None:
     """Another kernel's problem and a name of several kernels are errors that say what would do."""
-    await tuned(parts)
+    await declare_tuned_kernel(parts)
     with pytest.raises(UsageError, match="names m"):
-        ask(parts, {"m": 1})
+        look_up(parts, {"m": 1})
     other = parts.project.parent / "q"
     parts.write_file(make_kernel_text(), str(other / "tune_it.py"))
     tune = parts.api.handlers["tune"]
@@ -121,7 +121,7 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     assert notice.startswith("'it' alone may mean q:it or project:it now")
     assert not (await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Any, None))).notices
     with pytest.raises(AmbiguousName):
-        ask(parts)
+        look_up(parts)
     for name, directory in (("project:it", None), ("it", str(parts.project))):
         assert parts.lookups.look_up(name, {"n": 64}, None, tune=False, directory=directory).answer.status == "fresh"
     assert parts.lookups.look_up("it", {"n": 64}, None, tune=False, directory=str(other)).answer.kernel == "q:it"
@@ -130,17 +130,17 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
 
 async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None:
     """A constraint is the kernel file's code: until it was asked, and if it refuses, the default is served."""
-    await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    generation = ask(parts, {"n": 40})["generation"]
+    await declare_tuned_kernel(parts, configs=CONSTRAINED, default="dict(us=10.0)")
+    generation = look_up(parts, {"n": 40})["generation"]
     for n, status in ((40, "near"), (15, "default")):
-        assert ask(parts, {"n": n})["status"] == "default"
-        await asked(parts, generation)
-        answer = ask(parts, {"n": n})
+        assert look_up(parts, {"n": n})["status"] == "default"
+        await wait_for_verdict(parts, generation)
+        answer = look_up(parts, {"n": n})
         assert (answer["status"], answer["generation"]) == (status, generation + 1)
         generation += 1
 
 
-async def asked(parts: Parts, generation: int) -> None:
+async def wait_for_verdict(parts: Parts, generation: int) -> None:
     """Wait until a worker's verdict made a new generation."""
     with anyio.fail_after(PATIENCE_S):
         while parts.lookups.table.generation("project:it") == generation:  # noqa: ASYNC110 - no event reports a verdict
@@ -149,46 +149,46 @@ async def asked(parts: Parts, generation: int) -> None:
 
 async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> None:
     """Whatever took it out (an axis, a constraint), it is not served, `--why` says so, and clients ask again."""
-    await tuned(parts, configs="us=[10.0, 20.0, 30.0]", default="dict(us=10.0)")
-    assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
+    await declare_tuned_kernel(parts, configs="us=[10.0, 20.0, 30.0]", default="dict(us=10.0)")
+    assert (look_up(parts)["status"], look_up(parts)["config"]) == ("fresh", {"us": 20.0})
     for configs in ("us=[10.0, 30.0]", "us=[10.0, 20.0], where=lambda p, c: c.us != 20.0"):
         parts.write_file(make_kernel_text(configs=configs, default="dict(us=10.0)"))
-        found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
+        changes = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.table.generation("project:it")
-        await parts.renewal.react_to_changes(found, saved=False)
+        await parts.renewal.react_to_changes(changes, saved=False)
         assert parts.lookups.table.generation("project:it") > before
-        assert (ask(parts)["status"], ask(parts)["config"]) == ("default", {"us": 10.0})
+        assert (look_up(parts)["status"], look_up(parts)["config"]) == ("default", {"us": 10.0})
 
 
 async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> None:
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
-    kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
+    kernel = await declare_tuned_kernel(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
     explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
-    assert ask(parts)["status"] == "default"
+    assert look_up(parts)["status"] == "default"
     (entry,) = explain(kernel)
     assert entry.changes[0].name == '{"us":20.0} is served once a worker has found it in the space'
-    await asked(parts, generation)
-    assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
+    await wait_for_verdict(parts, generation)
+    assert (look_up(parts)["status"], look_up(parts)["config"]) == ("fresh", {"us": 20.0})
     (entry,) = explain(kernel)
     assert (entry.status, entry.changes) == ("fresh", ())
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 30.0]", default="dict(us=10.0)"))
     (entry,) = explain(kernel)
     assert entry.status == "stale"
-    gone = '{"us":20.0} is not in the space any more: it is not served'
-    assert gone in {change.name for change in entry.changes if change.kind == "space"}
+    message = '{"us":20.0} is not in the space any more: it is not served'
+    assert message in {change.name for change in entry.changes if change.kind == "space"}
 
 
 async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) -> None:
     """A daemon that starts compares them when a kernel is looked up: stale, and ``--why`` agrees."""
     async with assemble_daemon(tmp_path) as parts:
-        await tuned(parts)
+        await declare_tuned_kernel(parts)
         other = make_kernel_text("other", configs="us=[10.0, 20.0]")
         await parts.inspector.inspect_files(parts.root, [str(parts.write_file(other, "tune_other.py"))])
         await parts.record_measurements(parts.catalog.resolve_kernel("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.write_file(make_kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"))
     async with assemble_daemon(tmp_path) as parts:
-        edited = ask(parts, tune=True)
+        edited = look_up(parts, tune=True)
         assert (edited["status"], edited["config"]) == ("stale", {"us": 20.0})
         assert edited["message"].endswith("tune_it.py changed")
         kernel = parts.catalog.resolve_kernel("it")
@@ -201,17 +201,17 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
         await parts.inspect_file()
-        assert ask(parts, tune=True)["message"] == ""
+        assert look_up(parts, tune=True)["message"] == ""
         parts.kill_workers()
 
 
 async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     """What is not fresh asks for a tuning, once however many ask, and not at all when reported not to."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
-    ask(parts, tune=False)
+    look_up(parts, tune=False)
     async with parts.run_jobs():
         for _ in range(100):
-            assert ask(parts, tune=True)["status"] == "default"
+            assert look_up(parts, tune=True)["status"] == "default"
             parts.touch_answers(KernelName("project:it"))
         await parts.wait_until_reached("door")
         (job,) = parts.jobs.list_live_jobs()
@@ -228,11 +228,11 @@ async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
         make_kernel_text(configs="us=[10.0, 20.0]", problems="[dict(n=64, k=0)]", specialize="('n',)")
     )
     for problem in problems:
-        assert ask(parts, problem, tune=True)["status"] == "default"
+        assert look_up(parts, problem, tune=True)["status"] == "default"
     async with parts.run_jobs():
         (ended,) = await parts.recorder.wait_for_ended_jobs()
     assert ended["problem"] == {"n": 64, "k": 0}, "the job measures the whole problem that it was first asked for"
-    assert {ask(parts, problem, tune=True)["status"] for problem in problems} == {"fresh"}
+    assert {look_up(parts, problem, tune=True)["status"] for problem in problems} == {"fresh"}
     assert len(parts.store.list_jobs()) == 1
 
 
@@ -248,45 +248,45 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
     parts.touch_answers(kernel.name)
     generation = parts.lookups.table.generation(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
-        assert ask(parts, {"n": 32, "k": k})["status"] == "default"
+        assert look_up(parts, {"n": 32, "k": k})["status"] == "default"
         with anyio.fail_after(PATIENCE_S):
             while parts.lookups.table.generation(kernel.name) == generation:  # noqa: ASYNC110 - no event reports a verdict
                 await anyio.sleep(0.005)
         generation += 1
-        assert ask(parts, {"n": 32, "k": k})["status"] == status
+        assert look_up(parts, {"n": 32, "k": k})["status"] == status
 
 
 async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None:
     """An answer says how its tuning failed and lookups leave it at that, until who may know better says otherwise."""
-    await tuned(parts)
+    await declare_tuned_kernel(parts)
     (before,) = parts.store.list_jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
     parts.touch_answers(kernel.name)
-    assert ask(parts)["message"] == UNTUNED
+    assert look_up(parts)["message"] == UNTUNED
     async with parts.run_jobs():
         await parts.jobs.submit_job(
             make_winner_key({"n": 64}), {"n": 64}, priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
         )
         await parts.recorder.wait_for_ended_jobs(1)
-        assert ask(parts)["message"] == UNTUNED, "one that was to try less has not tried all"
-        assert ask(parts, tune=True)["status"] == "default", "the space has lost the winner's config"
+        assert look_up(parts)["message"] == UNTUNED, "one that was to try less has not tried all"
+        assert look_up(parts, tune=True)["status"] == "default", "the space has lost the winner's config"
         await parts.recorder.wait_for_ended_jobs(2)
-        answer = ask(parts)
+        answer = look_up(parts)
         assert (answer["status"], answer["config"]) == ("default", None)
         assert "compile_error: fake.c:1: error: no" in answer["message"]
 
         parts.jobs.forget_failures(KernelName("project:another"))
         await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
         parts.touch_answers(kernel.name)
-        assert ask(parts)["message"] == UNTUNED, "another state of the files may work"
+        assert look_up(parts)["message"] == UNTUNED, "another state of the files may work"
         await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
         parts.touch_answers(kernel.name)
-        assert ask(parts, tune=True)["message"] == answer["message"]
+        assert look_up(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
         parts.touch_answers(kernel.name)
-        assert ask(parts)["message"] == UNTUNED
+        assert look_up(parts)["message"] == UNTUNED
         await parts.jobs.submit_job(
             make_winner_key({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
         )
@@ -296,8 +296,8 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
 
 async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
     """There is nothing better to be had."""
-    await tuned(parts)
-    assert ask(parts, tune=True)["status"] == "fresh"
+    await declare_tuned_kernel(parts)
+    assert look_up(parts, tune=True)["status"] == "fresh"
     async with parts.run_jobs():
         await parts.jobs.submit_job(
             make_winner_key({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
@@ -311,7 +311,7 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     await parts.record_measurements(kernel, {20.0: 5.0}, {"n": 1})
     parts.touch_answers(kernel.name)
-    assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
+    assert [look_up(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
 
 
 async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
@@ -320,9 +320,9 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
     forget = parts.api.handlers["forget"]
 
     async def ends_fresh(count: int) -> None:
-        assert ask(parts, tune=True)["status"] == "default"
+        assert look_up(parts, tune=True)["status"] == "default"
         await parts.recorder.wait_for_ended_jobs(count)
-        assert ask(parts, tune=True)["status"] == "fresh"
+        assert look_up(parts, tune=True)["status"] == "fresh"
 
     async with parts.run_jobs():
         await ends_fresh(1)
@@ -339,12 +339,12 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     )
     await parts.record_measurements(slow, {10.0: 5.0}, rounds=ALL_ROUNDS)
     quick = make_kernel_text("quick", configs="us=[10.0], where=lambda p, c: True", default="dict(us=10.0)")
-    found = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(quick, "tune_quick.py"))])
-    assert found.added == ("project:quick",)
+    changes = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(quick, "tune_quick.py"))])
+    assert changes.added == ("project:quick",)
     generation = parts.lookups.table.generation("project:quick")
     parts.touch_answers(slow.name)
     async with parts.run_jobs():
-        assert ask(parts, {"n": 65})["status"] == "default"
+        assert look_up(parts, {"n": 65})["status"] == "default"
         await parts.wait_until_reached("door")
         assert parts.lookups.look_up("quick", {"n": 64}, None, tune=True).answer.status == "default"
         await parts.recorder.wait_for_ended_jobs()
@@ -355,7 +355,7 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
         parts.open_gate("door")
 
 
-class FullOnce(Store):
+class StoreFullOnce(Store):
     """A store whose disk is full once."""
 
     refused = False
@@ -370,14 +370,14 @@ class FullOnce(Store):
 
 async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: Path) -> None:
     """A tuning that could not be recorded is asked for by the next lookup."""
-    async with assemble_daemon(tmp_path, store_type=FullOnce) as parts:
+    async with assemble_daemon(tmp_path, store_type=StoreFullOnce) as parts:
         await parts.inspect_file(make_kernel_text())
         with anyio.fail_after(PATIENCE_S):
             while not parts.jobs.list_live_jobs():
-                ask(parts, tune=True)
+                look_up(parts, tune=True)
                 parts.touch_answers(KernelName("project:it"))
                 await anyio.sleep(0.005)
-        assert isinstance(parts.store, FullOnce)
+        assert isinstance(parts.store, StoreFullOnce)
         assert parts.store.refused
 
 
@@ -392,7 +392,7 @@ async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> N
             await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
             await parts.recorder.wait_for_ended_jobs(count)
         parts.kill_workers()
-    answer = ask(parts)
+    answer = look_up(parts)
     assert (answer["status"], answer["config"]) == ("default", None)
     assert "mismatch" in answer["message"]
 
@@ -400,8 +400,8 @@ async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> N
 async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
     """Its tuning is queued, or was not asked for; a name that is not known gets the one that was meant."""
     await parts.inspect_file(make_kernel_text(default="dict(us=50.0)"))
-    assert ask(parts)["message"] == UNTUNED
-    assert ask(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
+    assert look_up(parts)["message"] == UNTUNED
+    assert look_up(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
     unknown = parts.lookups.look_up("itt", {"n": 64}, None, tune=False).answer
     assert unknown.status == "unknown"
     assert "did you mean" in unknown.message
@@ -410,27 +410,29 @@ async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
 
 async def test_an_arithmetic_constraint_is_decided_at_the_first_ask(parts: Parts) -> None:
     """No worker is asked, so a lookup that may not wait is ``near`` between tuned sizes, and refused below them."""
-    await tuned(parts, configs=ARITHMETIC, default="dict(us=10.0)")
+    await declare_tuned_kernel(parts, configs=ARITHMETIC, default="dict(us=10.0)")
     first = parts.lookups.look_up("it", {"n": 40}, None, tune=False)
     assert (first.answer.status, first.answer.config, first.undecided) == ("near", {"us": 20.0}, ())
-    assert ask(parts, {"n": 15})["status"] == "default"
+    assert look_up(parts, {"n": 15})["status"] == "default"
 
 
 async def test_a_lookup_that_may_wait_is_near_at_the_first_ask(parts: Parts) -> None:
     """A worker says in its time whether the space holds the winner of the nearest size, once for all who wait."""
-    await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    (tuned_one,) = await settled(parts, {"n": 64})
-    answers = await settled(parts, {"n": 40}, {"n": 40})
-    assert [found.answer.status for found in answers] == ["near", "near"]
+    await declare_tuned_kernel(parts, configs=CONSTRAINED, default="dict(us=10.0)")
+    (tuned_one,) = await settle_lookups(parts, {"n": 64})
+    answers = await settle_lookups(parts, {"n": 40}, {"n": 40})
+    assert [lookup.answer.status for lookup in answers] == ["near", "near"]
     assert answers[0].answer.generation == tuned_one.answer.generation + 1
-    assert [found.answer.status for found in await settled(parts, {"n": 15})] == ["default"]
+    assert [found.answer.status for found in await settle_lookups(parts, {"n": 15})] == ["default"]
 
 
 async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -> None:
     """After its time it has what is known by then."""
-    await tuned(parts, configs="us=[10.0, 20.0], where=lambda p, c: p.n == 64 or __import__('time').sleep(30)")
-    (found,) = await settled(parts, {"n": 40}, within_s=0.05)
-    assert (found.answer.status, len(found.undecided)) == ("default", 1)
+    await declare_tuned_kernel(
+        parts, configs="us=[10.0, 20.0], where=lambda p, c: p.n == 64 or __import__('time').sleep(30)"
+    )
+    (lookup,) = await settle_lookups(parts, {"n": 40}, within_s=0.05)
+    assert (lookup.answer.status, len(lookup.undecided)) == ("default", 1)
     asked_together = [LookupParams("it", {"n": n}, tune=False, settle=1.0) for n in range(1, 9)]
     deferred = cast(Any, parts.api.handlers["lookup_many"].handle)(
         LookupManyParams(asked_together), cast(Any, SimpleNamespace(repeats=0))
@@ -442,18 +444,18 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     parts.kill_workers()
 
 
-async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S) -> list[Lookup]:
+async def settle_lookups(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S) -> list[Lookup]:
     """Return the settled answers of lookups that run at once."""
-    found: dict[int, Lookup] = {}
+    lookups: dict[int, Lookup] = {}
 
-    async def settle(place: int, problem: Problem) -> None:
+    async def settle(index: int, problem: Problem) -> None:
         look_up = partial(parts.lookups.look_up, "it", problem, None, tune=False)
-        found[place] = await parts.lookups.settle_answer(look_up(), look_up, monotonic() + within_s)
+        lookups[index] = await parts.lookups.settle_answer(look_up(), look_up, monotonic() + within_s)
 
     async with anyio.create_task_group() as tasks:
         for place, problem in enumerate(problems):
             tasks.start_soon(settle, place, problem)
-    return [found[place] for place in range(len(problems))]
+    return [lookups[place] for place in range(len(problems))]
 
 
 async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> None:
@@ -466,7 +468,7 @@ async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> Non
     result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail=TrialDetail(rounds=1000))
     await parts.store.finish_trial(trial, result)
     await parts.store.decide_winner(trial)
-    answer = ask(parts)
+    answer = look_up(parts)
     assert answer["status"] == "fresh"
     assert answer["message"].startswith("noisy: measured to ±40 %")
     assert "final" not in answer

@@ -1,9 +1,9 @@
-"""A Ray cluster of some nodes on this machine, for as long as standard input is open.
+"""A Ray cluster of some nodes on this machine, which runs until its standard input ends.
 
-``python tests/ray/cluster_process.py NODES DIRECTORY``; prints one line of JSON: the ``address``, and for each node its
-``name``, ``id`` and raylet's ``pid``; and the ``head`` server's. Then it takes commands, one a line: ``add NAME``.
+``python tests/ray/cluster_process.py NODES DIRECTORY`` prints one line of JSON: the ``address``, each node's ``name``,
+``id`` and raylet's ``pid``, and the ``pid`` of the ``head`` server. Then it reads commands, one a line: ``add NAME``.
 
-With ``--bare-head`` the first node has no resources, as in production; with ``--gpus`` each other one has one GPU.
+With ``--bare-head`` the first node has no resources, as in production; with ``--gpus`` each other node has one GPU.
 """
 
 import argparse
@@ -30,13 +30,12 @@ os.environ |= {
 from ray.cluster_utils import Cluster
 
 
-def _pid(node: Any, kind: str) -> int:
+def find_pid(node: Any, kind: str) -> int:
     (process,) = node.all_processes[kind]
     return int(process.process.pid)
 
 
-def main() -> None:
-    """Run a cluster until standard input ends."""
+def run_cluster() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("nodes", type=int)
     parser.add_argument("directory")
@@ -48,25 +47,28 @@ def main() -> None:
     # Ray notes the cluster's address there, also where all else has another directory.
     Path("/tmp/ray").mkdir(exist_ok=True)
     cluster = Cluster()
-    made = {}
+    nodes = {}
     for number in range(options.nodes):
         if options.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = str(number - 1) if number else ""
         cpus = 0 if options.bare_head and not number else 2
         gpus = int(options.gpus and number > 0)
         head = {"temp_dir": options.directory, "ray_client_server_port": options.client_port}
-        made[f"n{number}"] = _add(cluster, f"n{number}", cpus, gpus, {} if number else head)
-    found = [{"name": name, "id": node.node_id, "pid": _pid(node, "raylet")} for name, node in made.items()]
-    print(json.dumps({"address": cluster.address, "head": _pid(made["n0"], "gcs_server"), "nodes": found}), flush=True)
+        nodes[f"n{number}"] = add_node(cluster, f"n{number}", cpus, gpus, {} if number else head)
+    described = [{"name": name, "id": node.node_id, "pid": find_pid(node, "raylet")} for name, node in nodes.items()]
+    print(
+        json.dumps({"address": cluster.address, "head": find_pid(nodes["n0"], "gcs_server"), "nodes": described}),
+        flush=True,
+    )
     for line in sys.stdin:
         match line.split():
             case ["add", name]:
-                node = _add(cluster, name)
-                print(json.dumps({"name": name, "id": node.node_id, "pid": _pid(node, "raylet")}), flush=True)
+                node = add_node(cluster, name)
+                print(json.dumps({"name": name, "id": node.node_id, "pid": find_pid(node, "raylet")}), flush=True)
     cluster.shutdown()
 
 
-def _add(cluster: Cluster, name: str, cpus: int = 2, gpus: int = 0, head: Mapping[str, Any] | None = None) -> Any:
+def add_node(cluster: Cluster, name: str, cpus: int = 2, gpus: int = 0, head: Mapping[str, Any] | None = None) -> Any:
     return cluster.add_node(
         wait=False,
         num_cpus=cpus,
@@ -79,4 +81,4 @@ def _add(cluster: Cluster, name: str, cpus: int = 2, gpus: int = 0, head: Mappin
 
 
 if __name__ == "__main__":
-    main()
+    run_cluster()

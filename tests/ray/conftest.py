@@ -1,4 +1,4 @@
-"""One Ray cluster of three nodes on this machine, shared by all tests of this directory."""
+"""A Ray cluster of three nodes on this machine, shared by all tests of this directory."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ _MARK = "KTUNED_TEST_CLUSTER"
 
 @dataclass(frozen=True)
 class Nodes:
-    """The cluster: its address, its head's server, its raylets by their nodes' names, its kernels' gates.
+    """The cluster: its address, the pid of its head's server, its raylets by node name, and the directory of its gates.
 
     ``client`` is the address of its client server, which runs in `make chaos` alone.
     """
@@ -35,43 +35,43 @@ class Nodes:
     gates: Path
     client: str
 
-    async def reached(self, gate: str) -> None:
-        """Wait until a config stands at a gate."""
+    async def wait_until_reached(self, gate: str) -> None:
+        """Wait until a config has reached a gate."""
         with anyio.fail_after(PATIENCE_S):
             while not (self.gates / f"{gate}.reached").exists():  # noqa: ASYNC110 - a file reports it, no event
                 await anyio.sleep(0.01)
 
-    def open(self, gate: str) -> None:
-        """Let everyone through a gate."""
+    def open_gate(self, gate: str) -> None:
+        """Open a gate for all configs."""
         (self.gates / gate).touch()
 
-    def below(self, node: str, words: str) -> list[int]:
-        """Return the processes that a node's raylet has started, however deep, whose command holds some words."""
+    def list_descendants(self, node: str, words: str) -> list[int]:
+        """Return the descendants of a node's raylet whose command contains some words."""
         import psutil
 
-        found = []
+        processes = []
         for process in psutil.Process(self.raylets[node]).children(recursive=True):
             try:
                 if words in " ".join(process.cmdline()):
-                    found.append(process.pid)
+                    processes.append(process.pid)
             except psutil.NoSuchProcess:
                 continue
-        return found
+        return processes
 
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    """Run the cluster; everything of it is gone afterwards."""
+    """Run the cluster and stop all its processes."""
     is_full = request.config.getoption("chaos", "slice") == "full"
-    with running(NODES, tmp_path_factory.mktemp("gates"), {}, has_client_server=is_full) as found:
-        yield found
+    with run_cluster(NODES, tmp_path_factory.mktemp("gates"), {}, has_client_server=is_full) as cluster:
+        yield cluster
 
 
 @contextmanager
-def running(
+def run_cluster(
     count: int, gates: Path, variables: Mapping[str, str], *, has_client_server: bool = False
 ) -> Iterator[Nodes]:
-    """Run a cluster of so many nodes, whose processes have some variables besides ours."""
+    """Run a cluster with this number of nodes, whose processes have further variables."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed; pip install 'ktuned[ray]'")
     # A socket's path must be short.
@@ -98,9 +98,9 @@ def running(
         line = process.stdout.readline()
         if not line:
             pytest.fail("the Ray cluster did not start")
-        found = json.loads(line)
-        raylets = {node["name"]: node["pid"] for node in found["nodes"]}
-        yield Nodes(found["address"], found["head"], raylets, gates, f"ray://127.0.0.1:{port}")
+        described = json.loads(line)
+        raylets = {node["name"]: node["pid"] for node in described["nodes"]}
+        yield Nodes(described["address"], described["head"], raylets, gates, f"ray://127.0.0.1:{port}")
     finally:
         process.stdin.close()
         try:
@@ -113,25 +113,25 @@ def running(
         subprocess.run(["rm", "-rf", str(directory)], check=False)
 
 
-def follow(parts: Parts, address: str, runtime_env: str = "") -> None:
-    """Have a daemon join a cluster, as its settings do."""
+def join_cluster(parts: Parts, address: str, runtime_env: str = "") -> None:
+    """Let a daemon join a cluster, as its settings do."""
     settings = ClusterSettings(address, runtime_env=runtime_env)
     parts.daemon.cluster.apply_settings(settings, has_memory_limits=False)
 
 
 @asynccontextmanager
-async def joined(
+async def assemble_member(
     tmp_path: Path,
     nodes: Nodes,
     *chosen: str,
     address: str = "",
     runtime_env: str = "",
 ) -> AsyncIterator[Parts]:
-    """Assemble a daemon that has joined the cluster, and may use some devices alone."""
+    """Assemble a daemon that has joined the cluster and may use these devices alone."""
     async with assemble_daemon(tmp_path, env={}) as parts, anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.probes.run_until_cancelled)
         parts.machine.chosen = chosen
-        follow(parts, address or nodes.address, runtime_env)
+        join_cluster(parts, address or nodes.address, runtime_env)
         with anyio.fail_after(2 * PATIENCE_S):
             # Ray's client server was seen to refuse the first one; the daemon tries again.
             hosts = {name.partition("/")[0] for name in chosen}

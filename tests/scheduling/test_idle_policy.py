@@ -14,7 +14,7 @@ CALM = Reading(others=0.01, pressure=0.0)
 BUSY = Reading(others=0.6, pressure=0.4)
 
 
-def after(*readings: Reading, policy: str = "idle") -> IdlePolicy:
+def apply_readings(*readings: Reading, policy: str = "idle") -> IdlePolicy:
     """Return manners that took these readings."""
     manners = IdlePolicy(policy)
     for reading in readings:
@@ -27,7 +27,7 @@ def after(*readings: Reading, policy: str = "idle") -> IdlePolicy:
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_each_policy_refuses_its_levels_on_a_busy_machine(policy: str, level: int, is_busy: bool) -> None:
     """``always`` refuses nothing, ``idle`` what no one waits for when it is busy, ``manual`` what no one asked for."""
-    manners = after(*([BUSY] * BUSY_READINGS if is_busy else [CALM]), policy=policy)
+    manners = apply_readings(*([BUSY] * BUSY_READINGS if is_busy else [CALM]), policy=policy)
     refused = bool(manners.refuse_job(JOB, level))
     if policy == "always" or level >= Priority.WAITED_FOR:
         assert not refused
@@ -57,12 +57,12 @@ def test_each_policy_refuses_its_levels_on_a_busy_machine(policy: str, level: in
 )
 def test_only_lasting_load_of_others_is_a_reason_to_rest(readings: Sequence[Reading], reason: str) -> None:
     """Only what others do counts, and only when it lasts."""
-    assert after(*readings).reason == reason
+    assert apply_readings(*readings).reason == reason
 
 
 def test_rest_must_last_and_pressure_says_nothing_then() -> None:
     """While tuning rests nothing presses: it begins again only when the others have stopped for a while."""
-    manners = after(*[BUSY] * BUSY_READINGS)
+    manners = apply_readings(*[BUSY] * BUSY_READINGS)
     for _ in range(20):
         manners.take_reading(Reading(others=0.6, pressure=0.0))
     assert manners.reason
@@ -78,14 +78,14 @@ def test_rest_must_last_and_pressure_says_nothing_then() -> None:
 
 def test_forgotten_readings_decide_nothing() -> None:
     """After a time in which no one looked, the machine counts as free until it is seen to be used."""
-    manners = after(*[BUSY] * BUSY_READINGS)
+    manners = apply_readings(*[BUSY] * BUSY_READINGS)
     manners.forget_readings()
     assert manners.reason == ""
 
 
 def test_another_policy_holds_at_once() -> None:
     """What is refused follows the policy as it is now."""
-    manners = after(*[BUSY] * BUSY_READINGS)
+    manners = apply_readings(*[BUSY] * BUSY_READINGS)
     assert manners.refuse_job(JOB, Priority.SAVED)
     manners.policy = "always"
     assert (manners.refuse_job(JOB, Priority.SAVED), manners.reason, manners.needs_readings) == ("", "", False)

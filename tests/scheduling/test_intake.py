@@ -25,14 +25,14 @@ DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, time_lim
 def test_a_request_overrides_only_what_it_names() -> None:
     """What is not given stays as the kernel file has it; 0 is given."""
     assert TuningRequest().apply_to_plan(DECLARED) == DECLARED
-    changed = TuningRequest(preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0).apply_to_plan(
+    plan = TuningRequest(preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0).apply_to_plan(
         DECLARED
     )
-    assert changed == replace(DECLARED, preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0)
+    assert plan == replace(DECLARED, preset="fast", trials=1, time_limit_s=0.5, strategy="exhaustive", seed=0)
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("tuning_request", "words"),
     [
         (TuningRequest(preset="quick"), "'quick'"),
         (TuningRequest(trials=0), "trials is 0"),
@@ -41,14 +41,14 @@ def test_a_request_overrides_only_what_it_names() -> None:
         (TuningRequest(time_limit_s=float("nan")), "time_limit_s is nan"),
     ],
 )
-def test_a_request_that_cannot_be_followed_names_its_field(asked: TuningRequest, words: str) -> None:
+def test_a_request_that_cannot_be_followed_names_its_field(tuning_request: TuningRequest, words: str) -> None:
     """The error says which, and what would do."""
     with pytest.raises(UsageError, match=words) as refused:
-        asked.apply_to_plan(DECLARED)
+        tuning_request.apply_to_plan(DECLARED)
     assert refused.value.hint
 
 
-def limited(parts: Parts, directories: int) -> Intake:
+def limit_directories(parts: Parts, directories: int) -> Intake:
     """Return an intake that takes no root with more directories."""
     return Intake(
         parts.daemon.known,
@@ -159,9 +159,9 @@ class TestTunePath:
         elsewhere = tmp_path / "elsewhere" / "tune_nothing.py"
         elsewhere.parent.mkdir()
         elsewhere.touch()
-        for place in (elsewhere, elsewhere.parent):
+        for path in (elsewhere, elsewhere.parent):
             with pytest.raises(UsageError, match="no kernel at"):
-                await parts.intake.tune_path(str(place), None, TuningRequest())
+                await parts.intake.tune_path(str(path), None, TuningRequest())
         assert [root.name for root in parts.catalog.roots] == ["project"]
         assert parts.store.load_roots() == []
         parts.write_file("", "other.py")
@@ -182,17 +182,17 @@ class TestTunePath:
         (tmp_path / "disk" / "a" / "b").mkdir(parents=True)
         path = tmp_path / "disk" / "tune_it.py"
         path.write_text(make_kernel_text())
-        for place in (path, path.parent):
+        for directory in (path, path.parent):
             with pytest.raises(UsageError, match="more than 2 directories"):
-                await limited(parts, 2).tune_path(str(place), None, TuningRequest())
+                await limit_directories(parts, 2).tune_path(str(directory), None, TuningRequest())
         assert (parts.store.load_roots(), parts.root_changes) == ([], 0)
-        assert len((await limited(parts, 3).tune_path(str(path), None, TuningRequest()))[0]) == 1
+        assert len((await limit_directories(parts, 3).tune_path(str(path), None, TuningRequest()))[0]) == 1
         parts.kill_workers()
 
     async def test_roots_of_one_name_are_told_apart(self, parts: Parts, tmp_path: Path) -> None:
         """A root is named for its directory, with as many parents as it takes; each is watched and remembered."""
-        for place in ("a/k", "b/k", "a/project"):
-            path = tmp_path / place / "tune_it.py"
+        for name in ("a/k", "b/k", "a/project"):
+            path = tmp_path / name / "tune_it.py"
             path.parent.mkdir(parents=True)
             path.write_text(make_kernel_text())
             await parts.intake.tune_path(str(path), None, TuningRequest())
@@ -287,8 +287,8 @@ class TestTuneNamed:
         (job,), errors = await parts.intake.tune_named("it", TuningRequest())
         assert not errors
         assert parts.catalog.resolve_kernel("it").digest != before.digest
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found, saved=True)
+        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
+        await parts.renewal.react_to_changes(changes, saved=True)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
 
     async def test_all_files_of_the_kernel_are_looked_at(self, parts: Parts) -> None:
@@ -327,10 +327,10 @@ class TestTuneNamed:
         await parts.inspect_file(make_kernel_text())
         (old,), _ = await parts.intake.tune_named("it", TuningRequest())
         path = parts.write_file(make_kernel_text(rtol="0.5"))
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
+        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
         (new,), _ = await parts.intake.tune_named("it", TuningRequest())
         assert new.id != old.id
-        await parts.renewal.react_to_changes(found, saved=True)
+        await parts.renewal.react_to_changes(changes, saved=True)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [new.id]
 
 

@@ -32,7 +32,7 @@ OTHER: Problem = {"n": 32}
 OFTEN = Intervals(retry_s=0.02)
 
 
-async def submit(
+async def submit_job(
     parts: Parts, problem: Problem | None = None, priority: int = Priority.ASKED, kernel: str = "project:it"
 ) -> Arrival:
     """Ask for a tuning on the fake device."""
@@ -41,7 +41,7 @@ async def submit(
     return await parts.jobs.submit_job(key, problem, priority=priority, reason="test", plan=Plan(preset="fast"))
 
 
-def states(parts: Parts) -> list[tuple[int, str]]:
+def list_states(parts: Parts) -> list[tuple[int, str]]:
     """Return every job's id and state as the store has them."""
     return [(job.id, job.state.value) for job in reversed(parts.store.list_jobs())]
 
@@ -49,11 +49,11 @@ def states(parts: Parts) -> list[tuple[int, str]]:
 async def test_same_work_joins_whether_it_waits_or_runs(parts: Parts) -> None:
     """However many ask, there is one job, with the priority of the most important who does."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
-    first = await submit(parts)
-    waiting = await submit(parts, priority=Priority.WAITED_FOR)
+    first = await submit_job(parts)
+    waiting = await submit_job(parts, priority=Priority.WAITED_FOR)
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
-        running = await submit(parts)
+        running = await submit_job(parts)
         assert [arrival.is_new for arrival in (first, waiting, running)] == [True, False, False]
         assert {arrival.job.id for arrival in (first, waiting, running)} == {first.job.id}
         assert (running.job.state, running.job.priority) == (JobState.RUNNING, Priority.WAITED_FOR)
@@ -61,7 +61,7 @@ async def test_same_work_joins_whether_it_waits_or_runs(parts: Parts) -> None:
         (ended,) = await parts.recorder.wait_for_ended_jobs()
         assert (ended["state"], ended["message"]) == ("failed", NOTHING_MEASURED)
         assert ended["outcomes"] == {"compile_error": 1}
-        assert (await submit(parts)).is_new
+        assert (await submit_job(parts)).is_new
 
 
 async def test_many_at_once_make_one_job(parts: Parts) -> None:
@@ -69,7 +69,7 @@ async def test_many_at_once_make_one_job(parts: Parts) -> None:
     arrivals: list[Arrival] = []
 
     async def ask() -> None:
-        arrivals.append(await submit(parts))
+        arrivals.append(await submit_job(parts))
 
     async with anyio.create_task_group() as tasks:
         for _ in range(20):
@@ -99,7 +99,7 @@ async def test_a_job_that_arrives_while_work_begins_waits_once(tmp_path: Path) -
         assert isinstance(parts.store, SlowStore)
         await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(submit, parts)
+            tasks.start_soon(submit_job, parts)
             await parts.store.recorded.wait()
             async with parts.run_jobs():
                 for _ in range(20):
@@ -107,7 +107,7 @@ async def test_a_job_that_arrives_while_work_begins_waits_once(tmp_path: Path) -
                 assert [job.id for job in parts.jobs.list_live_jobs()] == []
                 parts.store.goes_on.set()
                 (ended,) = await parts.recorder.wait_for_ended_jobs()
-                await submit(parts, OTHER)
+                await submit_job(parts, OTHER)
                 _, other = await parts.recorder.wait_for_ended_jobs(2)
     assert [ended["id"], other["id"]] == [1, 2]
     assert len(parts.recorder.list_events("job_started")) == 2
@@ -123,10 +123,10 @@ async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exc
 
     async with assemble_daemon(tmp_path, preparation_type=Unpreparable) as parts:
         for n in (1, 2, 3):
-            await submit(parts, {"n": n})
+            await submit_job(parts, {"n": n})
         async with parts.run_jobs():
             ended = await parts.recorder.wait_for_ended_jobs(3)
-        assert [state for _, state in states(parts)] == ["failed"] * 3
+        assert [state for _, state in list_states(parts)] == ["failed"] * 3
     assert {job["state"] for job in ended} == {"failed"}
     words = "cannot be prepared; mend it" if isinstance(error, UsageError) else "an error in ktuned itself: KeyError"
     assert all(words in job["message"] for job in ended)
@@ -135,10 +135,10 @@ async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exc
 async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Parts) -> None:
     """What makes way waits again, keeps its id, and runs to its end afterwards."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
-    background = (await submit(parts, priority=Priority.BACKGROUND)).job
+    background = (await submit_job(parts, priority=Priority.BACKGROUND)).job
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
-        important = (await submit(parts, OTHER, priority=Priority.WAITED_FOR)).job
+        important = (await submit_job(parts, OTHER, priority=Priority.WAITED_FOR)).job
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
         assert [job.id for job in parts.jobs.list_live_jobs()] == [important.id, background.id]
         parts.open_gate("door")
@@ -150,12 +150,12 @@ async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Par
 async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> None:
     """While a job steps aside, the same work still joins it, and a cancel is not lost to its coming back."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
-    background = (await submit(parts, priority=Priority.BACKGROUND)).job
+    background = (await submit_job(parts, priority=Priority.BACKGROUND)).job
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
-        await submit(parts, OTHER, priority=Priority.WAITED_FOR)
+        await submit_job(parts, OTHER, priority=Priority.WAITED_FOR)
         await checkpoint()
-        joined = await submit(parts, priority=Priority.ASKED)
+        joined = await submit_job(parts, priority=Priority.ASKED)
         assert (joined.is_new, joined.job.id) == (False, background.id)
         assert (await parts.jobs.cancel_job(background.id)).state is JobState.CANCELLED
         parts.open_gate("door")
@@ -166,10 +166,10 @@ async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> No
 async def test_waiting_and_running_jobs_are_cancelled_ended_ones_refused(parts: Parts) -> None:
     """A waiting job and a running one end cancelled; one that has ended, or never was, is an error that says so."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
-    running = (await submit(parts)).job
+    running = (await submit_job(parts)).job
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
-        waiting = (await submit(parts, OTHER, priority=Priority.BACKGROUND)).job
+        waiting = (await submit_job(parts, OTHER, priority=Priority.BACKGROUND)).job
         await parts.jobs.pause_job(waiting.id)
         assert (await parts.jobs.cancel_job(waiting.id)).state is JobState.CANCELLED
         await parts.jobs.cancel_job(running.id)
@@ -187,22 +187,22 @@ async def test_supersede_stops_all_of_one_kernel(parts: Parts) -> None:
     """Running and waiting jobs of the kernel end, another kernel's job then runs."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
     await parts.inspect_file(make_kernel_text("other", configs=GATED), "tune_other.py")
-    mine = [(await submit(parts)).job.id, (await submit(parts, OTHER)).job.id]
-    other = (await submit(parts, kernel="project:other")).job.id
+    mine = [(await submit_job(parts)).job.id, (await submit_job(parts, OTHER)).job.id]
+    other = (await submit_job(parts, kernel="project:other")).job.id
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
         assert await parts.jobs.cancel_jobs_of_kernel("project:it") == mine
         parts.open_gate("door")
         ended = await parts.recorder.wait_for_ended_jobs(3)
-    told = {job["id"]: job["state"] for job in ended}
-    assert told == {mine[0]: "cancelled", mine[1]: "cancelled", other: "failed"}
+    states = {job["id"]: job["state"] for job in ended}
+    assert states == {mine[0]: "cancelled", mine[1]: "cancelled", other: "failed"}
 
 
 async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) -> None:
     """An edit that changes nothing of a kernel (a comment) does not cost its job: it goes on once that is known."""
     text = make_kernel_text(configs=GATED)
     await parts.inspect_file(text)
-    job = (await submit(parts)).job
+    job = (await submit_job(parts)).job
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
         parts.write_file(f"{text}\n# a comment\n")
@@ -211,12 +211,12 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
         (held,) = parts.jobs.list_live_jobs()
         assert (held.id, held.state) == (job.id, JobState.QUEUED)
         assert "changed after it was inspected" in held.message
-        await submit(parts, OTHER, kernel="project:none")
+        await submit_job(parts, OTHER, kernel="project:none")
         assert [ended["kernel"] for ended in await parts.recorder.wait_for_ended_jobs()] == ["project:none"]
 
-        found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-        assert not found
-        await parts.renewal.react_to_changes(found, saved=True)
+        changes = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
+        assert not changes
+        await parts.renewal.react_to_changes(changes, saved=True)
         *_, ended = await parts.recorder.wait_for_ended_jobs(2)
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 
@@ -226,20 +226,20 @@ async def test_unfinished_jobs_are_taken_up_again(tmp_path: Path) -> None:
     async with assemble_daemon(tmp_path) as parts:
         await parts.inspect_file(make_kernel_text(configs=GATED))
         for n in (1, 2, 3):
-            await submit(parts, {"n": n})
+            await submit_job(parts, {"n": n})
         await parts.jobs.pause_job(3)
         async with parts.run_jobs():
             await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
-        assert [state for _, state in states(parts)] == ["running", "running", "paused"]
+        assert [state for _, state in list_states(parts)] == ["running", "running", "paused"]
     async with assemble_daemon(tmp_path) as parts:
-        assert [state for _, state in states(parts)] == ["queued", "queued", "paused"]
+        assert [state for _, state in list_states(parts)] == ["queued", "queued", "paused"]
         parts.open_gate("door")
         await parts.inspect_file(make_kernel_text(configs=GATED))
         async with parts.run_jobs():
             assert [job["id"] for job in await parts.recorder.wait_for_ended_jobs(2)] == [1, 2]
 
 
-class FullDisk(Store):
+class FullStore(Store):
     """A store that can be asked to refuse what jobs write."""
 
     is_full = False
@@ -275,17 +275,17 @@ class FullDisk(Store):
 
 async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:
     """A job that cannot record a result waits, with the disk's reason, and goes on once there is room again."""
-    async with assemble_daemon(tmp_path, store_type=FullDisk, intervals=OFTEN) as parts:
-        assert isinstance(parts.store, FullDisk)
+    async with assemble_daemon(tmp_path, store_type=FullStore, intervals=OFTEN) as parts:
+        assert isinstance(parts.store, FullStore)
         await parts.inspect_file(make_kernel_text(configs=GATED))
         async with parts.run_jobs():
-            job = (await submit(parts)).job
+            job = (await submit_job(parts)).job
             await parts.wait_until_reached("door")
             parts.store.is_full = True
             parts.open_gate("door")
             await parts.recorder.wait_until(lambda: bool(parts.recorder.list_events("paused")))
-            (told,) = parts.recorder.list_events("paused")
-            assert (told["reason"], "device" in told) == ("the disk is full", False)
+            (paused,) = parts.recorder.list_events("paused")
+            assert (paused["reason"], "device" in paused) == ("the disk is full", False)
             (waiting,) = parts.jobs.list_live_jobs()
             assert (waiting.id, waiting.state, waiting.message) == (job.id, JobState.QUEUED, "the disk is full")
             parts.store.is_full = False
@@ -299,7 +299,7 @@ async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path) ->
     async with assemble_daemon(tmp_path, intervals=OFTEN) as parts:
         await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0, does='compile_full', gate='room')]"))
         async with parts.run_jobs():
-            await submit(parts)
+            await submit_job(parts)
             await parts.recorder.wait_until(lambda: bool(parts.recorder.list_events("paused")))
             assert "no space is left on its disk" in parts.recorder.list_events("paused")[0]["reason"]
             parts.open_gate("room")
@@ -309,13 +309,13 @@ async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path) ->
 
 async def test_full_disk_loses_no_job_that_makes_way(tmp_path: Path) -> None:
     """A job that cannot be recorded as waiting waits nevertheless."""
-    async with assemble_daemon(tmp_path, store_type=FullDisk) as parts:
-        assert isinstance(parts.store, FullDisk)
+    async with assemble_daemon(tmp_path, store_type=FullStore) as parts:
+        assert isinstance(parts.store, FullStore)
         await parts.inspect_file(make_kernel_text(configs=GATED))
         async with parts.run_jobs():
-            await submit(parts, priority=Priority.BACKGROUND)
+            await submit_job(parts, priority=Priority.BACKGROUND)
             await parts.wait_until_reached("door")
-            await submit(parts, OTHER, priority=Priority.WAITED_FOR)
+            await submit_job(parts, OTHER, priority=Priority.WAITED_FOR)
             parts.store.is_full = True
             await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_queued")) == 3)
             parts.store.is_full = False

@@ -19,7 +19,9 @@ CONTEXT = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel(
 DECLARED = Plan(trials=10)
 
 
-def brief(ground: Context = CONTEXT, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
+def make_brief(
+    ground: Context = CONTEXT, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True
+) -> Any:
     """Return what a job of such a plan works on."""
     kernel = SimpleNamespace(name=ground.kernel, plan=DECLARED, plan_digest=plan_digest)
     return SimpleNamespace(
@@ -36,26 +38,26 @@ def find_message(failures: KnownFailures, context: Context, plan_digest: str) ->
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
     failures = KnownFailures()
-    failures.record_job_end(brief(), JobState.FAILED, "no")
+    failures.record_job_end(make_brief(), JobState.FAILED, "no")
     assert find_message(failures, CONTEXT, "plan") == "no"
     assert find_message(failures, CONTEXT, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
         assert find_message(failures, replace(CONTEXT, **{part: "another"}), "plan") == ""
-    failures.record_job_end(brief(), JobState.CANCELLED, "superseded")
+    failures.record_job_end(make_brief(), JobState.CANCELLED, "superseded")
     assert find_message(failures, CONTEXT, "plan") == "no"
-    failures.record_job_end(brief(), JobState.DONE, "")
+    failures.record_job_end(make_brief(), JobState.DONE, "")
     assert find_message(failures, CONTEXT, "plan") == ""
 
 
 @pytest.mark.parametrize(
     ("job", "counts"),
     [
-        (brief(plan=Plan(trials=3)), False),
-        (brief(plan=Plan(trials=10, time_limit_s=1.0)), False),
-        (brief(plan=Plan(trials=20)), True),
-        (brief(plan=Plan(trials=10, strategy="exhaustive")), False),
-        (brief(plan=Plan(trials=10, compile_only=True)), False),
-        (brief(devices=False), False),
+        (make_brief(plan=Plan(trials=3)), False),
+        (make_brief(plan=Plan(trials=10, time_limit_s=1.0)), False),
+        (make_brief(plan=Plan(trials=20)), True),
+        (make_brief(plan=Plan(trials=10, strategy="exhaustive")), False),
+        (make_brief(plan=Plan(trials=10, compile_only=True)), False),
+        (make_brief(devices=False), False),
     ],
 )
 def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None:
@@ -68,9 +70,9 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
 @pytest.mark.parametrize(
     ("job", "counts"),
     [
-        (brief(plan=Plan(trials=3, preset="fast", time_limit_s=1.0, seed=7)), True),
-        (brief(plan=Plan(trials=10, configs=({"tile": 1},))), False),
-        (brief(devices=False), False),
+        (make_brief(plan=Plan(trials=3, preset="fast", time_limit_s=1.0, seed=7)), True),
+        (make_brief(plan=Plan(trials=10, configs=({"tile": 1},))), False),
+        (make_brief(devices=False), False),
     ],
 )
 def test_a_hopeless_job_proves_it_whatever_its_budget(job: Any, counts: bool) -> None:
@@ -85,9 +87,9 @@ def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     failures = KnownFailures(limit=2)
     several = [replace(CONTEXT, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
-        failures.record_job_end(brief(ground), JobState.FAILED, "no")
-    told = [find_message(failures, ground, "plan") for ground in several]
-    assert told == ["", "no", "no"]
+        failures.record_job_end(make_brief(ground), JobState.FAILED, "no")
+    messages = [find_message(failures, ground, "plan") for ground in several]
+    assert messages == ["", "no", "no"]
     assert failures.forget_failures("project:b")
     assert not failures.forget_failures("project:b")
     assert [find_message(failures, ground, "plan") for ground in several] == ["", "", "no"]

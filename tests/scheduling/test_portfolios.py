@@ -42,14 +42,14 @@ def it(p, c):
 """
 
 
-def kernel_file(sizes: Iterable[int] = SIZES, options: str = "", failing: str = "") -> str:
+def make_sized_kernel_text(sizes: Iterable[int] = SIZES, options: str = "", failing: str = "") -> str:
     """Return a kernel file whose best config depends on the size."""
     problems = ", ".join(f"dict(n={size})" for size in sizes)
     return KERNEL.format(problems=problems, options=options, failing=failing)
 
 
 @asynccontextmanager
-async def fitting(parts: Parts) -> AsyncIterator[None]:
+async def run_jobs_and_fits(parts: Parts) -> AsyncIterator[None]:
     """Run jobs and fits for the length of a block."""
     async with parts.run_jobs(), anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.portfolio_fitter.run_until_cancelled)
@@ -59,11 +59,11 @@ async def fitting(parts: Parts) -> AsyncIterator[None]:
 
 def find_tree(parts: Parts, kernel: KernelInfo) -> Any:
     """Return the tree of the kernel's portfolio on the only device."""
-    found = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
-    return None if found is None else found.tree
+    portfolio = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
+    return None if portfolio is None else portfolio.tree
 
 
-async def fitted(parts: Parts, kernel: KernelInfo, count: int) -> Any:
+async def wait_for_tree(parts: Parts, kernel: KernelInfo, count: int) -> Any:
     """Return the tree that is fitted once so many jobs have ended."""
     await parts.recorder.wait_for_ended_jobs(count)
     with anyio.fail_after(PATIENCE_S):
@@ -79,10 +79,10 @@ def list_filling_jobs(parts: Parts) -> list[Job]:
 
 async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
     """New problems get the tree's config at once and cause no job; the next daemon answers with the same tree."""
-    kernel = await parts.inspect_file(kernel_file())
-    async with fitting(parts):
+    kernel = await parts.inspect_file(make_sized_kernel_text())
+    async with run_jobs_and_fits(parts):
         await parts.requests.request_jobs(kernel, TuningRequest())
-        tree = await fitted(parts, kernel, len(SIZES))
+        tree = await wait_for_tree(parts, kernel, len(SIZES))
         assert all(find_leaf(tree, {"n": size})["config"] == (SMALL if size < 100 else LARGE) for size in SIZES)
         jobs = len(parts.store.list_jobs(limit=1000))
         for size, config in ((12, SMALL), (40, SMALL), (200, LARGE), (300, LARGE)):
@@ -91,18 +91,18 @@ async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
             assert answer.expected_loss is not None
         assert len(parts.store.list_jobs(limit=1000)) == jobs
         assert list_filling_jobs(parts) == []
-    assert [one.tree for one in parts.store.load_portfolios(kernel.name)] == [tree]
+    assert [portfolio.tree for portfolio in parts.store.load_portfolios(kernel.name)] == [tree]
     parts.kill_workers()
 
 
 async def test_what_a_fit_lacks_is_measured_by_jobs_of_the_lowest_rank(parts: Parts) -> None:
     """Most keys were tuned with one of the configs alone; they have the other's cost before there is a tree."""
-    kernel = await parts.inspect_file(kernel_file(()))
-    async with fitting(parts):
+    kernel = await parts.inspect_file(make_sized_kernel_text(()))
+    async with run_jobs_and_fits(parts):
         for size in SIZES:
             config = SMALL if size < 100 else LARGE
             await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": size}, configs=(config,)))
-        tree = await fitted(parts, kernel, len(SIZES))
+        tree = await wait_for_tree(parts, kernel, len(SIZES))
         assert {config["kind"] for config in list_configs(tree)} == {"small", "large"}
         filling = list_filling_jobs(parts)
         assert {(job.priority, len(job.plan.configs)) for job in filling} == {(Priority.VERIFY, 1)}
@@ -112,10 +112,10 @@ async def test_what_a_fit_lacks_is_measured_by_jobs_of_the_lowest_rank(parts: Pa
 
 async def test_no_leaf_has_a_config_that_fails_on_one_of_its_keys(parts: Parts) -> None:
     """However fast it is on the others."""
-    kernel = await parts.inspect_file(kernel_file(failing="192, 0"))
-    async with fitting(parts):
+    kernel = await parts.inspect_file(make_sized_kernel_text(failing="192, 0"))
+    async with run_jobs_and_fits(parts):
         await parts.requests.request_jobs(kernel, TuningRequest())
-        tree = await fitted(parts, kernel, len(SIZES))
+        tree = await wait_for_tree(parts, kernel, len(SIZES))
     assert find_leaf(tree, {"n": 192})["config"] == SMALL
     parts.kill_workers()
 
@@ -125,7 +125,7 @@ async def test_no_leaf_has_a_config_that_fails_on_one_of_its_keys(parts: Parts) 
 )
 async def test_without_a_portfolio_the_nearest_key_answers(parts: Parts, sizes: tuple[int, ...], options: str) -> None:
     """The file wants none, or too few keys are tuned."""
-    kernel = await parts.inspect_file(kernel_file(sizes, options))
+    kernel = await parts.inspect_file(make_sized_kernel_text(sizes, options))
     async with parts.run_jobs():
         await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.recorder.wait_for_ended_jobs(len(sizes))
@@ -139,8 +139,8 @@ async def test_without_a_portfolio_the_nearest_key_answers(parts: Parts, sizes: 
 async def test_a_portfolio_has_as_many_configs_as_the_file_wants(parts: Parts) -> None:
     """With one, all problems get the config that loses least."""
     sizes = (8, 16, 24, 32, 40, 48, 56, 512)
-    kernel = await parts.inspect_file(kernel_file(sizes, options="portfolio=1"))
-    async with fitting(parts):
+    kernel = await parts.inspect_file(make_sized_kernel_text(sizes, options="portfolio=1"))
+    async with run_jobs_and_fits(parts):
         await parts.requests.request_jobs(kernel, TuningRequest())
-        assert list_configs(await fitted(parts, kernel, len(sizes))) == [SMALL]
+        assert list_configs(await wait_for_tree(parts, kernel, len(sizes))) == [SMALL]
     parts.kill_workers()

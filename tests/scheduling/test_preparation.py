@@ -13,7 +13,7 @@ from tests.daemon_parts import Parts, make_kernel_text
 pytestmark = pytest.mark.anyio
 
 
-async def asked(parts: Parts) -> Job:
+async def create_job(parts: Parts) -> Job:
     """Return a job of the kernel, as it would be taken from the queue."""
     kernel = await parts.inspect_file(make_kernel_text(deadlines="dict(check=7.0)"))
     model = parts.machine.find_device(parts.environment, "fake", None).model
@@ -22,7 +22,7 @@ async def asked(parts: Parts) -> Job:
 
 async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
     """Its kernel, all devices of its model, and deadlines of which the kernel file has the last word."""
-    brief = parts.preparation.prepare_brief(await asked(parts))
+    brief = parts.preparation.prepare_brief(await create_job(parts))
     assert (brief.environment.cwd, brief.environment, [device.model for device in brief.devices]) == (
         parts.root.path,
         parts.environment,
@@ -34,7 +34,7 @@ async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
 
 async def test_what_cannot_be_worked_on_says_why(parts: Parts, tmp_path: Path) -> None:
     """A problem that its kernel no longer has, and a file that no root has any more."""
-    job = await asked(parts)
+    job = await create_job(parts)
     with pytest.raises(UsageError, match="names m"):
         parts.preparation.prepare_brief(replace(job, problem={"m": 1}))
     parts.catalog.remove_root(parts.root.path)

@@ -25,7 +25,7 @@ FAST = Plan(preset="fast")
 OTHER: Problem = {"n": 32}
 
 
-async def submit(
+async def submit_job(
     parts: Parts,
     problem: Problem | None = None,
     priority: int = Priority.REQUESTED,
@@ -42,9 +42,9 @@ async def submit(
 
 async def test_larger_budget_extends_what_waits(parts: Parts) -> None:
     """A waiting job gets the larger of two budgets, in the store too; the smaller one joins it as it is."""
-    first = (await submit(parts, plan=Plan(preset="fast", trials=5))).job
-    larger = await submit(parts, plan=Plan(preset="fast", trials=50))
-    smaller = await submit(parts, plan=Plan(preset="fast", trials=2))
+    first = (await submit_job(parts, plan=Plan(preset="fast", trials=5))).job
+    larger = await submit_job(parts, plan=Plan(preset="fast", trials=50))
+    smaller = await submit_job(parts, plan=Plan(preset="fast", trials=2))
     assert {first.id, larger.job.id, smaller.job.id} == {first.id}
     assert (larger.job.plan.trials, smaller.job.plan.trials) == (50, 50)
     stored = parts.store.get_job(first.id)
@@ -55,7 +55,7 @@ async def test_larger_budget_extends_what_waits(parts: Parts) -> None:
 async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
     """It stops where it is, the next one runs, and resuming lets it run to its end."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
-    first, second = (await submit(parts)).job, (await submit(parts, OTHER)).job
+    first, second = (await submit_job(parts)).job, (await submit_job(parts, OTHER)).job
     async with parts.run_jobs():
         await parts.wait_until_reached("door")
         assert (await parts.jobs.pause_job(first.id)).state is JobState.PAUSED
@@ -74,19 +74,19 @@ async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
 
 async def test_asking_by_name_resumes_and_lookups_do_not(parts: Parts) -> None:
     """A paused job stays paused whatever looks it up, and runs again when someone tunes it."""
-    job = (await submit(parts, priority=Priority.ASKED)).job
+    job = (await submit_job(parts, priority=Priority.ASKED)).job
     await parts.jobs.pause_job(job.id)
-    looked_up = await submit(parts, priority=Priority.ASKED, any_plan=True)
+    looked_up = await submit_job(parts, priority=Priority.ASKED, any_plan=True)
     assert (looked_up.job.id, looked_up.job.state) == (job.id, JobState.PAUSED)
-    asked = await submit(parts)
+    asked = await submit_job(parts)
     assert (asked.job.id, asked.job.state) == (job.id, JobState.QUEUED)
 
 
 async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
     """A paused job and a paused device are paused in the next daemon's life."""
     async with assemble_daemon(tmp_path) as parts:
-        job = (await submit(parts)).job
-        await submit(parts, OTHER)
+        job = (await submit_job(parts)).job
+        await submit_job(parts, OTHER)
         await parts.jobs.pause_job(job.id)
         await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
     async with assemble_daemon(tmp_path) as parts:
@@ -107,7 +107,7 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
         kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
         await parts.record_measurements(kernel, {50.0: 1000.0}, {"n": 1})
         for n in (1, 2, 3):
-            await submit(parts, {"n": n})
+            await submit_job(parts, {"n": n})
         # Launches of 1,000 us and of as much, since no other latency of the kernel is known.
         await parts.jobs.add_job_launches({make_winner_key({"n": 2}): 10, make_winner_key({"n": 3}): 20})
         await parts.jobs.add_job_launches({make_winner_key({"n": 1}): 0, make_winner_key({"n": 2}): 15})
@@ -126,8 +126,8 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
 
 async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:
     """Of two jobs that want the one slot that becomes free, that of higher rank has it, anyone who came first."""
-    low = (await submit(parts, priority=Priority.BACKGROUND)).job
-    high = (await submit(parts, OTHER, priority=Priority.SAVED)).job
+    low = (await submit_job(parts, priority=Priority.BACKGROUND)).job
+    high = (await submit_job(parts, OTHER, priority=Priority.SAVED)).job
     slots = parts.fleet.compile_slots
     slots.total_tokens = 1
     had: list[int] = []
@@ -159,7 +159,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
     readings.append(Reading(pressure=0.0))
     async with assemble_daemon(tmp_path, policy="idle", read=read, intervals=Intervals(reading_s=0.02)) as parts:
         await parts.inspect_file(make_kernel_text(configs=GATED))
-        job = (await submit(parts, priority=Priority.SAVED)).job
+        job = (await submit_job(parts, priority=Priority.SAVED)).job
         async with parts.run_jobs():
             await parts.wait_until_reached("door")
             readings.append(busy)
@@ -175,7 +175,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tried", "left", "elapsed_s", "time_limit_s", "expected"),
+    ("done", "left", "elapsed_s", "time_limit_s", "expected"),
     [
         (0, 10, 5.0, None, None),
         (5, 10, 5.0, None, 10.0),
@@ -188,7 +188,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
     ],
 )
 def test_time_left_follows_the_pace_within_the_budget(
-    tried: int, left: int | None, elapsed_s: float, time_limit_s: float | None, expected: float | None
+    done: int, left: int | None, elapsed_s: float, time_limit_s: float | None, expected: float | None
 ) -> None:
     """By the pace of what took time, at most the budget's rest; unknown while nothing can be said."""
-    assert estimate_time_left_s(tried=tried, remaining=left, elapsed_s=elapsed_s, time_limit_s=time_limit_s) == expected
+    assert estimate_time_left_s(tried=done, remaining=left, elapsed_s=elapsed_s, time_limit_s=time_limit_s) == expected

@@ -19,13 +19,13 @@ GATED = "[dict(us=50.0, does='gate_compile', gate='door')]"
 class TestBeginAgain:
     """Jobs that run, or wait, while what they depend on changes."""
 
-    async def changed(self, parts: Parts, *, saved: bool, **options: Any) -> None:
+    async def change_kernel(self, parts: Parts, *, saved: bool, **options: Any) -> None:
         """Write the kernel file again, and take in that it changed."""
         path = parts.write_file(make_kernel_text(configs=GATED, **options))
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found, saved=saved)
+        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
+        await parts.renewal.react_to_changes(changes, saved=saved)
 
-    async def ended(self, parts: Parts, job: Job) -> Job:
+    async def wait_for_end(self, parts: Parts, job: Job) -> Job:
         """Let configs compile, and return how a job ended, which is published once."""
         parts.open_gate("door")
         await parts.recorder.wait_until(
@@ -47,11 +47,11 @@ class TestBeginAgain:
             await parts.wait_until_reached("door")
             before = parts.store.list_trials()[0].id
             path = parts.write_file("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
-            found = await parts.inspector.inspect_files(parts.root, [str(path)])
-            await parts.renewal.react_to_changes(found, saved=True)
+            changes = await parts.inspector.inspect_files(parts.root, [str(path)])
+            await parts.renewal.react_to_changes(changes, saved=True)
             assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
             assert parts.jobs.describe_job(parts.jobs.list_live_jobs()[0]).waiters == 1
-            stored = await self.ended(parts, job)
+            stored = await self.wait_for_end(parts, job)
         assert (stored.state, stored.outcomes, stored.message) == (JobState.DONE, {"measured": 1}, "")
         assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
         assert {(trial.id == before, trial.outcome) for trial in parts.store.list_trials()} == {
@@ -69,10 +69,10 @@ class TestBeginAgain:
                 for job in await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
             ]
             await parts.wait_until_reached("door")
-            await self.changed(parts, saved=False, rtol="0.5")
+            await self.change_kernel(parts, saved=False, rtol="0.5")
             assert [live.id for live in parts.jobs.list_live_jobs()] == [running.id, waiting.id]
             for job in (running, waiting):
-                assert (await self.ended(parts, job)).state is JobState.DONE
+                assert (await self.wait_for_end(parts, job)).state is JobState.DONE
         digests = {trial.digest for trial in parts.store.list_trials() if trial.outcome == "measured"}
         assert digests == {parts.catalog.resolve_kernel("it").digest}
 
@@ -83,15 +83,15 @@ class TestBeginAgain:
             (asked,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
             (compiled,) = await parts.requests.request_jobs(kernel, TuningRequest(compile_only=True))
             await parts.wait_until_reached("door")
-            await self.changed(parts, saved=True, rtol="0.5")
+            await self.change_kernel(parts, saved=True, rtol="0.5")
             assert {asked.id, compiled.id} < {live.id for live in parts.jobs.list_live_jobs()}
-            assert (await self.ended(parts, asked)).state is JobState.DONE
+            assert (await self.wait_for_end(parts, asked)).state is JobState.DONE
 
     async def test_a_request_joins_what_begins_again(self, parts: Parts) -> None:
         """It works on the newer state, as the request wants."""
         kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
-        await self.changed(parts, saved=False, rtol="0.5")
+        await self.change_kernel(parts, saved=False, rtol="0.5")
         (again,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         assert again.id == job.id
 
@@ -104,7 +104,7 @@ class TestBeginAgain:
         """Its job has nothing to do any more, and says so."""
         kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
-        await self.changed(parts, saved=False, **options)
+        await self.change_kernel(parts, saved=False, **options)
         stored = parts.store.get_job(job.id)
         assert stored is not None
         assert (stored.state, stored.message) == (
@@ -117,41 +117,41 @@ class TestBeginAgain:
         kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.jobs.pause_job(job.id)
-        await self.changed(parts, saved=False, rtol="0.5")
+        await self.change_kernel(parts, saved=False, rtol="0.5")
         assert [(live.id, live.state) for live in parts.jobs.list_live_jobs()] == [(job.id, JobState.PAUSED)]
 
 
 @pytest.mark.anyio
 class TestReact:
-    async def edited(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
+    async def edit_kernel(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
         """Write the kernel file again, react to what that changed, and return the jobs that wait."""
         path = parts.write_file(make_kernel_text(**options))
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found, saved=saved)
+        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
+        await parts.renewal.react_to_changes(changes, saved=saved)
         return parts.jobs.list_live_jobs()
 
     async def test_save_tunes_what_is_new(self, parts: Parts) -> None:
         """A kernel that was just written is tuned; one that merely was found is not."""
-        assert await self.edited(parts, saved=False) == []
-        (job,) = await self.edited(parts, saved=True, rtol="0.5")
+        assert await self.edit_kernel(parts, saved=False) == []
+        (job,) = await self.edit_kernel(parts, saved=True, rtol="0.5")
         assert (job.priority, job.reason) == (Priority.SAVED, "saved")
 
     async def test_comment_sets_nothing_off(self, parts: Parts) -> None:
         """No job, no event."""
-        await self.edited(parts, saved=False)
+        await self.edit_kernel(parts, saved=False)
         count = len(parts.recorder.events)
         path = parts.write_file(f"# a comment\n{make_kernel_text()}")
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(found, saved=True)
+        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
+        await parts.renewal.react_to_changes(changes, saved=True)
         assert (parts.jobs.list_live_jobs(), len(parts.recorder.events)) == ([], count)
 
     async def test_change_retunes_what_was_tuned(self, parts: Parts) -> None:
         """Problems that lookups added are tuned again too, each with all of its keys, in the background."""
         options = {"specialize": "('n',)", "problems": "[dict(n=1, hint=1)]"}
-        await self.edited(parts, saved=False, **options)
+        await self.edit_kernel(parts, saved=False, **options)
         kernel = parts.catalog.resolve_kernel("it")
         await parts.record_measurements(kernel, {50.0: 1.0}, {"n": 2, "hint": 7})
-        jobs = await self.edited(parts, saved=False, rtol="0.5", **options)
+        jobs = await self.edit_kernel(parts, saved=False, rtol="0.5", **options)
         assert [job.problem for job in jobs] == [{"n": 1, "hint": 1}, {"n": 2, "hint": 7}]
         assert {(job.priority, job.reason) for job in jobs} == {
             (Priority.BACKGROUND, "changed while no daemon watched")
@@ -159,23 +159,23 @@ class TestReact:
 
     async def test_renamed_keys_leave_old_problems_behind(self, parts: Parts) -> None:
         """A problem that the kernel no longer takes is neither tuned nor an error."""
-        await self.edited(parts, saved=False, specialize="('n',)")
+        await self.edit_kernel(parts, saved=False, specialize="('n',)")
         await parts.record_measurements(parts.catalog.resolve_kernel("it"), {50.0: 1.0}, {"n": 64})
-        (job,) = await self.edited(parts, saved=True, specialize="('m',)", problems="[dict(m=1)]")
+        (job,) = await self.edit_kernel(parts, saved=True, specialize="('m',)", problems="[dict(m=1)]")
         assert job.problem == {"m": 1}
 
     async def test_newer_state_supersedes_the_older_job(self, parts: Parts) -> None:
         """A save cancels what waits for the state before it; a removed kernel's jobs go altogether."""
-        (old,) = await self.edited(parts, saved=True)
-        (new,) = await self.edited(parts, saved=True, rtol="0.5")
+        (old,) = await self.edit_kernel(parts, saved=True)
+        (new,) = await self.edit_kernel(parts, saved=True, rtol="0.5")
         stored = parts.store.get_job(old.id)
         assert stored is not None
         assert (stored.state, stored.message) == ("cancelled", "replaced by a job for the newer state of its files")
         assert new.id != old.id
         path = parts.project / "tune_it.py"
         path.unlink()
-        found = await parts.inspector.inspect_files(parts.root, [], [str(path)])
-        await parts.renewal.react_to_changes(found, saved=True)
+        changes = await parts.inspector.inspect_files(parts.root, [], [str(path)])
+        await parts.renewal.react_to_changes(changes, saved=True)
         assert parts.jobs.list_live_jobs() == []
         assert parts.recorder.list_events("reloaded")[-1]["removed"] == ["project:it"]
 
@@ -184,11 +184,11 @@ class TestReact:
         path = parts.project / "tune_it.py"
         for text in (make_kernel_text(), "syntax error", make_kernel_text()):
             path.write_text(text)
-            found = await parts.inspector.inspect_files(parts.root, [str(path)], [])
-            await parts.renewal.react_to_changes(found, saved=True)
-        told = parts.recorder.list_events("reloaded")
-        assert [event["mended"] for event in told] == [[], [], [str(path)]]
-        assert told[-1]["changed"] == []
+            changes = await parts.inspector.inspect_files(parts.root, [str(path)], [])
+            await parts.renewal.react_to_changes(changes, saved=True)
+        events = parts.recorder.list_events("reloaded")
+        assert [event["mended"] for event in events] == [[], [], [str(path)]]
+        assert events[-1]["changed"] == []
 
 
 @pytest.mark.anyio
@@ -197,12 +197,12 @@ async def test_an_undone_edit_says_at_once_that_its_winner_holds(parts: Parts) -
     text = make_kernel_text(configs="us=[10.0, 20.0]")
     kernel = await parts.inspect_file(text)
     await parts.record_measurements(kernel, {10.0: 5.0}, rounds=ALL_ROUNDS)
-    told = []
+    types = []
     for written in (make_kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"), text):
-        found = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(written))])
-        await parts.renewal.react_to_changes(found, saved=True)
-        told.append([event["type"] for event in parts.recorder.events if event["type"] in ("stale", "winner")])
-    assert told == [["stale"], ["stale", "stale", "winner"]]
+        changes = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(written))])
+        await parts.renewal.react_to_changes(changes, saved=True)
+        types.append([event["type"] for event in parts.recorder.events if event["type"] in ("stale", "winner")])
+    assert types == [["stale"], ["stale", "stale", "winner"]]
     (won,) = parts.recorder.list_events("winner")
     assert (won["job"], won["config"], won["latency_us"]) == (None, {"us": 10.0}, 5.0)
     parts.kill_workers()

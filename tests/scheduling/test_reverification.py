@@ -15,7 +15,7 @@ from tests.daemon_parts import Parts, make_kernel_text
 pytestmark = pytest.mark.anyio
 
 
-class Newer(Machine):
+class NewerMachine(Machine):
     """A machine whose toolchains are newer than those that were measured with."""
 
     def build_context(self, *asked: Any) -> Context:
@@ -28,7 +28,7 @@ async def test_a_new_toolchain_has_winners_measured_again(parts: Parts) -> None:
     await parts.record_measurements(await parts.inspect_file(make_kernel_text()), {50.0: 7.0})
     assert await parts.daemon.renewal.queue_reverification() == []
 
-    newer = Newer(parts.machine.environments)
+    newer = NewerMachine(parts.machine.environments)
     again = Renewal(
         replace(parts.daemon.known, machine=newer),
         jobs=parts.jobs,

@@ -16,16 +16,16 @@ from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 pytestmark = pytest.mark.anyio
 
 
-async def added(parts: Parts, place: Path) -> Root:
+async def add_root(parts: Parts, path: Path) -> Root:
     """Return a root that a request has added."""
-    place.mkdir(exist_ok=True)
-    root = make_root(str(place))
+    path.mkdir(exist_ok=True)
+    root = make_root(str(path))
     await parts.store.add_root(root)
     parts.catalog.add_root(root)
     return root
 
 
-def restarted(parts: Parts) -> Intake:
+def restart_part(parts: Parts) -> Intake:
     """Return the part as it is when a daemon starts; the project is a root of ``config.toml``."""
     return Intake(
         parts.daemon.known,
@@ -38,12 +38,12 @@ def restarted(parts: Parts) -> Intake:
 
 async def test_a_root_that_is_gone_for_a_day_is_forgotten(parts: Parts, tmp_path: Path) -> None:
     """The daemon may end in between; a root of config.toml stays, and a notice names what was forgotten."""
-    root = await added(parts, tmp_path / "gone")
+    root = await add_root(parts, tmp_path / "gone")
     shutil.rmtree(root.path)
     shutil.rmtree(parts.project)
-    await restarted(parts).check_missing_roots(1000.0)
+    await restart_part(parts).check_missing_roots(1000.0)
     assert root in parts.catalog.roots
-    second = restarted(parts)
+    second = restart_part(parts)
     await second.check_missing_roots(1000.0 + GONE_S - 1)
     assert root in parts.catalog.roots
     await second.check_missing_roots(1000.0 + GONE_S)
@@ -56,8 +56,8 @@ async def test_an_absence_begins_anew_when_the_directory_came_back_or_the_clock_
     parts: Parts, tmp_path: Path
 ) -> None:
     """Only one that lasts for a day by the clock counts."""
-    root = await added(parts, tmp_path / "gone")
-    gone = restarted(parts)
+    root = await add_root(parts, tmp_path / "gone")
+    gone = restart_part(parts)
     shutil.rmtree(root.path)
     await gone.check_missing_roots(1000.0)
     Path(root.path).mkdir()

@@ -9,7 +9,7 @@ from ktuned.model.plan import Plan
 from ktuned.protocol.jobs import Job, JobState
 
 
-def job(number: int = 1, **changes: Any) -> Job:
+def make_job(number: int = 1, **changes: Any) -> Job:
     """Return a job that was just recorded, and waits."""
     base = Job(
         number,

@@ -1,4 +1,4 @@
-"""Homes of a team: daemons over equal projects which share one store; a real S3 server for it."""
+"""A team: daemons over equal projects that share a store, and a real S3 server for it."""
 
 from __future__ import annotations
 
@@ -18,34 +18,33 @@ import pytest
 from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import Daemon
 
-Home = Callable[..., Daemon]
+StartMember = Callable[..., Daemon]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    """Return a function that starts a member's daemon with a ``[share]`` table, over a project that all have alike."""
+def start_member(tmp_path: Path) -> Iterator[StartMember]:
+    """Return a function that starts a member's daemon with a ``[share]`` table."""
     with ExitStack() as stack:
 
-        def start(name: str, table: str, **env: str) -> Daemon:
+        def start_daemon(name: str, table: str, **env: str) -> Daemon:
             directory = tmp_path / name
             (directory / "project").mkdir(parents=True)
             (directory / "project" / "ktuned.toml").write_text('name = "shop"\n')
             return stack.enter_context(Daemon(directory, config=f"[share]\n{table}\n", env=env))
 
-        yield start
+        yield start_daemon
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """Return an empty directory for the team's store."""
-    place = tmp_path / "store"
-    place.mkdir()
-    return place
+def team_store(tmp_path: Path) -> Path:
+    directory = tmp_path / "store"
+    directory.mkdir()
+    return directory
 
 
 @pytest.fixture
-def s3() -> Iterator[dict[str, str]]:
-    """Run an S3 server with a bucket ``team``; return the environment of its clients."""
+def s3_variables() -> Iterator[dict[str, str]]:
+    """Run an S3 server with a bucket ``team``; return the variables of its clients."""
     if any(importlib.util.find_spec(name) is None for name in ("moto", "flask_cors", "yaml")):
         pytest.skip("no S3 server: pip install 'moto[s3]' flask flask-cors")
     with socket.socket() as probe:
@@ -56,7 +55,7 @@ def s3() -> Iterator[dict[str, str]]:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         ends = monotonic() + PATIENCE_S
-        while not _has_bucket(f"{url}/team"):
+        while not has_bucket(f"{url}/team"):
             assert process.poll() is None, "the S3 server ended"
             assert monotonic() < ends, "the S3 server does not answer"
             select.select([], [], [], 0.05)
@@ -67,7 +66,7 @@ def s3() -> Iterator[dict[str, str]]:
         process.wait()
 
 
-def _has_bucket(url: str) -> bool:
+def has_bucket(url: str) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="PUT"), timeout=5).close()
     except OSError:
