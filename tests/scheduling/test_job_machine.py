@@ -554,7 +554,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.closed: dict[int, Job] = {}
         self.rows: dict[int, JobState] = {}
 
-    def handle_event(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         before = describe_machine(self.machine)
         try:
             instructions = self.machine.handle(event)
