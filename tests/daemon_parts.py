@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from ktuned.answers.kernel_state import make_kernel_state
 from ktuned.catalog.catalog import make_root_environment
 from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements
@@ -161,6 +162,13 @@ class Parts:
         """Announce that a kernel's answers may have changed, or all, as whoever changes something does."""
         self.daemon.router.publish_event(AnswersChanged(kernel=kernel))
 
+    def check_states(self) -> None:
+        """Check that each kept state equals one that is made now: every change was announced by an event."""
+        for state in dict(self.daemon.states._states).values():
+            kernel = self.catalog.find_kernel(state.kernel.name)
+            if kernel is not None:
+                assert state == make_kernel_state(kernel, self.daemon.known)
+
     async def inspect_file(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
         """Inspect a kernel file, after writing ``text`` to it if given, and return the kernel ``it``."""
         path = self.project / name if text is None else self.write_file(text, name)
@@ -288,6 +296,7 @@ async def assemble_daemon(
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(parts.lookups.run_until_cancelled)
                 yield parts
+                parts.check_states()
                 tasks.cancel_scope.cancel()
         parts.lookups.table.close()
 

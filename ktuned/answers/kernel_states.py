@@ -35,6 +35,7 @@ class KernelStates:
         self._namesakes: defaultdict[str, set[str]] = defaultdict(set)
         """All kernels that had a state, by their short names: a kernel may share winners with its namesakes."""
         known.catalog.when_doubts_change(self.touch_kernels)
+        known.catalog.when_roots_change(self.touch_all_kernels)
 
     def find_state(self, kernel: KernelInfo) -> KernelState:
         """Return the present state of a kernel.
@@ -85,7 +86,9 @@ class KernelStates:
                 # A new kernel may make a short name ambiguous, or an unknown name known.
                 self.touch_all_kernels()
             case KernelsReloaded():
-                self.touch_kernels((*event.changed, *event.replanned))
+                files = {*event.mended, *(error.path for error in event.errors)}
+                declared = [kernel.name for kernel in self._known.catalog.kernels if kernel.file in files]
+                self.touch_kernels((*event.changed, *event.replanned, *declared))
             case AnswersChanged() | JobDone() | KernelStale() | NamesLearned() | WinnerChanged():
                 assert event.kernel is not None
                 self.touch_kernels((event.kernel,))
