@@ -22,7 +22,7 @@ import msgspec
 
 from ktuned.fleet import Environment, Executor, Output, Worker, WorkerDied
 from ktuned.ipc import frames, replies, requests
-from ktuned.model import Outcome, Role, TrialDetail, TrialResult, WorkerError
+from ktuned.model import Checks, Outcome, Role, Timing, TrialDetail, TrialResult, WorkerError
 
 _READ_BYTES = 1 << 18
 _FAKED = (Role.COMPILE, Role.BENCH)
@@ -231,13 +231,8 @@ def _compiled(unit: requests.UnitRef) -> bytes:
 def _measurement(key: str, seconds: float) -> replies.Measurement:
     """Return a measurement that is the same for a config each time."""
     us = 100.0 + zlib.crc32(key.encode()) % 100_000 / 1000
-    detail = TrialDetail(
-        low_us=us - 0.3,
-        high_us=us + 0.3,
-        count=SAMPLES,
-        samples=tuple(round(us + place / 100, 3) for place in range(SAMPLES)),
-        max_error=0.0,
-    )
+    samples = tuple(round(us + place / 100, 3) for place in range(SAMPLES))
+    detail = TrialDetail(timing=Timing(SAMPLES, samples, us - 0.3, us + 0.3), checks=Checks(0.0))
     cost = replies.CostRange(us, us - 0.3, us + 0.3)
     return replies.Measurement(TrialResult(Outcome.MEASURED, us, 0.5, detail=detail), cost, seconds=seconds)
 

@@ -63,7 +63,7 @@ class Run:
         """The lane's seconds by phase; what lies between is ``other``."""
         spent: Counter[str] = Counter()
         for trial in self.trials:
-            spent.update(trial["detail"].get("phase_s") or {})
+            spent.update(trial["detail"].get("profile", {}).get("phase_s") or {})
         lane_s = float(self.job["cost"]["lane_s"])
         return {**{name: round(seconds, 4) for name, seconds in spent.items()}, "other": lane_s - spent.total()}
 
@@ -188,7 +188,7 @@ def measured(file: Path, preset: str, runs: int) -> list[dict[str, Any]]:
                     "what": f"{one.job['kernel']} ({preset}), run {number}", "configs": one.job["done"],
                     "cold_start_s": one.first_s, "lane_s": cost["lane_s"], "final_s": cost.get("finalists_s", 0.0),
                     **_by_phase(one.phases),
-                    "beaten": sum(bool(trial["detail"].get("beaten")) for trial in one.trials),
+                    "beaten": sum(bool(trial["detail"].get("timing", {}).get("beaten")) for trial in one.trials),
                     "wall_of_bound": (warm["wall_s"] - warm.get("finalists_s", 0.0)) / bound_s, "bound_s": bound_s,
                 }
             )  # fmt: skip

@@ -105,7 +105,7 @@ class Author:
     def own_s(self, trial: int) -> float:
         """Return the time of a trial's compile and measurement, and of the opening of its data."""
         (found,) = self.client.call("results", trial=trial)["trials"]
-        return float(found["compile_s"] + found["lane_s"] + found["detail"].get("open_s", 0.0))
+        return float(found["compile_s"] + found["lane_s"] + found["detail"].get("profile", {}).get("open_s", 0.0))
 
 
 def measure_saves(author: Author, rounds: int) -> dict[str, Any]:

@@ -25,9 +25,10 @@ from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.settings import ConfigFile, Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
+from ktuned.fleet import StartProcess
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
-from ktuned.model.trial import TrialDetail, TrialResult
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import AnswersChanged, Event
 from ktuned.protocol.kernels import Root
@@ -39,6 +40,7 @@ from ktuned.store.database import Store
 from ktuned.tuning.limits import merge_deadlines
 from tests.fake_tensors import add_inputs
 from tests.forked_processes.starting import start_process as start_forked
+from tests.trials import make_detail
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000
@@ -202,7 +204,7 @@ class Parts:
         job = await self.store.create_job(context.key, problem, priority=100, reason="asked", plan=kernel.plan, now=0.0)
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
-            result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(**detail), metrics=metrics or {})
+            result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=make_detail(**detail), metrics=metrics or {})
             await self.store.finish_trial(trial, result, keeps_winner=keeps_winner)
         self.touch_answers(kernel.name)
 
@@ -250,6 +252,7 @@ async def assemble_daemon(
     intervals: Intervals | None = None,
     env: Mapping[str, str] | None = None,
     cores: int | None = None,
+    start_process: StartProcess = start_forked,
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon whose files are below ``directory``, and run the work that lookups start.
 
@@ -262,6 +265,7 @@ async def assemble_daemon(
         intervals: the jobs' intervals.
         env: further environment variables; a daemon that has some probes the backends itself.
         cores: how many cores the daemon is to find.
+        start_process: starts workers.
     """
     directory = directory.resolve()
     for name in ("gates", "project"):
@@ -278,7 +282,7 @@ async def assemble_daemon(
         preparation_type=preparation_type,
         read=read,
         spare_modules=(),
-        start_process=start_forked,
+        start_process=start_process,
         toolchain_intervals=SurveyIntervals(recent_s=0.05, all_s=0.05),
     )
     async with store_type.open(directory / "k.sqlite") as store:

@@ -34,6 +34,7 @@ def make_state(kernel: KernelInfo, winners: Iterable[Winner], context: Context |
         environment=Environment("python", "/p"),
         fault="",
         suspicion="",
+        notice="",
         doubt="",
         places=tuple(places),
         winners={winner.key: winner for winner in winners},

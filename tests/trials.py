@@ -4,9 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from ktuned.ipc import replies
 from ktuned.model import Config, DeviceModel, KernelName, Outcome, Phase, TrialDetail, TrialResult
 from ktuned.protocol import Trial
+
+
+def make_detail(**facts: Any) -> TrialDetail:
+    """Return the detail with these facts, each in its stage; a fact that is None is left out."""
+    stages: dict[str, dict[str, Any]] = {}
+    for stage in structs.fields(TrialDetail):
+        known = {fact.name for fact in structs.fields(stage.type)}
+        stages[stage.name] = {name: facts.pop(name) for name in known & facts.keys()}
+    assert not facts, f"no stage has the facts {sorted(facts)}"
+    detail = TrialDetail()
+    for name, given in stages.items():
+        given = {fact: value for fact, value in given.items() if value is not None}
+        if given:
+            detail = structs.replace(detail, **{name: structs.replace(getattr(detail, name), **given)})
+    return detail
 
 
 def make_result(
@@ -19,7 +36,7 @@ def make_result(
     **detail: Any,
 ) -> TrialResult:
     """Return a result; ``detail`` are fields of its detail."""
-    return TrialResult(outcome, latency_us, spread_us, message=message, detail=TrialDetail(phase=phase, **detail))
+    return TrialResult(outcome, latency_us, spread_us, message=message, detail=make_detail(phase=phase, **detail))
 
 
 def make_measurement(
@@ -35,8 +52,8 @@ def make_measurement(
     """Return a measurement of the result that :func:`make_result` makes; its cost is the latency with its interval."""
     trial_result = make_result(outcome, message, phase, **result)
     detail = trial_result.detail
-    figures = [value for value in (trial_result.latency_us, detail.low_us, detail.high_us) if value is not None]
-    cost = replies.CostRange(*figures) if len(figures) == 3 else None
+    ends = detail.timing.low_us, detail.timing.high_us
+    cost = replies.CostRange(trial_result.latency_us, *ends) if trial_result.latency_us and ends[1] else None
     return replies.Measurement(trial_result, cost, is_guilty, is_unsound, leftover=leftover)
 
 

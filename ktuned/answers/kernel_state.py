@@ -37,6 +37,8 @@ from ktuned.model import (
 from ktuned.store import Artifacts, Context, Store, StoredPortfolio, Winner
 from ktuned_client.portfolio_tree import find_leaf, list_configs
 
+UNREPEATED = "its winner was not made again for an hour, so a change that no observer sees may be unknown"
+
 
 class Place(msgspec.Struct, frozen=True):
     """A device on which the kernel may be measured now.
@@ -60,6 +62,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
         environment: The environment of its project.
         fault: Why its file cannot be read; empty if it can.
         suspicion: Why its files are about to be inspected; empty if they are not.
+        notice: What answers say although they are fresh; empty if nothing.
         doubt: Why its project's toolchain must be probed again; empty if it need not.
         places: The devices that it may be measured on, the first one first.
         winners: Its winners, and those of other checkouts that hold here, too.
@@ -77,6 +80,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     environment: Environment
     fault: str
     suspicion: str
+    notice: str
     doubt: str
     places: tuple[Place, ...]
     winners: Mapping[WinnerKey, Winner]
@@ -158,6 +162,7 @@ def make_kernel_state(kernel: KernelInfo, known: Knowledge) -> KernelState:
         environment=environment,
         fault=catalog.find_file_fault(kernel),
         suspicion=f"{suspect} changed, or what it depends on, and is being inspected" if suspect else "",
+        notice=UNREPEATED if kernel.name in catalog.unrepeated else "",
         doubt=doubt,
         places=places,
         winners=by_key,

@@ -259,7 +259,7 @@ def _explain_answer(state: KernelState, question: Question, found: Decision, rea
         return explain_unobserved(state.kernel)
     if winner is None:
         return reason
-    message = winner.note if found.status is Status.FRESH else reason
+    message = winner.note or state.notice if found.status is Status.FRESH else reason
     if message or needs_metric(objective):
         return message
     if is_noisy(winner.latency_us, winner.spread_us):

@@ -99,6 +99,9 @@ class Catalog:
     """The kernels of all roots, by full name and by file.
 
     ``learned`` are the names that kernels were observed to read. They are kept even if the kernel is gone.
+
+    Attributes:
+        unrepeated: the kernels in use whose winners were not made again for an hour.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Catalog:
         learned: Mapping[KernelName, Mapping[str, Observation]] | None = None,
     ) -> None:
         self._learned = {name: dict(entries) for name, entries in (learned or {}).items()}
+        self.unrepeated: set[str] = set()
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
         self._kernel_listeners: list[Callable[[Collection[KernelName]], None]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -64,6 +64,22 @@ class Traces:
     def add_follower(self, follower: Follower) -> None:
         """Tell a job's work about newly learned names for as long as the work exists."""
         self._followers.add(follower)
+
+    async def replace_names(self, kernel: KernelInfo, names: Collection[str], entry: Observation) -> KernelInfo:
+        """Replace names that a kernel has learned by another one; return the kernel, unchanged if it is no longer so.
+
+        Raises:
+            NotFound: the kernel is gone.
+            StoreError: the names cannot be recorded.
+        """
+        async with self._lock:
+            now = self._catalog.resolve_kernel(kernel.name)
+            if now.digest != kernel.digest:
+                return kernel
+            learned = now.without_names(names).with_observed([entry])
+            self._catalog.update_learned(learned)
+            await self._store.learned.replace_names(learned, names, entry)
+        return learned
 
     async def learn_names(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:
         """Learn the names that a worker has observed, which worked on this state of ``kernel``.

@@ -84,9 +84,9 @@ def digest_launches_on_inputs(
 
 def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits) -> TrialResult:
     """Return a result with the digests of its launches, and whether they equal the anchor's."""
-    differs = timed.detail.nondeterministic or found.has_differed
+    differs = timed.detail.numerics.nondeterministic or found.has_differed
     same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
-    return timed.add_details(bits=found.bits, same_bits=same, nondeterministic=differs or None)
+    return timed.add_facts("numerics", bits=found.bits, same_bits=same, nondeterministic=differs)
 
 
 class BitsComparison:

@@ -23,6 +23,9 @@ import msgspec
 from ktuned.checking.numpy_tensors import ALIGNMENT
 from ktuned.checking.tensor_library import find_library
 
+ADDRESS_PERIOD = 256
+"""A GPU's kernels run as fast at an address as at another one with the same remainder, in bytes."""
+
 MOST_UNUSED = 1 << 30
 """Most bytes between two tensors of one span. Views of a mapped file may lie farther apart, and are separate spans."""
 
@@ -37,7 +40,7 @@ class Span(msgspec.Struct, frozen=True):
     Attributes:
         offsets: each tensor's distance from the start of the span in bytes, by name.
         size: the size of the span in bytes.
-        remainder: the distance of its start from the last multiple of :data:`ALIGNMENT`, in bytes.
+        remainder: the distance of its start from the last multiple of :data:`ADDRESS_PERIOD`, in bytes.
     """
 
     offsets: Mapping[str, int]
@@ -100,7 +103,7 @@ def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
         start = min(extents[name][0] for name in names)
         end = max(sum(extents[name]) for name in names)
         whole = [owners[name][0] for name in names if owners[name] == extents[name]]
-        remainder = (start - whole[0] if whole else start) % ALIGNMENT
+        remainder = (start - whole[0] if whole else start) % ADDRESS_PERIOD
         spans.append(Span({name: extents[name][0] - start for name in names}, end - start, remainder))
     return spans
 
@@ -112,7 +115,7 @@ def make_single_span(name: str, tensor: Any) -> Span:
 
 def place_without_guards(span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return copies of a span's tensors in an allocation on the CPU without guards."""
-    memory = (ctypes.c_ubyte * (span.size + 2 * ALIGNMENT))()
+    memory = (ctypes.c_ubyte * (span.size + 2 * ADDRESS_PERIOD))()
     first = -ctypes.addressof(memory) % ALIGNMENT + span.remainder
     return {
         name: find_library(values[name]).copy_into_memory(memory, first + offset, values[name])

@@ -124,8 +124,17 @@ class ProblemInputs:
         Raises:
             KernelFileError: the library cannot represent a tensor, or has no memory for it.
         """
+        from ktuned.declaration import TensorSpec
+
         moved: dict[int, Any] = {}
-        return {name: self._make_or_adopt_tensor(name, entry, moved) for name, entry in self._declared.items()}
+        made: dict[str, Any] = {}
+        for name, entry in self._declared.items():
+            made[name] = self._make_or_adopt_tensor(name, entry, moved)
+            if isinstance(entry, TensorSpec) and (entry.memory or entry.remainder):
+                from ktuned.checking.torch_tensors import lay_out_tensor
+
+                made[name] = lay_out_tensor(made[name], entry, made.get(entry.memory) if entry.memory != name else None)
+        return made
 
     def _make_or_adopt_tensor(self, name: str, entry: Any, moved: dict[int, Any]) -> Any:
         from ktuned.declaration import TensorSpec
@@ -173,10 +182,13 @@ class ProblemInputs:
 def _change_spec(spec: TensorSpec, place: int, number: int) -> TensorSpec | None:
     """Return an input's specification in the inputs with a number; ``None`` if it does not change.
 
-    ``place`` is the input's place among the inputs.
+    ``place`` is the input's place among the inputs. Tensors that share memory do not change: one may hold another's
+    indices.
     """
     from ktuned.declaration import EVERYWHERE, HARD_FILLS
 
+    if spec.memory:
+        return None
     if number > len(HARD_FILLS):
         is_random = spec.resolved_fill in ("uniform", "normal", "integer") and not spec.file
         return spec.reseed(number - len(HARD_FILLS)) if is_random else None

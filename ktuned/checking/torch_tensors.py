@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ktuned.model import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from ktuned.declaration import TensorSpec
 
 
@@ -289,3 +291,26 @@ def _move_allocation(host: Any, array: Any, device: str, moved: dict[int, Any]) 
     offset = (first + array.ctypes.data - start) // array.itemsize
     empty = torch.empty(0, dtype=host.dtype, device=device)
     return empty.set_(moved[start].untyped_storage(), offset, host.shape, host.stride())
+
+
+def lay_out_tensor(tensor: torch.Tensor, spec: TensorSpec, owner: torch.Tensor | None) -> torch.Tensor:
+    """Return a copy of a tensor that lies in memory as its specification says; ``owner`` has the memory, if it shares.
+
+    The copy's content replaces the owner's in that place.
+    """
+    import torch
+
+    item = tensor.element_size()
+    if owner is None:
+        # A tensor of another dtype in this memory may end a few bytes later.
+        size = tensor.numel() * item + spec.remainder + (_LARGEST_ITEM if spec.memory else 0)
+        memory, first = torch.empty(size, dtype=torch.uint8, device=tensor.device), spec.remainder
+    else:
+        memory, first = owner, int(owner.storage_offset()) * owner.element_size() + spec.offset
+    placed = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    placed.set_(memory.untyped_storage(), first // item, tensor.shape, tensor.stride())
+    return placed.copy_(tensor)
+
+
+_LARGEST_ITEM = 16
+"""Bytes of the largest dtype's element."""

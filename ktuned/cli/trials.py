@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -79,7 +80,9 @@ def _table_key(trial: ListedTrial) -> tuple[bool, str, str, float, int]:
 
 def describe_facts(trial: Trial) -> dict[str, str]:
     """Return a trial's facts by name, in the order in which people read them."""
-    known = {**msgspec.to_builtins(trial.detail), **({"metrics": trial.metrics} if trial.metrics else {})}
+    stages: dict[str, dict[str, Any]] = msgspec.to_builtins(trial.detail)
+    known = {name: fact for stage in stages.values() for name, fact in stage.items()}
+    known |= {"metrics": trial.metrics} if trial.metrics else {}
     facts = {
         "trial": f"{trial.id} of job {trial.job}",
         "kernel": trial.kernel,
@@ -95,10 +98,10 @@ def describe_facts(trial: Trial) -> dict[str, str]:
         **{_fact_label(name): _format_fact(name, value) for name, value in known.items() if name not in _SHOWN_APART},
         "tried again": _describe_retry(trial),
     }
-    if is_reference_noisy(trial.detail.reference_us, trial.detail.reference_spread_us, trial.latency_us):
+    if is_reference_noisy(trial.detail.final.reference_us, trial.detail.final.reference_spread_us, trial.latency_us):
         facts[_fact_label("reference_us")] += " (noisy)"
-    if trial.detail.story:
-        facts["story"] = " → ".join(word.replace("_", " ") for word in trial.detail.story)
+    if trial.detail.failure.story:
+        facts["story"] = " → ".join(word.replace("_", " ") for word in trial.detail.failure.story)
     return {name: text.clean_message(value) for name, value in facts.items()}
 
 
@@ -107,9 +110,9 @@ def list_messages(trial: Trial) -> dict[str, str]:
     detail = trial.detail
     texts = {
         "message": trial.message,
-        "command": "\n".join(map(str, (detail.facts or {}).get("command", ()))),
-        "stderr": detail.stderr,
-        "stdout": detail.stdout,
+        "command": "\n".join(map(str, detail.compiled.facts.get("command", ()))),
+        "stderr": detail.failure.stderr,
+        "stdout": detail.failure.stdout,
     }
     return {name: words for name, words in texts.items() if words}
 
@@ -147,4 +150,4 @@ def _format_fact(name: str, value: object) -> str:
 def _describe_retry(trial: Trial) -> str:
     if trial.outcome is None:
         return text.ABSENT
-    return ", or ".join([*(_MORE_GRANTED[grant] for grant in trial.detail.granted or ()), TRIED_AGAIN[trial.outcome]])
+    return ", or ".join([*(_MORE_GRANTED[grant] for grant in trial.detail.failure.granted), TRIED_AGAIN[trial.outcome]])

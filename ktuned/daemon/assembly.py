@@ -56,6 +56,7 @@ from ktuned.scheduling import (
     Preparation,
     Reading,
     Renewal,
+    Repetition,
 )
 from ktuned.serve import Events, TeamStore, WinnerExchange
 from ktuned.store import Artifacts, Store
@@ -313,6 +314,18 @@ class Parts:
             inspector,
             renewal.react_to_changes,
             lookups.publication.list_used_kernels,
+        )
+
+        self.repetition = Repetition(
+            catalog=catalog,
+            fleet=fleet,
+            machine=machine,
+            store=store,
+            traces=traces,
+            deadlines=deadlines,
+            list_used_kernels=lookups.publication.list_used_kernels,
+            on_changes=renewal.react_to_changes,
+            publish=publish_event,
         )
 
         # Answers first: whoever acts on an event may need them.

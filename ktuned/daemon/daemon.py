@@ -149,6 +149,7 @@ class Daemon:
                 catalog=catalog,
                 explainer=Explainer(catalog, parts.states, store),
                 intake=parts.intake,
+                repetition=parts.repetition,
             ).list_handlers(),
             *self.reload.list_handlers(),
         ]
@@ -235,6 +236,7 @@ class Daemon:
             tasks.start_soon(self._renew_changes)
             # Not earlier, because adoptions need to know the kernels.
             tasks.start_soon(self.parts.adoptions.run_until_cancelled)
+            tasks.start_soon(self.parts.repetition.run_until_cancelled)
 
     async def _renew_changes(self) -> None:
         """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""

@@ -21,6 +21,7 @@ from ktuned.declaration.tensor_files import load_tensors, load_tensors_to
 from ktuned.declaration.tensors import TensorSpec, find_layout, materialise, materialise_numpy, tensor
 from ktuned.declaration.user_errors import iterate_causes, locate_user_line
 from ktuned.declaration.user_values import find_mapping_fault
+from ktuned.declaration.value_text import describe_value
 
 __all__ = [
     "EVERYWHERE",
@@ -33,6 +34,7 @@ __all__ = [
     "TensorSpec",
     "Unsplittable",
     "describe_kernel",
+    "describe_value",
     "end_declarations",
     "fill_with_poison",
     "find_layout",

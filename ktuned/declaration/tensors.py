@@ -77,6 +77,10 @@ class TensorSpec:
 
     With a ``file``, the content is read from that safetensors file, under the tensor's name. Such a file never changes,
     because it is named by the digest of its content.
+
+    Drop-ins record how an application's tensors lie in memory: ``remainder`` is the distance of the first element from
+    the last multiple of 256 bytes. ``memory`` names the tensor in whose memory this one lies, ``offset`` bytes after
+    its start; it is the tensor's own name if others lie in its memory, and empty if none do.
     """
 
     shape: tuple[int, ...]
@@ -87,6 +91,9 @@ class TensorSpec:
     low: float | None
     high: float | None
     file: str = ""
+    remainder: int = 0
+    memory: str = ""
+    offset: int = 0
 
     @property
     def resolved_fill(self) -> str:

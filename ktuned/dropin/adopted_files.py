@@ -93,14 +93,22 @@ class AdoptedFiles(Generic[Call]):
         return self._calls[name]
 
     def declare_tensor(
-        self, call: Call, shape: int | tuple[int, ...], dtype: str, fill: str, *, output: bool, **limits: Any
+        self,
+        call: Call,
+        shape: int | tuple[int, ...],
+        dtype: str,
+        fill: str,
+        *,
+        low: float | None = None,
+        high: float | None = None,
+        **fields: Any,
     ) -> TensorSpec:
-        """Declare a tensor of a call; if it was captured, its content is in the call's file."""
+        """Declare a tensor of a call, with further fields; if it was captured, its content is in the call's file."""
         from ktuned.declaration import tensor
 
-        if fill != CAPTURED:
-            return tensor(shape, dtype, fill, output=output, **limits)
-        return replace(tensor(shape, dtype, "zeros", output=output), file=str(self._directory / call.content))
+        if fill == CAPTURED:
+            return replace(tensor(shape, dtype, "zeros"), file=str(self._directory / call.content), **fields)
+        return replace(tensor(shape, dtype, fill, low=low, high=high), **fields)
 
     def _read_file(self, kind: Any, name: str) -> Any:
         # Imported here, because applications import this module but never read files with it.

@@ -26,6 +26,13 @@ class Ready(msgspec.Struct, frozen=True):
     pid: int
 
 
+class Remade(msgspec.Struct, frozen=True):
+    """What was made again: digests by part, and the CPU time in seconds that it took."""
+
+    parts: Mapping[str, str]
+    cpu_s: float
+
+
 class ProbeDependencies(msgspec.Struct, frozen=True):
     """The dependencies of a probe's answer, by which the daemon notices that the answer is out of date.
 

@@ -189,6 +189,17 @@ class Ask(Request[replies.Proposals, Never], frozen=True):
     anywhere: bool = False
 
 
+class Remake(Request[replies.Remade, Never], frozen=True):
+    """Make a config's Build, inputs and artifact again in a fresh process, to compare them with earlier ones."""
+
+    first_phase: ClassVar = Phase.INSPECT
+
+    kernel: KernelRef
+    problem: Problem
+    config: Config
+    target: Target
+
+
 class Admits(Request[replies.Admitted, Never], frozen=True):
     """Ask which configs a kernel's space admits for a problem."""
 
@@ -392,9 +403,10 @@ def choose_incumbent(
     Only a fully sampled config beats others. If bits are ``wanted``, it must have the anchor's bits, as far as known.
     """
     result, cost = measured.result, measured.cost
-    if cost is None or result.outcome is not Outcome.MEASURED or result.detail.beaten:
+    if cost is None or result.outcome is not Outcome.MEASURED or result.detail.timing.beaten:
         return incumbent
-    if wanted is not None and (result.detail.same_bits is False or not wanted.anchor or not result.detail.bits):
+    found = result.detail.numerics
+    if wanted is not None and (found.same_bits is False or not wanted.anchor or not found.bits):
         return incumbent
     return cost if incumbent is None or cost.cost < incumbent.cost else incumbent
 

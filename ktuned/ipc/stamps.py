@@ -202,9 +202,10 @@ def stamps_agree(held: str, now: str) -> bool:
         return True
     (held, held_bar, held_rest), (now, now_bar, now_rest) = held.partition("|"), now.partition("|")
     (one, _, time), (other, _, time_now) = held_rest.partition("@"), now_rest.partition("@")
-    if held_bar and (now_bar or now) and (one != other or (time and time_now and time != time_now)):
+    if held_bar and now_bar and (one != other or (time and time_now and time != time_now)):
         return False
-    if held == now or (held_bar and not held):
+    # A stamp of attributes alone says nothing of the content: what has attributes has some.
+    if held == now or (held_bar and not held) or (now_bar and not now):
         return True
     (one, _, leads), (other, _, leads_now) = held.partition(">"), now.partition(">")
     are_directories = held.startswith(DIRECTORY) and now.startswith(DIRECTORY)

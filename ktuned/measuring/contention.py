@@ -248,7 +248,7 @@ class ContentionWatch(LaunchObserver):
         if timed.metrics and self._watch.is_shared():
             return self._make_contended_result(timed)
         absence = self._watch.absence
-        return timed.add_details(contention=f"not judged: {absence}") if absence else timed
+        return timed.add_facts("profile", contention=f"not judged: {absence}") if absence else timed
 
     def _make_contended_result(self, timed: TrialResult) -> TrialResult:
         """Return the result without a figure; the fastest of its timings stays, because disturbance only adds time."""
@@ -256,5 +256,5 @@ class ContentionWatch(LaunchObserver):
         result = make_failed_result(
             Outcome.CONTENDED, f"{used} (`contention = false` keeps such timings)", Phase.TIMING
         )
-        fastest = min(timed.detail.samples or (), default=timed.detail.low_us)
-        return result.add_details(low_us=fastest)
+        fastest = min(timed.detail.timing.samples or (), default=timed.detail.timing.low_us)
+        return result.add_facts("timing", low_us=fastest)

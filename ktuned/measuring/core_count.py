@@ -21,7 +21,7 @@ from ktuned.backends import Launch
 from ktuned.ipc import requests
 from ktuned.measuring.launch_observer import LaunchObserver, Restart, TimingRequest
 from ktuned.measuring.timed_launches import TimedLaunches
-from ktuned.model import Phase, TrialDetail, TrialResult
+from ktuned.model import FailureFacts, Phase, Profile, TrialDetail, TrialResult
 
 RAN_SHARE = 0.2
 """A thread counts if it ran for at least this share of the busiest thread's time: a pool's idle threads wake up
@@ -114,11 +114,11 @@ class CoreCounter(LaunchObserver):
         """End the config, without an outcome, if it lacks cores."""
         if self._granted is None or self.cores <= self._granted:
             return first
-        return TrialResult(None, detail=TrialDetail(phase=Phase.TIMING, cores=self.cores))
+        return TrialResult(None, detail=TrialDetail(FailureFacts(Phase.TIMING), profile=Profile(self.cores)))
 
     def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Add the number of cores."""
-        return timed if self._granted is None else timed.add_details(cores=self.cores)
+        return timed if self._granted is None else timed.add_facts("profile", cores=self.cores)
 
 
 def _wait_for_calm() -> None:

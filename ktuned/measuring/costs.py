@@ -50,7 +50,7 @@ class Costs(msgspec.Struct, frozen=True):
         latency_us, detail = result.latency_us, result.detail
         if result.outcome is not Outcome.MEASURED or latency_us is None:
             return None
-        costs = [self.compute_cost(end) for end in (detail.low_us, detail.high_us) if end is not None]
+        costs = [self.compute_cost(end) for end in (detail.timing.low_us, detail.timing.high_us) if end]
         known = sorted(cost for cost in costs if cost is not None)
         cost = self.compute_cost(latency_us)
         return None if cost is None or not known else replies.CostRange(cost, known[0], known[-1])
@@ -69,5 +69,5 @@ class FileMetrics(LaunchObserver):
         try:
             metrics = self._costs.metrics(timed.latency_us)
         except KernelFileError as error:
-            return replace(timed, message=error.message).add_details(metrics_fault=error.message)
+            return replace(timed, message=error.message).add_facts("profile", metrics_fault=error.message)
         return replace(timed, metrics={**timed.metrics, **metrics})

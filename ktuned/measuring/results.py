@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from ktuned.checking import Verdict
 from ktuned.ipc import replies, requests
 from ktuned.measuring.race import Ending, Race
-from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, describe_error
+from ktuned.model import FailureFacts, Outcome, Phase, Timing, TrialDetail, TrialResult, describe_error
 
 KEPT_SAMPLES = 200
 """Most samples that are sent with a measurement, chosen evenly by rank: enough to show a distribution."""
@@ -43,18 +43,14 @@ def make_timed_result(race: Race) -> TrialResult:
         samples.spread_us,
         message=f"cannot win: {low_us:,.1f} to {high_us:,.1f} µs by {len(samples)} samples" if is_beaten else "",
         detail=TrialDetail(
-            low_us=low_us,
-            high_us=high_us,
-            beaten=is_beaten or None,
-            count=len(samples),
-            samples=tuple(round(value, 3) for value in kept),
+            timing=Timing(len(samples), tuple(round(value, 3) for value in kept), low_us, high_us, is_beaten)
         ),
     )
 
 
 def ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
     """Return whether the request must end after this config, because it may have harmed the process or lacks cores."""
-    cores = measured.result.detail.cores
+    cores = measured.result.detail.profile.cores
     lacks_cores = request.cores is not None and cores is not None and cores > request.cores
     is_harmful = measured.is_guilty or measured.is_unsound or bool(measured.leftover)
     return measured.result.outcome is Outcome.LAUNCH_ERROR or is_harmful or lacks_cores
@@ -62,7 +58,7 @@ def ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
 
 def add_check_errors(result: TrialResult, verdict: Verdict) -> TrialResult:
     """Return a result with the errors that the check found."""
-    return result.add_details(max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
+    return result.add_facts("checks", max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
 
 
 def make_disputed_result(timed: TrialResult, first: TrialResult) -> TrialResult:
@@ -78,18 +74,16 @@ def make_disputed_result(timed: TrialResult, first: TrialResult) -> TrialResult:
     if timed.outcome not in (Outcome.MEASURED, Outcome.SLOWER):
         return timed
     message = f"differs from the default's outputs: {first.message}"
-    return replace(timed, outcome=Outcome.MISMATCH, message=message).add_details(
-        phase=Phase.CHECK,
-        max_error=first.detail.max_error,
-        mismatched_ratio=first.detail.mismatched_ratio,
-        overwritten=first.detail.overwritten,
-        undisputed=timed.outcome,
+    return (
+        replace(timed, outcome=Outcome.MISMATCH, message=message)
+        .add_checks(replace(first.detail.checks, undisputed=timed.outcome))
+        .add_facts("failure", phase=Phase.CHECK)
     )
 
 
 def make_failed_result(outcome: Outcome, message: str, phase: Phase) -> TrialResult:
     """Return the result of a config that failed in a phase."""
-    return TrialResult(outcome, message=message, detail=TrialDetail(phase=phase))
+    return TrialResult(outcome, message=message, detail=TrialDetail(FailureFacts(phase)))
 
 
 def make_raised_result(error: Exception, phase: Phase) -> TrialResult:

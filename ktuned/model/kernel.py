@@ -45,6 +45,7 @@ from ktuned.model.trace import (
     ATTRIBUTES,
     DISTRIBUTION,
     ENVIRONMENT,
+    MADE,
     UNOBSERVED,
     Observation,
     extend_digest,
@@ -218,6 +219,8 @@ class KernelInfo(msgspec.Struct, frozen=True):
         """
         if entry.name.startswith((ENVIRONMENT, UNOBSERVED)):
             return entry.name
+        if entry.name.startswith(MADE):
+            return f"{MADE}its winner, made again"
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
         name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
         label = f"source:{name}{' (attributes)' if entry.name.endswith(ATTRIBUTES) and not is_elsewhere else ''}"

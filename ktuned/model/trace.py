@@ -29,6 +29,10 @@ UNOBSERVED = "unobserved:"
 ``unobserved:VERSION:REASON``.
 """
 
+MADE = "made:"
+"""Prefix of a name that stands for what repetitions make of a kernel's winner
+(:mod:`ktuned.scheduling.repetition`)."""
+
 ALL_VARIABLES = "*"
 """Stands for all variables of the environment, ktuned's own aside: a name that no variable can have."""
 

@@ -24,10 +24,12 @@ def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
     return None if not anchor or len(bits) < len(anchor) else True
 
 
-class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The facts about a trial besides its figures, as far as it got. The end of a name is the unit of a time.
+class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one stage adds to a trial's detail; a fact that a trial lacks is nowhere written."""
 
-    To add a fact, add a field here: the store keeps it, ``results`` sends it, ``ktuned results --trial`` shows it.
+
+class FailureFacts(Stage, frozen=True):
+    """Where a trial failed, and what it left.
 
     Attributes:
         phase: the phase in which it failed; ``import`` for a winner from a file.
@@ -36,73 +38,137 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
         granted: what it was granted and may have failed for want of, by name; more of it and the config is tried again.
         tries: number of jobs in which it ended without evidence about the config.
         story: its events.
-        stdout, stderr: what the config printed, if it failed.
+        stdout, stderr: what the config printed.
+    """
+
+    phase: str = ""
+    signal: str = ""
+    after_s: float = 0.0
+    granted: Mapping[str, float] = {}
+    tries: int = 0
+    story: tuple[str, ...] = ()
+    stdout: str = ""
+    stderr: str = ""
+
+
+class Compiled(Stage, frozen=True):
+    """What compiling made.
+
+    Attributes:
+        build: the Build, as plain data.
+        facts: the backend's facts about the artifact.
+        content: digest of everything that decides the measurement; trials with equal content measure the same.
+    """
+
+    build: Mapping[str, Any] = {}
+    facts: Mapping[str, Any] = {}
+    content: str = ""
+
+
+class Timing(Stage, frozen=True):
+    """The timings of launches.
+
+    Attributes:
         count: number of timings.
         samples: some of the timings in µs, in ascending order.
         low_us, high_us: ends of the median's 95 % interval; with fewer than six timings, of their range.
         beaten: whether sampling ended early, because the config could not win.
+        carried_from: the trial with equal content whose measurement was taken over.
+    """
+
+    count: int = 0
+    samples: tuple[float, ...] = ()
+    low_us: float = 0.0
+    high_us: float = 0.0
+    beaten: bool = False
+    carried_from: int = 0
+
+
+class Checks(Stage, frozen=True):
+    """The checks of outputs and inputs.
+
+    Attributes:
         max_error, mismatched_ratio: how far the outputs were from the expected ones.
-        contention: why it is unknown whether others used the device.
         overwritten: inputs that the launch wrote to although they are not declared as written.
-        cores: how many cores it used.
-        phase_s: the lane's time by phase.
-        metrics_fault: why the kernel file's own metrics failed.
         undisputed: the outcome that it gets if the default turns out to be wrong, for a config whose only fault is that
             its outputs differ from the default's. Such a config is timed, too.
-        build: the Build, as plain data.
-        facts: the backend's facts about the artifact.
-        content: digest of everything that decides the measurement; trials with equal content measure the same.
-        read: digest of the data files and variables that had been read when it ended.
-        open_s: how long it took to open the problem for it.
-        spans: for each part of its work, ``compile`` or ``lane``, the slot or device, and its start (Unix s).
-        carried_from: the trial with equal content whose measurement was taken over.
-        rounds: number of its rounds as a finalist.
-        round_medians_us: the medians of these rounds.
-        first_latency_us: its latency before these rounds.
-        reference_us, reference_spread_us: the reference's latency and spread in these rounds.
         compared: number of launches whose outputs were compared, in all rounds.
+    """
+
+    max_error: float | None = None
+    mismatched_ratio: float | None = None
+    overwritten: tuple[str, ...] = ()
+    undisputed: Outcome | None = None
+    compared: int = 0
+
+
+class Numerics(Stage, frozen=True):
+    """The comparison of output bits.
+
+    Attributes:
         bits: digests of the outputs by input, if requested; only for the first input if the config was given up.
         same_bits: whether the bits are the anchor's.
         nondeterministic: whether launches have left different outputs from the same inputs.
     """
 
-    phase: str | None = None
-    signal: str | None = None
-    after_s: float | None = None
-    granted: Mapping[str, float] | None = None
-    tries: int | None = None
-    story: tuple[str, ...] | None = None
-    stdout: str | None = None
-    stderr: str | None = None
-    count: int | None = None
-    samples: tuple[float, ...] | None = None
-    low_us: float | None = None
-    high_us: float | None = None
-    beaten: bool | None = None
-    max_error: float | None = None
-    mismatched_ratio: float | None = None
-    contention: str | None = None
-    overwritten: tuple[str, ...] | None = None
+    bits: Bits = ()
+    same_bits: bool | None = None
+    nondeterministic: bool = False
+
+
+class Profile(Stage, frozen=True):
+    """Where and how the trial ran, and what it used.
+
+    Attributes:
+        cores: how many cores it used.
+        phase_s: the lane's time by phase.
+        open_s: how long it took to open the problem for it.
+        spans: for each part of its work, ``compile`` or ``lane``, the slot or device, and its start (Unix s).
+        read: digest of the data files and variables that had been read when it ended.
+        contention: why it is unknown whether others used the device.
+        metrics_fault: why the kernel file's own metrics failed.
+    """
+
     cores: int | None = None
-    phase_s: Mapping[str, float] | None = None
-    metrics_fault: str | None = None
-    undisputed: Outcome | None = None
-    build: Mapping[str, Any] | None = None
-    facts: Mapping[str, Any] | None = None
-    content: str | None = None
-    read: str | None = None
-    open_s: float | None = None
-    spans: tuple[tuple[str, str, float], ...] | None = None
-    carried_from: int | None = None
-    rounds: int | None = None
-    round_medians_us: tuple[float, ...] | None = None
+    phase_s: Mapping[str, float] = {}
+    open_s: float = 0
+    spans: tuple[tuple[str, str, float], ...] = ()
+    read: str = ""
+    contention: str = ""
+    metrics_fault: str = ""
+
+
+class FinalRounds(Stage, frozen=True):
+    """The rounds of a finalist.
+
+    Attributes:
+        rounds: number of its rounds.
+        round_medians_us: the medians of these rounds.
+        first_latency_us: its latency before these rounds.
+        reference_us, reference_spread_us: the reference's latency and spread in these rounds.
+    """
+
+    rounds: int = 0
+    round_medians_us: tuple[float, ...] = ()
     first_latency_us: float | None = None
     reference_us: float | None = None
     reference_spread_us: float | None = None
-    compared: int | None = None
-    bits: tuple[str, ...] | None = None
-    same_bits: bool | None = None
-    nondeterministic: bool | None = None
+
+
+class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The facts about a trial besides its figures: a struct for each stage, empty if the trial did not get there.
+
+    The end of a name is the unit of a time. To add a fact, add a field to its stage: the store keeps it, ``results``
+    sends it, ``ktuned results --trial`` shows it.
+    """
+
+    failure: FailureFacts = FailureFacts()
+    compiled: Compiled = Compiled()
+    timing: Timing = Timing()
+    checks: Checks = Checks()
+    numerics: Numerics = Numerics()
+    profile: Profile = Profile()
+    final: FinalRounds = FinalRounds()
 
 
 NO_DETAIL: Final = TrialDetail()
@@ -134,24 +200,29 @@ class TrialResult(msgspec.Struct, frozen=True):
     @property
     def launch_s(self) -> float | None:
         """How long its first launch took by the wall clock, if that is known."""
-        return (self.detail.phase_s or {}).get(Phase.FIRST_LAUNCH)
+        return self.detail.profile.phase_s.get(Phase.FIRST_LAUNCH)
 
     def figure(self, objective: Objective) -> float | None:
         """Return its figure by an objective, if it has one."""
-        if is_exact(objective) and not self.detail.same_bits:
+        if is_exact(objective) and not self.detail.numerics.same_bits:
             return None
         return select_figure(objective, self.latency_us, self.metrics)
 
     def interval(self) -> tuple[float, float] | None:
         """Return the ends of the 95 % interval of its latency, relative to that, if they are known."""
-        latency_us, low, high = self.latency_us, self.detail.low_us, self.detail.high_us
-        return None if not latency_us or low is None or high is None else (low / latency_us, high / latency_us)
+        latency_us, timing = self.latency_us, self.detail.timing
+        return (timing.low_us / latency_us, timing.high_us / latency_us) if latency_us and timing.high_us else None
 
     def doubt(self) -> float | None:
         """Return half the width of :meth:`interval`, if it is known."""
         found = self.interval()
         return None if found is None else (found[1] - found[0]) / 2
 
-    def add_details(self, **details: Any) -> Self:
-        """Return the result with further fields of its detail: ``result.add_details(cores=2)``."""
-        return replace(self, detail=replace(self.detail, **details))
+    def add_facts(self, stage: str, **facts: Any) -> Self:
+        """Return the result with further facts of a stage: ``result.add_facts("profile", cores=2)``."""
+        known = replace(getattr(self.detail, stage), **facts)
+        return replace(self, detail=replace(self.detail, **{stage: known}))
+
+    def add_checks(self, checks: Checks) -> Self:
+        """Return the result with earlier checks; it keeps the number of launches that it has compared itself."""
+        return replace(self, detail=replace(self.detail, checks=replace(checks, compared=self.detail.checks.compared)))

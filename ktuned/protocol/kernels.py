@@ -147,10 +147,11 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelEntry(KernelInfo, frozen=True):
-    """A kernel with its full name and, if ``why`` was set, the standing of each of its winners."""
+    """A kernel with its full name, when its winner was made again and, if ``why`` was set, its winners' standings."""
 
     name: KernelName = KernelName("")
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
+    repeated: str = ""
 
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:

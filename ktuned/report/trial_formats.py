@@ -99,7 +99,7 @@ def _make_t4_result(trial: ListedTrial) -> dict[str, Any]:
             "framework": 0.0,
             "search_algorithm": 0.0,
             "validation": 0.0,
-            "runtimes": [sample / _US_PER_MS for sample in trial.detail.samples or ()],
+            "runtimes": [sample / _US_PER_MS for sample in trial.detail.timing.samples],
         },
         "invalidity": invalidity,
         "correctness": int(invalidity == "correct"),

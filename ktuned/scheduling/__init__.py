@@ -11,6 +11,7 @@ from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
+from ktuned.scheduling.repetition import Repetition
 
 __all__ = [
     "EVERYTHING",
@@ -27,5 +28,6 @@ __all__ = [
     "Preparation",
     "Reading",
     "Renewal",
+    "Repetition",
     "TuningRequest",
 ]

@@ -40,5 +40,6 @@ class CallMethods(msgspec.Struct, frozen=True):
             raise UsageError(f"{len(params.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
         if params.beside is not None:
             self.applications.add_process(params.beside)
-        waiter = peer if params.waits else None
+        # A program may ask over several connections, and counts as one client.
+        waiter = (peer if params.beside is None else params.beside) if params.waits else None
         return CallsAnswer([self.adoptions.find_answer(key, waiter=waiter) for key in params.keys])

@@ -84,7 +84,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
         trial = self.store.get_trial(winner.trial)
         job = None if trial is None else self.store.get_job(trial.job)
-        if trial is None or job is None or not trial.detail.build:
+        if trial is None or job is None or not trial.detail.compiled.build:
             raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
         brief = self.prepare(replace(job, device=winner.context.device))
         if brief.context != winner.context:
@@ -93,5 +93,5 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
             raise NotFound(f"there is no {winner.context.device} here")
         check = WinnerCheck(brief, self.lane(brief.devices[0]), self.fleet, self.artifacts)
         if sanitizers is None:
-            return await check.check_winner(trial.detail.build)
-        return await check.sanitize_winner(trial.detail.build, sanitizers, self.scratch)
+            return await check.check_winner(trial.detail.compiled.build)
+        return await check.sanitize_winner(trial.detail.compiled.build, sanitizers, self.scratch)

@@ -246,7 +246,11 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         status = Status.FRESH if offer.context == today else Status.STALE
         decision = exchange.judge_offer(offer, ours, today)
         known = self.known.store.find_trial(offer.context, offer.config) if decision.takes else None
-        if known is not None and known.outcome not in (None, *RETRIED_BY_NEXT_JOB) and known.detail.phase != IMPORTED:
+        if (
+            known is not None
+            and known.outcome not in (None, *RETRIED_BY_NEXT_JOB)
+            and known.detail.failure.phase != IMPORTED
+        ):
             decision = exchange.Decision(False, f"it was tried here, in the same context: {known.outcome}")
         return status, decision
 

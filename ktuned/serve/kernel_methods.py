@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.catalog import Catalog
 from ktuned.model import NotFound, UsageError
@@ -23,7 +24,7 @@ from ktuned.protocol import (
     UnwatchAnswer,
     UnwatchParams,
 )
-from ktuned.scheduling import Intake
+from ktuned.scheduling import Intake, Repetition
 from ktuned.serve.explain import Explainer
 from ktuned.serve.method import Handler, Peer
 
@@ -35,11 +36,13 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
         catalog: The known kernels and roots.
         explainer: Explains stale winners.
         intake: Inspects and watches paths, and forgets roots.
+        repetition: Makes winners again.
     """
 
     catalog: Catalog
     explainer: Explainer
     intake: Intake
+    repetition: Repetition
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -58,7 +61,12 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
         if params.kernel is not None:
             kernels, errors = [self.catalog.resolve_kernel(params.kernel, params.directory)], []
         entries = [
-            KernelEntry.from_kernel(kernel, self.explainer.explain_winners(kernel) if params.why else msgspec.UNSET)
+            replace(
+                KernelEntry.from_kernel(
+                    kernel, self.explainer.explain_winners(kernel) if params.why else msgspec.UNSET
+                ),
+                repeated=self.repetition.describe_pace(kernel.name),
+            )
             for kernel in kernels
         ]
         return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.from_root, self.catalog.roots)))

@@ -320,7 +320,7 @@ class TeamStore:
                 continue
             trial, context = self._known.store.get_trial(winner.trial), winner.context
             is_current = self._exchange.build_context_today(kernel, winner.problem, context.device) == context
-            if trial is None or trial.detail.phase == IMPORTED or not is_current:
+            if trial is None or trial.detail.failure.phase == IMPORTED or not is_current:
                 continue
             document = self._exchange.build_document(kernel.name, context.device, [winner])
             # Portfolios change later, and an object does not: each daemon fits its own.

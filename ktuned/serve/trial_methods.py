@@ -109,7 +109,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         compared = {
             _identify_context(trial): trial.kernel
             for trial in trials
-            if trial.detail.bits or trial.detail.nondeterministic
+            if trial.detail.numerics.bits or trial.detail.numerics.nondeterministic
         }
         found = {}
         for (problem, device, digest), kernel in compared.items():
@@ -148,13 +148,13 @@ def _list_trials(
     listed = []
     for trial in trials:
         found, objectives = classes.get(_identify_context(trial)), tuple(won_by.get(trial.id, ()))
-        facts = (trial.detail.facts or {}).items()
+        facts = trial.detail.compiled.facts.items()
         known: dict[str, Any] = {
             **structs.asdict(trial),
             "winner": bool(objectives),
             "objectives": objectives,
             "facts": {name: value for name, value in facts if type(value) in (int, float)},
-            "bit_class": "" if found is None else found.name_class(trial.detail),
+            "bit_class": "" if found is None else found.name_class(trial.detail.numerics),
         }
         if kernel is not None:
             known["config"] = kernel.order_config(trial.config)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ktuned.model import Bits, Config, Outcome, Scalar, TrialDetail
+from ktuned.model import Bits, Config, Numerics, Outcome, Scalar
 from ktuned.protocol import Trial
 
 MOST_LETTERS = 26
@@ -66,7 +66,9 @@ class BitClasses(msgspec.Struct, frozen=True):
     def from_trials(cls, trials: Iterable[Trial]) -> BitClasses:
         """Sort a context's trials into classes."""
         measured = [one for one in trials if one.outcome is Outcome.MEASURED and one.latency_us is not None]
-        known = [(one.detail.bits, one) for one in measured if one.detail.bits and not one.detail.nondeterministic]
+        known = [
+            (found.bits, one) for one in measured if (found := one.detail.numerics).bits and not found.nondeterministic
+        ]
         most = max((len(bits) for bits, _ in known), default=0)
         groups: defaultdict[Bits, list[Trial]] = defaultdict(list)
         for bits, one in sorted(known, key=lambda pair: -len(pair[0])):
@@ -75,7 +77,7 @@ class BitClasses(msgspec.Struct, frozen=True):
             if len(bits) == most or not any(len(full) > len(bits) and full[: len(bits)] == bits for full in groups):
                 groups[bits].append(one)
         members = [
-            (bits, group, any(one.detail.same_bits for one in group), min(group, key=_read_latency_us))
+            (bits, group, any(one.detail.numerics.same_bits for one in group), min(group, key=_read_latency_us))
             for bits, group in groups.items()
         ]
         members.sort(key=lambda member: (not member[2], _read_latency_us(member[3])))
@@ -85,15 +87,15 @@ class BitClasses(msgspec.Struct, frozen=True):
         )
         splitting, keeping = _sort_knobs([(one.config, bits) for bits, group in groups.items() for one in group])
         inputs = max((sum(map(bool, one.bits)) for one in classes), default=0)
-        nondeterministic = sum(bool(one.detail.nondeterministic) for one in measured)
+        nondeterministic = sum(one.detail.numerics.nondeterministic for one in measured)
         fastest_us = min(map(_read_latency_us, measured), default=None)
         return cls(classes, inputs, nondeterministic, splitting, keeping, fastest_us)
 
-    def name_class(self, detail: TrialDetail) -> str:
+    def name_class(self, found: Numerics) -> str:
         """Return the letter of a trial's class; ``A/B?`` if several are possible, empty if nothing is known."""
-        if detail.nondeterministic:
+        if found.nondeterministic:
             return "nondeterministic"
-        bits = detail.bits or ()
+        bits = found.bits
         able = [one.letter for one in self.classes if bits and one.bits[: len(bits)] == bits[: len(one.bits)]]
         if not able:
             return ""

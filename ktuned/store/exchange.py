@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from ktuned.model import (
     DeviceModel,
+    FailureFacts,
     KernelName,
     Outcome,
     Plan,
@@ -122,7 +123,7 @@ def adopt_winners(
             offer.latency_us,
             offer.spread_us,
             message="imported",
-            detail=TrialDetail(phase=IMPORTED),
+            detail=TrialDetail(FailureFacts(IMPORTED)),
             metrics=offer.metrics,
         )
         writes.finish_trial(connection, trial, result, offer.decided, objective=offer.objective)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -45,6 +45,22 @@ class LearnedNames(Table):
             connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
 
         await self._write(learn_names)
+
+    async def replace_names(self, kernel: KernelInfo, gone: Collection[str], entry: Observation) -> None:
+        """Store a name in place of others, whose part in the kernel's digest ends with them."""
+
+        def replace_names(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "DELETE FROM learned WHERE kernel = ? AND name = ?", [(kernel.name, name) for name in gone]
+            )
+            connection.execute(
+                "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
+                (kernel.name, entry.name, msgspec.json.encode(entry).decode()),
+            )
+            info = json.dumps(msgspec.to_builtins(kernel))
+            connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
+
+        await self._write(replace_names)
 
 
 def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:

@@ -39,8 +39,9 @@ _CONTEXTS = f"""SELECT contexts.id, {rows.CONTEXT_COLUMNS}, sums.trials, sums.me
 
 _TRIALS = f"""SELECT id, job_id, config, outcome, latency_us, spread_us, compile_s, lane_s,
         substr(message, 1, {MESSAGE_LENGTH}), updated,
-        iif(json_valid(detail), detail -> '$.facts', NULL), iif(json_valid(detail), detail -> '$.metrics', NULL),
-        iif(json_valid(detail), detail -> '$.spans', NULL)
+        iif(json_valid(detail), detail -> '$.compiled.facts', NULL),
+        iif(json_valid(detail), detail -> '$.metrics', NULL),
+        iif(json_valid(detail), detail -> '$.profile.spans', NULL)
     FROM trials WHERE context_id = ? AND outcome IS NOT NULL ORDER BY id"""
 
 
@@ -124,7 +125,7 @@ class Overview(Queries):
 
     def load_bit_classes(self, context: int) -> BitClasses:
         """Return the classes of equal bits among a context's trials, as far as bits were compared."""
-        compared = f"{rows.build_detail_sql('bits')} IS NOT NULL"
+        compared = f"{rows.build_detail_sql('numerics.bits')} IS NOT NULL"
         select = f"{rows.SELECT_TRIALS} WHERE trials.context_id = ? AND trials.outcome = 'measured' AND {compared}"
         return BitClasses.from_trials(self._reader.fetch_values(rows.decode_trial, select, context))
 

@@ -81,7 +81,7 @@ def build_figure_sql(objective: Objective, trials: str = "trials") -> str:
     """Return the SQL of a trial's figure by an objective; NULL if it has none."""
     if is_exact(objective):
         figure = build_figure_sql(strip_numerics(objective), trials)
-        return f"iif({build_detail_sql('same_bits', trials)}, {figure}, NULL)"
+        return f"iif({build_detail_sql('numerics.same_bits', trials)}, {figure}, NULL)"
     if not needs_metric(objective):
         return f"{trials}.latency_us"
     # A metric's name is an identifier, so it needs no escaping.

@@ -282,15 +282,15 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
         return
     known = connection.execute("SELECT id, detail FROM trials WHERE context_id = ? AND json_valid(detail)", row)
     for trial_id, text in known.fetchall():
-        detail, _ = rows.decode_detail(text)
-        if not detail.bits:
+        found = rows.decode_detail(text)[0].numerics
+        if not found.bits:
             continue
-        same = False if detail.nondeterministic else have_same_bits(detail.bits, anchor) if anchor else None
-        if same is not detail.same_bits:
+        same = False if found.nondeterministic else have_same_bits(found.bits, anchor) if anchor else None
+        if same is not found.same_bits:
             edited = "json_remove(detail, ?)" if same is None else f"json_set(detail, ?, json('{json.dumps(same)}'))"
-            connection.execute(f"UPDATE trials SET detail = {edited} WHERE id = ?", ("$.same_bits", trial_id))
+            connection.execute(f"UPDATE trials SET detail = {edited} WHERE id = ?", ("$.numerics.same_bits", trial_id))
     won = connection.execute(
-        f"""SELECT winners.objective, trials.id, {rows.build_detail_sql("same_bits")}
+        f"""SELECT winners.objective, trials.id, {rows.build_detail_sql("numerics.same_bits")}
         FROM winners JOIN trials ON trials.id = winners.trial_id WHERE trials.context_id = ?""",
         row,
     ).fetchall()
@@ -374,7 +374,7 @@ def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialRe
             result.message,
             result.artifact,
             rows.encode_detail(result),
-            result.detail.content,
+            result.detail.compiled.content or None,
             now,
             trial_id,
         ),

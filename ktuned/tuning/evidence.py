@@ -73,26 +73,26 @@ class Grants(msgspec.Struct, frozen=True):
     memory_bytes: Mapping[Role, int] = msgspec.field(default_factory=dict)
     artifacts: str = "/"
 
-    def read(self, grant: str, phase: str | None) -> float:
+    def read(self, grant: str, phase: str) -> float:
         """Return how much of something is granted in a phase."""
         if grant == Grant.DEADLINE_S:
-            return self.deadlines.get(phase or "", 0.0)
+            return self.deadlines.get(phase, 0.0)
         if grant == Grant.MEMORY_BYTES:
             return self.memory_bytes.get(Role.COMPILE if phase == Phase.COMPILE else Role.BENCH, 0)
         return 0.0 if self._forbids_execution() else 1.0
 
     def note_grants(self, result: TrialResult) -> TrialResult:
         """Add to a failure's result what was granted to the config, for want of which it may have failed."""
-        phase, held = result.detail.phase, dict[str, float]()
+        phase, held = result.detail.failure.phase, dict[str, float]()
         if result.outcome in (Outcome.COMPILE_TIMEOUT, Outcome.HUNG):
-            held[Grant.DEADLINE_S] = max(self.read(Grant.DEADLINE_S, phase), result.detail.after_s or 0.0)
+            held[Grant.DEADLINE_S] = max(self.read(Grant.DEADLINE_S, phase), result.detail.failure.after_s)
         if result.outcome in FAILURES and _NO_MEMORY.search(result.message):
             held[Grant.MEMORY_BYTES] = self.read(Grant.MEMORY_BYTES, phase)
         if result.outcome in _MAY_BE_MOUNT and self._forbids_execution():
             held[Grant.EXECUTION] = 0.0
             note = f"{self.artifacts} is on a mount with noexec"
             result = replace(result, message=f"{result.message}; {note}" if result.message else note)
-        return result.add_details(granted=held) if held else result
+        return result.add_facts("failure", granted=held) if held else result
 
     def _forbids_execution(self) -> bool:
         try:
@@ -111,5 +111,5 @@ def is_outcome_final(known: Trial, grants: Grants) -> bool:
     """
     if known.outcome is None or known.outcome in RETRIED_BY_NEXT_JOB:
         return False
-    held = known.detail.granted or {}
-    return all(grants.read(grant, known.detail.phase) <= amount for grant, amount in held.items())
+    held = known.detail.failure.granted
+    return all(grants.read(grant, known.detail.failure.phase) <= amount for grant, amount in held.items())

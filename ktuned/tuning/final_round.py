@@ -92,12 +92,12 @@ class _Finalist(msgspec.Struct):
 
     @classmethod
     def from_trial(cls, trial: Trial) -> _Finalist:
-        return cls(trial, requests.UnitRef(trial.artifact or "", trial.detail.build or {}))
+        return cls(trial, requests.UnitRef(trial.artifact or "", trial.detail.compiled.build))
 
     def make_attempt(self) -> Attempt:
         """Return an attempt that measures the trial again, on the same number of cores."""
         attempt = Attempt.from_finalist(self.trial, self.unit)
-        attempt.cores = self.trial.detail.cores
+        attempt.cores = self.trial.detail.profile.cores
         return attempt
 
     def make_result(self, brief: JobBrief, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
@@ -106,22 +106,22 @@ class _Finalist(msgspec.Struct):
             return self.failed
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
         timed = [timed for _, timed in self.rounds]
-        compared = sum(one.detail.compared or 0 for one in (trial.result, *timed))
-        result = trial.result.add_details(compared=compared or None)
-        if any(one.detail.nondeterministic for one in timed):
-            result = result.add_details(nondeterministic=True, same_bits=False)
+        compared = sum(one.detail.checks.compared for one in (trial.result, *timed))
+        result = trial.result.add_facts("checks", compared=compared)
+        if any(one.detail.numerics.nondeterministic for one in timed):
+            result = result.add_facts("numerics", nondeterministic=True, same_bits=False)
         if reference is not None:
-            result = result.add_details(reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
+            result = result.add_facts(
+                "final", reference_us=reference.latency_us, reference_spread_us=reference.spread_us
+            )
         if figure is None:
             return result
         # The message may say that the config lost a race; but the rounds have measured it in full since.
-        message = "" if result.detail.beaten else result.message
+        message = "" if result.detail.timing.beaten else result.message
         # The metrics are those of the round whose cost is nearest to the figure.
         with_metrics = [(abs(cost - figure.latency_us), one.metrics) for cost, one in self.rounds if one.metrics]
         metrics = min(with_metrics, key=lambda one: one[0], default=(0.0, {}))[1]
-        result = replace(result, message=message, metrics={**result.metrics, **metrics}).add_details(
-            beaten=None, rounds=len(contest)
-        )
+        result = replace(result, message=message, metrics={**result.metrics, **metrics})
         spread_us = median([one.spread_us for one in timed if one.spread_us is not None])
         if needs_metric(brief.objective):
             medians = tuple(one.latency_us for one in timed if one.latency_us is not None)
@@ -131,9 +131,10 @@ class _Finalist(msgspec.Struct):
             latency_us, spread_us = figure.latency_us, max(figure.spread_us or 0.0, spread_us)
             medians = tuple(one[trial.id] for one in contest if trial.id in one)
         ends = (*medians, latency_us)
-        return replace(result, latency_us=latency_us, spread_us=spread_us).add_details(
-            round_medians_us=medians, first_latency_us=trial.latency_us, low_us=min(ends), high_us=max(ends)
+        result = result.add_facts("timing", beaten=False, low_us=min(ends), high_us=max(ends)).add_facts(
+            "final", rounds=len(contest), round_medians_us=medians, first_latency_us=trial.latency_us
         )
+        return replace(result, latency_us=latency_us, spread_us=spread_us)
 
 
 class FinalRound:
@@ -173,8 +174,8 @@ class FinalRound:
             # The best of the search may be another one: it is the fastest config, and only finalists have the metric.
             if needs_own_launches(self._brief.objective) and self._progress.best_us is not None:
                 self._progress.set_best(incumbent)
-            self._progress.reference_us = incumbent.detail.reference_us
-            self._progress.reference_spread_us = incumbent.detail.reference_spread_us
+            self._progress.reference_us = incumbent.detail.final.reference_us
+            self._progress.reference_spread_us = incumbent.detail.final.reference_spread_us
             return
         # Check that they are right on other inputs, too.
         if is_judged:
@@ -259,7 +260,7 @@ class FinalRound:
         while True:
             found = await self._choose_finalists()
             unchecked = {
-                seed: [trial for trial in found if trial.id not in passed[seed] and not trial.detail.rounds]
+                seed: [trial for trial in found if trial.id not in passed[seed] and not trial.detail.final.rounds]
                 for seed in SEEDS
             }
             # Seed by seed: making a seed's inputs is expensive, so all finalists are checked on them at once.
@@ -322,7 +323,7 @@ class FinalRound:
 
     def _count_rounds(self, trial: Trial) -> int:
         """Return the number of rounds in which a trial competed by this job's figure."""
-        return 0 if self._brief.compute_final_cost(trial) is None else trial.detail.rounds or 0
+        return 0 if self._brief.compute_final_cost(trial) is None else trial.detail.final.rounds
 
     def _find_incumbent(self) -> Winner | None:
         """Return the present winner, if it is of exactly this context."""

@@ -140,10 +140,10 @@ def surely_beats(best: Trial, disturbed: Trial | None, before: Winner | None) ->
         disturbed: The served config's trial in this context. Disturbance only adds time, so its fastest timing counts.
         before: The served config as the winner of an earlier context, if it has no such timing.
     """
-    fastest_us = None if disturbed is None else disturbed.detail.low_us
+    fastest_us = None if disturbed is None else disturbed.detail.timing.low_us
     if fastest_us is None and before is not None:
         fastest_us = before.latency_us - (before.spread_us or 0.0)
-    slowest_us = best.detail.high_us or (best.latency_us or 0.0) + (best.spread_us or 0.0)
+    slowest_us = best.detail.timing.high_us or (best.latency_us or 0.0) + (best.spread_us or 0.0)
     return fastest_us is not None and slowest_us < fastest_us
 
 
@@ -174,32 +174,32 @@ class Anchor:
 
     def judge_bits(self, config: Config, result: TrialResult) -> TrialResult:
         """Return a result with ``same_bits`` set, because its worker may not have known the anchor's bits."""
-        detail = result.detail
-        if detail.bits is None:
+        found = result.detail.numerics
+        if not found.bits:
             return result
-        if self.is_anchor(config) and not detail.nondeterministic:
-            self.bits = detail.bits
-        same = have_same_bits(detail.bits, self.bits) if self.bits else None
-        return result.add_details(same_bits=False if detail.nondeterministic else same)
+        if self.is_anchor(config) and not found.nondeterministic:
+            self.bits = found.bits
+        same = have_same_bits(found.bits, self.bits) if self.bits else None
+        return result.add_facts("numerics", same_bits=False if found.nondeterministic else same)
 
     def lacks_bits(self, trial: Trial) -> bool:
         """Return whether a measured config must be launched again for its bits.
 
         The anchor's bits are needed on all inputs, those of other configs only on the first.
         """
-        bits = trial.detail.bits or ()
-        if trial.detail.nondeterministic:
+        found = trial.detail.numerics
+        if found.nondeterministic:
             return False
-        return len(bits) < self.inputs if self.is_anchor(trial.config) else not bits
+        return len(found.bits) < self.inputs if self.is_anchor(trial.config) else not found.bits
 
     def may_equal_anchor(self, trial: Trial) -> bool:
         """Return whether a measured config has the anchor's bits, as far as they are known."""
-        bits = trial.detail.bits or ()
-        return bool(bits) and not trial.detail.nondeterministic and have_same_bits(bits, self.bits) is not False
+        found = trial.detail.numerics
+        return bool(found.bits) and not found.nondeterministic and have_same_bits(found.bits, self.bits) is not False
 
     def has_all_bits(self, trial: Trial) -> bool:
         """Return whether a measured config has its bits on all inputs."""
-        return len(trial.detail.bits or ()) >= self.inputs
+        return len(trial.detail.numerics.bits) >= self.inputs
 
     def record_trial_end(self, trial: Trial) -> None:
         """Take note of a trial's end. The anchor's own trial shows its bits, or why it cannot be the anchor."""
@@ -208,12 +208,12 @@ class Anchor:
         words = ", ".join(f"{name}={value}" for name, value in self.config.items())
         if trial.outcome is not Outcome.MEASURED:
             self.fault = f"the anchor {words} failed: {trial.outcome}: {trial.message.partition(chr(10))[0]}"
-        elif trial.detail.nondeterministic:
+        elif trial.detail.numerics.nondeterministic:
             self.fault = f"the anchor {words} is nondeterministic: its own outputs differ between launches"
-        elif not trial.detail.bits:
+        elif not trial.detail.numerics.bits:
             self.fault = f"the anchor {words} leaves no outputs whose bits could be compared"
         else:
-            self.bits = trial.detail.bits
+            self.bits = trial.detail.numerics.bits
 
 
 class DisputedOutputs:
@@ -227,7 +227,7 @@ class DisputedOutputs:
 
     def record_trial(self, trial: Trial) -> None:
         """Take note of a trial's end; a trial without outputs says nothing."""
-        if trial.detail.undisputed is None:
+        if trial.detail.checks.undisputed is None:
             self._agreeing += trial.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             return
         self._differing[trial.id] = trial
@@ -261,7 +261,7 @@ class DisputedOutputs:
 
 
 def _make_undisputed_result(trial: Trial) -> TrialResult:
-    return replace(trial.result, outcome=trial.detail.undisputed).add_details(phase=None)
+    return replace(trial.result, outcome=trial.detail.checks.undisputed).add_facts("failure", phase="")
 
 
 PROBES = 4
@@ -417,12 +417,12 @@ class Findings:
 
     def record_result(self, config: Config, detail: TrialDetail) -> None:
         """Take note of the detail of a config's result."""
-        if detail.content and len(self._contents) < COMPARED:
-            self._contents[tuple(sorted(config.items()))] = detail.content
-        self._measured += detail.count is not None
-        self._overwritten.update(detail.overwritten or ())
-        if detail.metrics_fault:
-            self._metrics_fault = self._metrics_fault or detail.metrics_fault
+        if detail.compiled.content and len(self._contents) < COMPARED:
+            self._contents[tuple(sorted(config.items()))] = detail.compiled.content
+        self._measured += detail.timing.count > 0
+        self._overwritten.update(detail.checks.overwritten)
+        if detail.profile.metrics_fault:
+            self._metrics_fault = self._metrics_fault or detail.profile.metrics_fault
             self._without_metrics += 1
 
     def describe_findings(self) -> list[str]:

@@ -163,7 +163,11 @@ class Outcomes:
             return False
         winner = self.store.get_winner(brief.key) if await brief.await_shared(brief.present_key) else None
         trial = None if winner is None or winner.context != brief.context else self.store.get_trial(winner.trial)
-        if trial is None or trial.detail.phase != IMPORTED or await brief.check_configs([trial.config]) != [True]:
+        if (
+            trial is None
+            or trial.detail.failure.phase != IMPORTED
+            or await brief.check_configs([trial.config]) != [True]
+        ):
             return False
         self._shared = "others have found the winner in this very context; nothing was searched"
         self.record_known_trial(trial)
@@ -176,7 +180,7 @@ class Outcomes:
             return
         known = self.store.find_trial(self._brief.context, anchor.config)
         # Bits on fewer inputs than this job compares are good enough until the anchor is launched on all.
-        if known is not None and (known.detail.bits or self.outcome_stands(known)):
+        if known is not None and (known.detail.numerics.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
         if anchor.bits or anchor.fault:
             await self._compare_with_anchor()
@@ -294,7 +298,7 @@ class Outcomes:
         self.progress.add_cost("compile_s", result.compile_s)
         self.progress.add_cost("open_s", attempt.open_s)
         self.progress.add_cost("lane_s", result.lane_s)
-        if result.detail.carried_from is not None:
+        if result.detail.timing.carried_from:
             self.progress.add_cost("reused", 1)
         if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
@@ -339,9 +343,9 @@ class Outcomes:
         self.progress.count_outcome(trial, is_default=is_default)
         self._disputed_outputs.record_trial(trial)
         # A config whose only fault is to differ from the default's outputs may be acquitted: no reason to give up.
-        is_disputed = trial.detail.undisputed is not None
+        is_disputed = trial.detail.checks.undisputed is not None
         self.hopelessness.record_outcome(
-            config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.phase
+            config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.failure.phase
         )
         self.summary.record_best(self.progress.done, self.progress.best)
         doubt = trial.doubt()

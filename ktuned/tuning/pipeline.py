@@ -446,8 +446,8 @@ class Pipeline:
                 self._outcomes.record_known_trial(known)
                 continue
             fresh.append(proposal)
-            if known is not None and known.detail.tries:
-                tries[canonical(known.config)] = known.detail.tries
+            if known is not None and known.detail.failure.tries:
+                tries[canonical(known.config)] = known.detail.failure.tries
             if known is not None and self.brief.lacks_figure(known) and not self.brief.job.plan.again:
                 lacking[canonical(known.config)] = known
         if not fresh:

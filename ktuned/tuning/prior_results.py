@@ -76,7 +76,7 @@ def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) 
     """
     if needs_metric(objective):
         return min(measured, key=lambda trial: _cost_or_infinity(objective, trial.figure(objective)), default=None)
-    finalists = [trial for trial in measured if trial.detail.rounds]
+    finalists = [trial for trial in measured if trial.detail.final.rounds]
     decided_at = max((trial.updated for trial in finalists), default=0.0)
     last = finalists + [trial for trial in measured if trial.updated > decided_at]
     return min(last, key=lambda trial: trial.latency_us or 0.0, default=None)
@@ -97,16 +97,14 @@ def complete_result(known: Trial, result: TrialResult) -> TrialResult:
         return replace(known.result, outcome=Outcome.MEASURED)
     if result.outcome is not Outcome.MEASURED:
         return result
-    added = {name: found for name in _ADDED if (found := getattr(result.detail, name)) is not None}
+    found = result.detail.numerics
     return replace(
         known.result,
         outcome=Outcome.MEASURED,
         lane_s=known.lane_s + result.lane_s,
         metrics={**known.metrics, **result.metrics},
-    ).add_details(**added)
-
-
-_ADDED = ("bits", "same_bits", "nondeterministic")
+        detail=replace(known.detail, numerics=found) if found.bits or found.nondeterministic else known.detail,
+    )
 
 
 async def load_admitted_trials(
@@ -155,7 +153,7 @@ async def restore_winner(
     best = find_last_winner(await load_admitted_trials(store, admission, key, finalists), key.objective)
     if best is None:
         return None
-    is_final = bool(best.detail.rounds)
+    is_final = bool(best.detail.final.rounds)
     if decided_only and not is_final:
         return None
     return await store.decide_winner(best.id, objective=key.objective, is_final=is_final)
@@ -215,7 +213,7 @@ class PriorResults:
 
     def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
         """Return whether all files and variables that a trial had read are unchanged. Later additions do not count."""
-        name = twin.detail.read
+        name = twin.detail.profile.read
         read = self._store.load_fingerprint_versions(name) if name else {}
         return read is not None and all(now.get(place) == held for place, held in read.items())
 

@@ -101,7 +101,17 @@ from ktuned.fleet import (
     is_outside_kill,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Config, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.model import (
+    NO_DETAIL,
+    Compiled,
+    Config,
+    FailureFacts,
+    IllegalMove,
+    Outcome,
+    Phase,
+    TrialDetail,
+    TrialResult,
+)
 from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
 from ktuned.tuning.evidence import MOST_TRIES, lacked_something, was_killed
@@ -366,22 +376,28 @@ class Attempt(msgspec.Struct, eq=False):
         outcome = self.outcome
         assert outcome is not None, f"{verdict.event} ends no trial"
         is_failed = outcome is not Outcome.MEASURED
+        detail, output = verdict.result.detail, verdict.output if is_failed else Output()
+        failure = NO_DETAIL.failure
+        if is_failed or EXCUSES.keys() & self.story:
+            story = tuple(map(str, self.story))
+            failure = replace(detail.failure, story=story, stdout=output.stdout, stderr=output.stderr)
         return replace(
             verdict.result,
             outcome=outcome,
             compile_s=self.compile_s,
             lane_s=self.lane_s,
             artifact=self.unit.key or None,
-        ).add_details(
-            build=self.unit.build or None,
-            facts=self.facts or None,
-            content=self.content or None,
-            read=self.read or verdict.result.detail.read,
-            open_s=round(self.open_s, 3) if self.open_s else None,
-            spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
-            story=tuple(map(str, self.story)) if is_failed or EXCUSES.keys() & self.story else None,
-            stdout=(verdict.output.stdout or None) if is_failed else None,
-            stderr=(verdict.output.stderr or None) if is_failed else None,
+            detail=replace(
+                detail,
+                compiled=Compiled(self.unit.build, self.facts, self.content),
+                profile=replace(
+                    detail.profile,
+                    read=self.read or detail.profile.read,
+                    open_s=round(self.open_s, 3) or 0,
+                    spans=tuple((kind, *span) for kind, span in self.spans.items()),
+                ),
+                failure=failure,
+            ),
         )
 
 
@@ -603,7 +619,7 @@ class TrialMachine:
             case NotBuilt(attempt, proposal):
                 is_refused = proposal.outcome is not Outcome.UNSUPPORTED
                 move = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
-                self._end_trial(attempt, _make_failure(move, proposal.message, phase=Phase.BUILD))
+                self._end_trial(attempt, _make_failure(move, proposal.message, FailureFacts(Phase.BUILD)))
             case ArtifactFound(attempt):
                 attempt.make_move(TrialEvent.ARTIFACT_FOUND)
             case TwinFound(attempt, twin):
@@ -640,7 +656,7 @@ class TrialMachine:
     def _end_trial(self, attempt: Attempt, verdict: Verdict, *, is_unproven: bool = False) -> None:
         """End a trial. If the failure ``is_unproven``, it says nothing about the config, unless each job ends so."""
         if is_unproven and attempt.tries + 1 < MOST_TRIES:
-            result = verdict.result.add_details(tries=attempt.tries + 1)
+            result = verdict.result.add_facts("failure", tries=attempt.tries + 1)
             verdict = Verdict(TrialEvent.UNPROVEN, result, verdict.output)
         self._add(End(attempt, attempt.end_trial(verdict)))
 
@@ -687,7 +703,7 @@ class TrialMachine:
             return
         is_refused = compiled.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        verdict = _make_failure(event, compiled.message, phase=Phase.COMPILE)
+        verdict = _make_failure(event, compiled.message, FailureFacts(Phase.COMPILE))
         self._end_trial(compiled.attempt, verdict, is_unproven=is_killed or lacked_something(compiled.message))
 
     def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> None:
@@ -697,7 +713,7 @@ class TrialMachine:
             return
         elif error is None:
             message = "the backend reported nothing about this config"
-            silent = _make_failure(TrialEvent.COMPILE_FAILED, message, phase=Phase.COMPILE)
+            silent = _make_failure(TrialEvent.COMPILE_FAILED, message, FailureFacts(Phase.COMPILE))
             for attempt in attempts:
                 self._end_trial(attempt, silent)
         elif isinstance(error, HostLost):
@@ -740,9 +756,9 @@ class TrialMachine:
             # A disturbed finalist keeps its figure.
             self._end_trial(attempt, _make_failure(TrialEvent.DISTURBED, result.message))
         # Without an outcome the config was not judged: it needs more cores, or its artifact was damaged.
-        elif result.outcome is None and result.detail.cores is not None:
+        elif result.outcome is None and result.detail.profile.cores is not None:
             attempt.make_move(TrialEvent.NEEDS_CORES)
-            attempt.cores = result.detail.cores
+            attempt.cores = result.detail.profile.cores
             self._add(Measure([attempt], at_once=True))
         elif result.outcome is None:
             attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
@@ -750,10 +766,13 @@ class TrialMachine:
         elif result.outcome not in _EVENT_OF_OUTCOME and attempt.has_excuse(TrialEvent.DISTURBED):
             self._excuse_trial(attempt, TrialEvent.DISTURBED)
         else:
-            known = result if result.detail.cores is not None else result.add_details(cores=attempt.cores)
+            known = (
+                result if result.detail.profile.cores is not None else result.add_facts("profile", cores=attempt.cores)
+            )
             event = _EVENT_OF_OUTCOME.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
             verdict = Verdict(event, known, measured.output)
-            if event is TrialEvent.RAISED and result.detail.phase == Phase.LOAD and lacked_something(result.message):
+            is_load = event is TrialEvent.RAISED and result.detail.failure.phase == Phase.LOAD
+            if is_load and lacked_something(result.message):
                 self._end_trial(attempt, verdict, is_unproven=True)
             else:
                 self._judge_verdict(attempt, verdict, measured.lane)
@@ -871,22 +890,22 @@ def _is_fault_of_job(error: Failure) -> bool:
 
 def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
     """Return the verdict on the config that was at work when a request failed."""
-    details: dict[str, Any] = {"phase": error.phase}
-    event = refused
+    event, facts = refused, FailureFacts(error.phase)
     if isinstance(error, WorkerDied):
-        event, details["signal"] = TrialEvent.DIED, error.signal
+        event, facts = TrialEvent.DIED, FailureFacts(facts.phase, error.signal or "")
     elif isinstance(error, DeadlineExpired):
-        event, details["after_s"] = expired, error.deadline_s
-    return _make_failure(event, error.message, error.output, **details)
+        event, facts = expired, FailureFacts(facts.phase, after_s=error.deadline_s)
+    return replace(_make_failure(event, error.message, facts), output=error.output)
 
 
-def _make_failure(event: TrialEvent, message: str, output: Output | None = None, **details: Any) -> Verdict:
-    result = TrialResult(None, message=message, detail=TrialDetail(**details))
-    return Verdict(event, result, output or Output())
+def _make_failure(event: TrialEvent, message: str, facts: FailureFacts = NO_DETAIL.failure) -> Verdict:
+    return Verdict(event, TrialResult(None, message=message, detail=TrialDetail(facts)))
 
 
 def _carry_over_outcome(twin: Trial) -> Verdict:
     assert twin.outcome is not None
     message = "" if twin.outcome is Outcome.MEASURED else twin.message
-    carried = replace(twin.result, message=message).add_details(carried_from=twin.detail.carried_from or twin.id)
+    carried = replace(twin.result, message=message).add_facts(
+        "timing", carried_from=twin.detail.timing.carried_from or twin.id
+    )
     return Verdict(EVENT_OF_CARRIED_OUTCOME[twin.outcome], carried)

@@ -268,7 +268,7 @@ class Bench:
         observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         return replace(
             measured,
-            result=measured.result.add_details(phase_s=phases.sum_phase_seconds()),
+            result=measured.result.add_facts("profile", phase_s=phases.sum_phase_seconds()),
             cost=cost,
             observed=observed,
             seconds=round(monotonic() - began, 6),

@@ -39,7 +39,7 @@ from ktuned.measuring import (
     make_raised_result,
     make_timed_result,
 )
-from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, Unsupported
+from ktuned.model import Checks, Outcome, Phase, TrialDetail, TrialResult, Unsupported
 from ktuned.worker.open_problem import OpenProblem
 from ktuned.worker.reply import Phases
 
@@ -78,7 +78,7 @@ class ConfigRun:
             return first_us
         first = self._judge_last_launch(is_last=not data.is_judged)
         is_right = first.outcome is Outcome.MEASURED
-        if not is_right and first.detail.undisputed is None:
+        if not is_right and first.detail.checks.undisputed is None:
             return first
         first = observers.end_first_launch(first)
         if first.outcome is None:
@@ -101,11 +101,7 @@ class ConfigRun:
                 bits.digest_last_outputs()
         if bits is not None and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
             timed = self._compare_bits(bits, timed)
-        return timed.add_details(
-            max_error=first.detail.max_error,
-            mismatched_ratio=first.detail.mismatched_ratio,
-            overwritten=last.detail.overwritten,
-        )
+        return timed.add_checks(replace(first.detail.checks, overwritten=last.detail.checks.overwritten))
 
     def _check_again(self, launches: TimedLaunches) -> TrialResult:
         """Judge the outputs after the timing, and the inputs too.
@@ -125,7 +121,7 @@ class ConfigRun:
         self._problem.observers.begin_config(request, self._launch)
         first = self.check_config()
         is_right = first.outcome is Outcome.MEASURED
-        if not is_right and first.detail.undisputed is None:
+        if not is_right and first.detail.checks.undisputed is None:
             return first
         launches = self._make_timed_launches(is_right=is_right)
         return self._time_launches(launches, request, FINALIST_COMPARED, None)
@@ -166,7 +162,7 @@ class ConfigRun:
         try:
             with self._problem.state.use_known_arithmetic():
                 if self._data.look_at_outputs(is_last=is_last):
-                    return TrialResult(Outcome.MEASURED, detail=TrialDetail(max_error=0.0, mismatched_ratio=0.0))
+                    return TrialResult(Outcome.MEASURED, detail=TrialDetail(checks=Checks(0.0, 0.0)))
                 verdict = self._data.check_outputs()
                 overwritten = self._data.find_overwritten_inputs() if is_last or not verdict.ok else ()
         except Exception as error:
@@ -175,8 +171,10 @@ class ConfigRun:
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
             undisputed = Outcome.MEASURED if verdict.is_dissent else None
-            judged = make_failed_result(Outcome.MISMATCH, message, Phase.CHECK).add_details(undisputed=undisputed)
-        return add_check_errors(judged, verdict).add_details(overwritten=overwritten or None)
+            judged = make_failed_result(Outcome.MISMATCH, message, Phase.CHECK).add_facts(
+                "checks", undisputed=undisputed
+            )
+        return add_check_errors(judged, verdict).add_facts("checks", overwritten=overwritten)
 
     def _make_timed_launches(self, *, is_right: bool, following: requests.UnitRef | None = None) -> TimedLaunches:
         """Return the launches for the timer, after the first launch was judged."""
@@ -220,8 +218,8 @@ class ConfigRun:
         except Exception as error:
             timed = make_raised_result(error, Phase.TIMING)
         self._problem.compared[self._key] = launches.compared
-        compared = launches.compared - before or None
-        return timed.add_details(nondeterministic=launches.has_differed or None, compared=compared)
+        timed = timed.add_facts("checks", compared=launches.compared - before)
+        return timed.add_facts("numerics", nondeterministic=True) if launches.has_differed else timed
 
     def _sample_launches(
         self,

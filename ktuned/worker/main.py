@@ -146,6 +146,12 @@ def _load_compilation_operations(registry: Registry, places: Places) -> _Operati
     return {requests.Compile: lambda request, reply: compile_units(registry, places, request, reply)}
 
 
+def _load_repetition_operations(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.remake import remake_winner
+
+    return {requests.Remake: lambda request, reply: remake_winner(registry, places, request, reply)}
+
+
 def _load_front_end_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.front_end import lower_unit, open_front_end
 
@@ -183,6 +189,7 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     requests.FitPortfolio: _load_fitting_operations,
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration_operations),
     requests.Compile: _load_compilation_operations,
+    requests.Remake: _load_repetition_operations,
     **dict.fromkeys((requests.OpenFrontEnd, requests.Lower), _load_front_end_operations),
     requests.MeasurePeaks: _load_peaks_operations,
     **dict.fromkeys(

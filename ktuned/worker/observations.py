@@ -32,6 +32,7 @@ from ktuned.model import (
     ATTRIBUTES,
     DISTRIBUTION,
     ENVIRONMENT,
+    MADE,
     UNOBSERVED,
     Observation,
     UsageError,
@@ -66,7 +67,7 @@ def refresh_observation(observation: Observation, root: str) -> Observation:
         environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
         value = read_variable(observation.name.removeprefix(ENVIRONMENT), environment)
         return replace(observation, digest=digest_variable(value))
-    if observation.name.startswith(UNOBSERVED):
+    if observation.name.startswith((UNOBSERVED, MADE)):
         return observation
     if observation.name.startswith(DISTRIBUTION):
         return _look_for_distribution(observation, root)

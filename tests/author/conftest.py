@@ -8,7 +8,10 @@ import pytest
 
 from tests.author.project import FILES
 
-SLICE = ("shadowing header", "star import", "comment", "native read", "loaded library", "shadowing package")
+SLICE = (
+    *("shadowing header", "star import", "comment", "native read", "loaded library", "shadowing package"),
+    *("hidden name", "dangling link", "modification time", "standard name", "customized start"),
+)
 """Edits of the slice, each of which concerns one kernel at most: starting what measures it is most of its time."""
 
 FULL_EDITS = 500

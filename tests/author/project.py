@@ -19,6 +19,12 @@ The mix of edits is fixed. Each kind is drawn as often as its weight says:
 | shadowing package | 2 | a package of the same name that comes before a module, changes or goes |
 | listed directory, dict order | 2, 1 | a name in a directory that is listed; the order of a dict's entries |
 | line number, text of a macro | 1, 1 | a line above `__LINE__`; blanks inside what `#x` makes a string of |
+| hidden name, editor's copy, hidden directory | 1 each | names that tools like to skip |
+| appended file | 1 | what code reads that it also appends to |
+| dangling link, behind a link | 1 each | a link's target; a file behind a link of the code's own |
+| mode bits, modification time, entry's kind | 1 each | what ``stat`` and ``scandir`` show |
+| standard name | 1 | a module of a name that the standard library has |
+| customized start | 1 | what the interpreter runs first |
 | unused macro, unreached helper, unreached star, comment, docstring, format, nothing | 1 each | nothing that decides |
 | checkout | 2 | everything, back to an earlier state |
 | broken | 1 | a source that does not compile, which the next edit mends |
@@ -31,6 +37,7 @@ succession, before the daemon has taken in the first.
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Callable, Sequence
@@ -86,6 +93,7 @@ import native
 import settings
 import shadowed
 import tweaks
+import skipped
 from plates import Plate
 from registry import TABLE
 from stars import *
@@ -104,10 +112,41 @@ def rows():
     data = json.loads((Path(__file__).parent / "data.json").read_text())
     parts = star_rows(), TABLE["rows"](), Plate.PAD, beside.rows(), data["rows"], int(os.environ.get("ROWS", "1"))
     parts += int(os.environ["WIDTH"]), wide_rows(), shadowed.rows(), native.rows(), first_of(ORDER)
+    parts += (skipped.rows(),)
     parts += (len(os.listdir(Path(__file__).parent / "listed")),)
     return sum(parts) + importlib.import_module("late" + "comer").rows()
 '''
 )
+
+SKIPPED = """\
+import builtins
+import os
+import pathlib
+import tempfile
+
+try:
+    from tabnanny import ROWS
+except ImportError:
+    ROWS = 0
+
+HERE = pathlib.Path(__file__).parent
+
+
+def behind_link():
+    with tempfile.TemporaryDirectory() as place:
+        link = pathlib.Path(place, "link")
+        link.symlink_to(HERE / "behind.txt")
+        return int(link.read_text())
+
+
+def rows():
+    with open(HERE / "journal.txt", "a"):
+        pass
+    parts = int((HERE / "journal.txt").read_text()), int((HERE / ".github/rows.txt").read_text()), behind_link(), ROWS
+    parts += os.path.exists(HERE / "dangling"), bool(os.stat(HERE / "mode").st_mode & 0o100)
+    parts += int(os.path.getmtime(HERE / "aged")) % 5, sum(entry.is_file() for entry in os.scandir(HERE / "kinds"))
+    return sum(parts) + getattr(builtins, "AUTHORS_ROWS", 0)
+"""
 
 NATIVE = """\
 import ctypes
@@ -164,6 +203,14 @@ PYTHON: dict[str, str | None] = {
     "wrapped.py": "from wrapping import widened\n\n\n@widened\ndef wide_rows():\n    return 1\n",
     "../lib/beside.py": "def rows():\n    return 1\n",
     "native.py": NATIVE,
+    "skipped.py": SKIPPED,
+    "journal.txt": "1\n",
+    "behind.txt": "1\n",
+    ".github/rows.txt": "1\n",
+    "tabnanny.py": None,
+    "../lib/sitecustomize.py": "import builtins\n\nbuiltins.AUTHORS_ROWS = 1\n",
+    "listed/.hidden": None,
+    "listed/one~": None,
     "shadowed.py": "def rows():\n    return 1\n",
     "shadowed/__init__.py": None,
     "native.txt": "1\n",
@@ -278,6 +325,11 @@ class Project:
         (root.parent / "native").mkdir(parents=True)
         for name, text in self.texts.items():
             self.write(name, text)
+        (root / "dangling").symlink_to(root.parent / "dangling_target")
+        for name in ("mode", "aged"):
+            (root / name).touch()
+        os.utime(root / "aged", (1_000, 1_000))
+        (root / "kinds" / "one").mkdir(parents=True)
         self.build_library("first_libs", None)
         self.build_library("libs", 1)
         places = [root.parent / place for place in CHOICES]
@@ -400,6 +452,17 @@ class Project:
             "loaded library": (2, self._choose_library),
             "shadowing package": (2, self._shadow_module),
             "listed directory": (2, lambda: {"listed/two": None if self.texts["listed/two"] is not None else ""}),
+            "hidden name": (1, lambda: self._toggled("listed/.hidden")),
+            "editor's copy": (1, lambda: self._toggled("listed/one~")),
+            "hidden directory": (1, lambda: self._small(".github/rows.txt", "")),
+            "appended file": (1, lambda: self._small("journal.txt", "")),
+            "behind a link": (1, lambda: self._small("behind.txt", "")),
+            "standard name": (1, self._shadow_standard_module),
+            "customized start": (1, lambda: self._small("../lib/sitecustomize.py", "AUTHORS_ROWS = ")),
+            "dangling link": (1, self._toggle_target),
+            "mode bits": (1, self._change_mode),
+            "modification time": (1, self._age),
+            "entry's kind": (1, self._change_kind),
             "dict order": (1, self._reorder),
             "line number": (1, lambda: self._blank_line(any_of("abc"))),
             "text of a macro": (1, lambda: self._spaced(any_of("abc"))),
@@ -452,6 +515,42 @@ class Project:
         if self.texts[package] is not None and self.chance.random() < 0.5:
             return {package: None}
         return {package: f"def rows():\n    return {self.chance.randint(2, 6)}\n"}
+
+    def _toggled(self, name: str) -> dict[str, str | None]:
+        return {name: None if self.texts[name] is not None else ""}
+
+    def _shadow_standard_module(self) -> dict[str, str | None]:
+        if self.texts["tabnanny.py"] is not None:
+            return {"tabnanny.py": None}
+        return {"tabnanny.py": f"ROWS = {self.chance.randint(2, 6)}\n"}
+
+    def _toggle_target(self) -> dict[str, str | None]:
+        target = self.root.parent / "dangling_target"
+        if target.exists():
+            target.unlink()
+        else:
+            target.touch()
+        return {}
+
+    def _change_mode(self) -> dict[str, str | None]:
+        file = self.root / "mode"
+        file.chmod(file.stat().st_mode ^ 0o100)
+        return {}
+
+    def _age(self) -> dict[str, str | None]:
+        now = int((self.root / "aged").stat().st_mtime)
+        os.utime(self.root / "aged", (now + 1, now + 1))
+        return {}
+
+    def _change_kind(self) -> dict[str, str | None]:
+        entry = self.root / "kinds" / "one"
+        if entry.is_dir():
+            entry.rmdir()
+            entry.touch()
+        else:
+            entry.unlink()
+            entry.mkdir()
+        return {}
 
     def _choose_library(self) -> dict[str, str | None]:
         """The loader finds another library: in the directory where it looks first, or where it looks then."""

@@ -208,7 +208,7 @@ class Author:
                 if self._truth_of_trial.setdefault(trial, truth or "") != truth:
                     found.append(name)
                 # A measurement that was taken over is of what the first one measured.
-                origin = self.daemon.fetch_trial(trial[0])["detail"].get("carried_from", trial[0])
+                origin = self.daemon.fetch_trial(trial[0])["detail"].get("timing", {}).get("carried_from", trial[0])
                 if self._truth_of_measurement.setdefault(origin, truth or "") != truth:
                     found.append(f"{name}, carried over")
         return found

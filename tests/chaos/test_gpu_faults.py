@@ -106,7 +106,7 @@ def measure_deviations(trials: list[dict[str, Any]], clean_us: dict[str, float])
 
     A deviation within the latency's interval, which is wide after few samples, counts as 0.
     """
-    details = {trial["config"]["tag"]: trial["detail"] for trial in trials if trial["latency_us"]}
+    details = {trial["config"]["tag"]: trial["detail"]["timing"] for trial in trials if trial["latency_us"]}
     ends = {tag: (details[tag]["low_us"], details[tag]["high_us"]) for tag in clean_us if tag in details}
     return {tag: min(max(clean_us[tag], low), high) / clean_us[tag] - 1 for tag, (low, high) in ends.items()}
 
@@ -119,7 +119,9 @@ def _has_warm_spares(daemon: Daemon) -> bool:
 
 def find_lane_time(trial: dict[str, Any]) -> float:
     """Return when a trial was last taken to its lane, in s since the epoch, or 0."""
-    return max((at for kind, _, at in trial["detail"].get("spans", ()) if kind == "lane"), default=0.0)
+    return max(
+        (at for kind, _, at in trial["detail"].get("profile", {}).get("spans", ()) if kind == "lane"), default=0.0
+    )
 
 
 @pytest.mark.timeout(300)
@@ -140,7 +142,7 @@ def test_each_gpu_fault_has_its_outcome_and_spares_the_device(tmp_path: Path, ta
         )
         on_lane = sorted((trial for trial in trials if find_lane_time(trial)), key=find_lane_time)
         back_s = {
-            trial["config"]["tag"]: round(after["detail"].get("open_s", 0.0), 2)
+            trial["config"]["tag"]: round(after["detail"].get("profile", {}).get("open_s", 0.0), 2)
             for trial, after in itertools.pairwise(on_lane)
             if trial["config"]["tag"] in BAD
         }
@@ -156,12 +158,12 @@ def test_each_gpu_fault_has_its_outcome_and_spares_the_device(tmp_path: Path, ta
         assert {tag: by_tag[tag]["outcome"] for tag in BAD} == {tag: outcome for tag, (outcome, _) in BAD.items()}
         for tag, (_, word) in BAD.items():
             assert word in by_tag[tag]["message"].lower(), by_tag[tag]["message"]
-        assert by_tag["STICKY"]["detail"]["phase"] in ("timing", "check")
+        assert by_tag["STICKY"]["detail"]["failure"]["phase"] in ("timing", "check")
         assert daemon.client.lookup("faulty", dict(n=1 << 24)).config == winner
         assert len(beside) == len(afterwards) == len(HEALTHY)
         assert max(map(abs, [*beside.values(), *afterwards.values()])) <= NOISE
         assert (lane["state"], lane["reason"]) == ("ready", "")
         hung = by_tag["ENDLESS"]
         assert max(list(back_s.values())[:IN_A_ROW]) <= TAKE_OVER_S
-        assert hung["lane_s"] <= hung["detail"]["after_s"] + TAKE_OVER_S
+        assert hung["lane_s"] <= hung["detail"]["failure"]["after_s"] + TAKE_OVER_S
         assert daemon.stop() == os.EX_OK

@@ -107,7 +107,7 @@ def test_wrong_configs_on_a_gpu_are_caught_and_right_ones_measured(tmp_path: Pat
         for kind, found in kinds.items():
             table_row[kind] = f"{len(found)}: {found[0]['outcome']}: {found[0]['message'][:90]}"
         table_row["retried in a new worker"] = sum(
-            "worker_damaged" in (trial["detail"].get("story") or ()) for trial in trials
+            "worker_damaged" in (trial["detail"].get("failure", {}).get("story") or ()) for trial in trials
         )
         assert {kind: len(found) for kind, found in kinds.items()} == dict(OUTSIDE=20, DIRTY=20, SEED=20, RIGHT=40)
         assert {trial["outcome"] for trial in kinds["RIGHT"]} == {"measured"}, [

@@ -120,7 +120,7 @@ class KilledDaemons:
             now = stored[number]
             assert (now["config"], now["outcome"]) == (report["config"], report["outcome"])
             if now["latency_us"] != report["latency_us"]:
-                assert "rounds" in self.daemon.fetch_trial(number)["detail"]
+                assert "final" in self.daemon.fetch_trial(number)["detail"]
 
     def finish_job(self) -> dict[str, int]:
         """Wait for the last job; return the number of configs, and of right outcomes."""

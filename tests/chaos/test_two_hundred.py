@@ -62,9 +62,10 @@ def make_configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, 
 def measure_losses(daemon: ChaosDaemon) -> list[float]:
     """Return the time in s that each hung trial cost its lane beyond the deadline, until the next measurement."""
     trials = [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials().values()]
-    on_lane = sorted((trial for trial in trials if "open_s" in trial["detail"]), key=lambda trial: trial["updated"])
+    opened = [trial for trial in trials if "open_s" in trial["detail"]["profile"]]
+    on_lane = sorted(opened, key=lambda trial: trial["updated"])
     return [
-        trial["lane_s"] + after["detail"]["open_s"] - trial["detail"]["after_s"]
+        trial["lane_s"] + after["detail"]["profile"]["open_s"] - trial["detail"]["failure"]["after_s"]
         for trial, after in itertools.pairwise(on_lane)
         if trial["outcome"] == "hung"
     ]
@@ -128,7 +129,7 @@ def check_crashes(daemon: ChaosDaemon, trials: dict[str, dict[str, Any]]) -> Non
     segfault, overflow, abort = (
         daemon.fetch_trial(trials[f"{does}0"]["id"]) for does in ("segfault", "overflow", "abort")
     )
-    assert segfault["detail"]["signal"] == overflow["detail"]["signal"] == "SIGSEGV"
-    assert abort["detail"]["signal"] == "SIGABRT"
+    assert segfault["detail"]["failure"]["signal"] == overflow["detail"]["failure"]["signal"] == "SIGSEGV"
+    assert abort["detail"]["failure"]["signal"] == "SIGABRT"
     assert "code 3" in trials["exit0"]["message"]
     assert "out of memory" in trials["eat0"]["message"]

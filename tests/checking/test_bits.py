@@ -91,7 +91,11 @@ def test_a_measurement_says_whether_its_bits_equal_the_anchors(
         result=add_bits(measurement_without_bits.result, LaunchDigests(bits, differed), request),
     )
     detail = measurement.result.detail
-    assert (detail.bits, detail.same_bits, detail.nondeterministic) == (bits, same, differed or None)
+    assert (detail.numerics.bits, detail.numerics.same_bits, detail.numerics.nondeterministic) == (
+        bits,
+        same,
+        differed,
+    )
     # Later configs race against a config only if nothing shows that its bits differ from the anchor's.
     is_incumbent = requests.choose_incumbent(None, measurement, request) is not None
     assert is_incumbent == (bool(anchor) and same is not False)

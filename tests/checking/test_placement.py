@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import os
 import random
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ import torch
 from ktuned.checking.guards import Guards
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.tensor_library import NUMPY, TORCH
-from ktuned.declaration import Kernel, kernel, space
+from ktuned.declaration import Kernel, TensorSpec, kernel, space, tensor
 from ktuned.model import Device, DeviceModel, DeviceName, KernelFileError, Target
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
@@ -107,6 +112,55 @@ def test_tensors_that_share_memory_share_it_in_launches() -> None:
     assert data.tensors["y"][4] == 7
     data.reset_tensors()
     assert data.tensors["y"][4] == 0
+
+
+def declare_laid_out_tensors() -> dict[str, TensorSpec]:
+    """Return tensors as a drop-in records them: one that is misaligned, and three that share memory."""
+    row = tensor(64, "float32", "uniform")
+    return {
+        "misaligned": replace(row, remainder=12),
+        "whole": replace(row, remainder=128, memory="whole"),
+        "part": replace(row, shape=(40,), memory="whole", offset=96),
+        "indices": replace(tensor(8, "int64", "zeros"), memory="whole", offset=32),
+        "empty": tensor(0, "float16", "uniform"),
+    }
+
+
+def test_recorded_layouts_are_those_of_launches() -> None:
+    """Addresses modulo 64 and distances; a tensor's content replaces that of the tensor in whose memory it lies."""
+    data = make_problem_data(declare_laid_out_tensors(), TORCH, Guards())
+    address = {name: value.data_ptr() for name, value in data.tensors.items()}
+    assert address["misaligned"] % 64 == 12
+    assert (address["part"] - address["whole"], address["indices"] - address["whole"]) == (96, 32)
+    whole = data.tensors["whole"]
+    assert torch.equal(whole[24:], data.tensors["part"])
+    assert not whole[8:24].any()
+    before = whole.clone()
+    data.tensors["indices"][0] = 7
+    assert not torch.equal(whole, before)
+    data.reset_tensors()
+    assert torch.equal(data.tensors["whole"], before)
+
+
+@pytest.mark.parametrize("name", ["misaligned", "whole"])
+def test_a_write_outside_a_laid_out_tensor_ends_the_process(name: str) -> None:
+    """The element after the last one lies in a page that cannot be accessed."""
+    data = make_problem_data(declare_laid_out_tensors(), TORCH, Guards())
+    value = data.tensors[name]
+    end = value.data_ptr() + 4 * value.numel() + 64
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        ctypes.memset(end, 0, 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+
+
+def test_tensors_that_share_memory_get_no_hard_numbers() -> None:
+    """One may hold another's indices."""
+    data = make_problem_data(declare_laid_out_tensors(), TORCH, Guards())
+    for number in range(1, 9):
+        assert not {"whole", "part", "indices"} & {*data._inputs.provide_further_inputs(number)}
 
 
 def test_a_tensor_that_is_expanded_is_restored(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 
 from ktuned.cli.commands import jobs
@@ -29,6 +30,7 @@ from tests.cli.samples import (
     make_status_map,
     make_trial_map,
 )
+from tests.trials import make_detail
 
 ASKING = [
     ("lookup", "gemm"),
@@ -249,6 +251,7 @@ def test_one_kernel_is_shown_with_its_place(run_cli: RunCli, start_daemon: Start
         "  default      BM=32",
         "  root         /src",
         "  python       /src/python",
+        "  made again   –",
         "  environment  A=1",
         f"{KERNEL}: not tuned yet",
     ]
@@ -414,22 +417,20 @@ def test_results_shows_one_line_each(run_cli: RunCli, start_daemon: StartDaemon)
 
 def test_a_trial_is_printed_in_full(run_cli: RunCli, start_daemon: StartDaemon) -> None:
     """The output has the whole message and the streams, without control characters."""
-    detail: dict[str, Any] = {
-        "phase": "first_launch",
-        "signal": "SIGSEGV",
-        "stderr": "\x1b[31mred\x1b[0m\nlast words\a",
-    }
-    detail |= {
-        "facts": {"registers": 40, "spills": 0, "command": ["c++ -c gemm.cc", "c++ -shared -o kernel.so"]},
-        "build": {"function": "gemm", "args": ["a", 2.0], "defines": {"BM": 32}, "flags": []},
-        "round_medians_us": [61.8105, 110.26050000000001],
-        "reference_us": 7982.3330000000005,
-        "open_s": 3.911,
-        "count": 70,
-        "mismatched_ratio": 0.123456789,
-        "story": ["compile_started", "compile_done", "lane_taken", "died"],
-    }
-    daemon = start_daemon(results={"trials": [make_trial_map(7, "crashed", detail=detail)]})
+    detail = make_detail(
+        phase="first_launch",
+        signal="SIGSEGV",
+        stderr="\x1b[31mred\x1b[0m\nlast words\a",
+        facts={"registers": 40, "spills": 0, "command": ["c++ -c gemm.cc", "c++ -shared -o kernel.so"]},
+        build={"function": "gemm", "args": ["a", 2.0], "defines": {"BM": 32}, "flags": []},
+        round_medians_us=[61.8105, 110.26050000000001],
+        reference_us=7982.3330000000005,
+        open_s=3.911,
+        count=70,
+        mismatched_ratio=0.123456789,
+        story=["compile_started", "compile_done", "lane_taken", "died"],
+    )
+    daemon = start_daemon(results={"trials": [make_trial_map(7, "crashed", detail=msgspec.to_builtins(detail))]})
     result = run_cli("results", "--trial", "7")
     assert daemon.find_params("results")["trial"] == 7
     story = ("compile started → compile done → lane taken → died", "tried again       not before its digest")

@@ -40,7 +40,7 @@ def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
         assert (second["state"], second["best_us"]) == ("done", job["best_us"])
         details = [daemon.fetch_trial(trial["id"])["detail"]
                    for trial in daemon.client.call("results", kernel="shared-clone:it")["trials"]]  # fmt: skip
-        assert all("carried_from" in detail for detail in details)
+        assert all("carried_from" in detail["timing"] for detail in details)
 
         (clone / path.name).write_text(FILE.replace("2 * x", "x + x"))
         daemon.wait_until(lambda: daemon.client.lookup("shared-clone:it", {"n": 64}).status == "stale", "the edit")

@@ -37,4 +37,4 @@ def test_the_number_of_compared_launches_is_stored(daemon: Daemon) -> None:
     daemon.write_kernel(make_kernel_text("space([dict(us=50.0, tag='a')])", **RIGHT))
     daemon.tune(path=str(daemon.directory / "project"))
     (trial,) = daemon.fetch_trials().values()
-    assert daemon.fetch_trial(trial["id"])["detail"]["compared"] >= 90
+    assert daemon.fetch_trial(trial["id"])["detail"]["checks"]["compared"] >= 90

@@ -83,7 +83,7 @@ def test_a_nondeterministic_config_is_marked_under_tolerance(daemon: Daemon) -> 
     daemon.tune(path=known.write_family(daemon, numerics="tolerance", space=[known.ANCHOR, known.RACY]))
     assert look_up_config(daemon)["config"] == known.RACY
     trials = daemon.client.call("results", kernel="rows", details=True)["trials"]
-    labels = {trial["config"]["DOES"]: trial["detail"].get("nondeterministic") for trial in trials}
+    labels = {trial["config"]["DOES"]: trial["detail"].get("numerics", {}).get("nondeterministic") for trial in trials}
     assert labels == {known.PLAIN: None, known.DIFFERS: True}
     assert {trial["class"] for trial in trials} == {"", "nondeterministic"}
 

@@ -132,19 +132,19 @@ def test_a_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None
 def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
     """Check the details of some trials."""
     segfault = daemon.fetch_trial(trials["segfault"]["id"])
-    assert segfault["detail"]["signal"] == "SIGSEGV"
-    assert "Segmentation fault" in segfault["detail"]["stderr"]
+    assert segfault["detail"]["failure"]["signal"] == "SIGSEGV"
+    assert "Segmentation fault" in segfault["detail"]["failure"]["stderr"]
     assert "code 3" in trials["exit"]["message"]
     assert trials["beyond"]["message"].startswith("wrote outside its tensors: 8192 bytes after y; the worker")
     assert trials["before"]["message"] == "wrote outside its tensors: 32 bytes before y"
     assert trials["dirty"]["message"].startswith("the first launch was right, a later one was not: y: 64 of 64")
     flood = daemon.fetch_trial(trials["flood"]["id"])
-    assert "last words" in flood["detail"]["stderr"]
-    assert len(flood["detail"]["stdout"]) <= 16 * 1024
+    assert "last words" in flood["detail"]["failure"]["stderr"]
+    assert len(flood["detail"]["failure"]["stdout"]) <= 16 * 1024
     assert "fake.c:1" in trials["compile_error"]["message"]
-    assert daemon.fetch_trial(trials["wrong"]["id"])["detail"]["mismatched_ratio"] == 1.0
+    assert daemon.fetch_trial(trials["wrong"]["id"])["detail"]["checks"]["mismatched_ratio"] == 1.0
     assert DEADLINE_S <= trials["hang"]["lane_s"] < 6 * DEADLINE_S
-    assert daemon.fetch_trial(trials["hang"]["id"])["detail"]["phase"] == "first_launch"
+    assert daemon.fetch_trial(trials["hang"]["id"])["detail"]["failure"]["phase"] == "first_launch"
 
 
 def _check_told_after_commit(events: list[Event]) -> None:

@@ -234,23 +234,28 @@ async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
                 first = lane.worker_pid
                 measurement, output = await lane.send_request(make_trial_request(does), deadlines)
                 assert lane.worker_pid == (None if outcome == "launch_error" else first)
-                assert (measurement.result.outcome, measurement.result.detail.phase or "timing") == (outcome, phase), (
-                    measurement
-                )
+                assert (measurement.result.outcome, measurement.result.detail.failure.phase or "timing") == (
+                    outcome,
+                    phase,
+                ), measurement
                 assert does == "unsupported" or output.stdout.startswith("loaded")
                 assert (measurement.result.latency_us is None) == (outcome not in ("measured", "slower"))
             await lane.open_problem(problem, deadlines)
             first = lane.worker_pid
             result = (await lane.send_request(make_trial_request("work", stop_above_us=None), deadlines))[0].result
             assert 50 <= (result.latency_us or 0.0) < 20_000
-            assert result.detail.max_error == 0.0
+            assert result.detail.checks.max_error == 0.0
             rival = replies.CostRange(1.0, 1.0, 1.0)
             hopeful = requests.Trial((units["slow"],), replace(preset, timing_s=5.0), False, None, rival)
             result = (await lane.send_request(hopeful, deadlines))[0].result
-            assert (result.outcome, result.detail.beaten) == ("measured", True), "it cannot win: no more samples"
+            assert (result.outcome, result.detail.timing.beaten) == ("measured", True), "it cannot win: no more samples"
             assert result.message.startswith("cannot win: "), result.message
             assert result.message.endswith("by 3 samples"), result.message
-            assert (result.detail.low_us or 0.0) <= (result.latency_us or 0.0) <= (result.detail.high_us or 0.0)
+            assert (
+                (result.detail.timing.low_us or 0.0)
+                <= (result.latency_us or 0.0)
+                <= (result.detail.timing.high_us or 0.0)
+            )
             (locate_artifact(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
             result = (await lane.send_request(make_trial_request("wrong"), deadlines))[0].result
             assert (result.outcome, result.message) == (None, "wrong-key: kernel.json is not what was sealed")

@@ -23,8 +23,9 @@ from ktuned.ipc import (
     requests,
 )
 from ktuned.ipc.frames import Decoder
-from ktuned.model import TrialDetail, TrialResult
+from ktuned.model import TrialResult
 from ktuned.model.values import Outcome
+from tests.trials import make_detail
 
 OPERATIONS = requests.REQUESTS
 TEXT = st.text(max_size=8)
@@ -174,9 +175,9 @@ def test_a_message_that_is_no_answer_is_refused(message: dict[str, Any]) -> None
 
 def test_a_measurement_leaves_out_what_holds_its_default() -> None:
     """Most fields hold their default, and a worker sends many measurements."""
-    measurement = replies.Measurement(TrialResult(Outcome.MEASURED, detail=TrialDetail(cores=2)))
+    measurement = replies.Measurement(TrialResult(Outcome.MEASURED, detail=make_detail(cores=2)))
     plain = msgspec.to_builtins(measurement)
-    assert (plain.keys(), plain["result"]["detail"]) == ({"result"}, {"cores": 2})
+    assert (plain.keys(), plain["result"]["detail"]) == ({"result"}, {"profile": {"cores": 2}})
     assert msgspec.convert(plain, replies.Measurement) == measurement
 
 

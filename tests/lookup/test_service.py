@@ -16,7 +16,7 @@ from ktuned.model.errors import AmbiguousName, StoreError, UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import KernelName, WinnerKey
 from ktuned.model.plan import Plan
-from ktuned.model.trial import TrialDetail, TrialResult
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.protocol.jobs import Job, JobState
@@ -25,6 +25,7 @@ from ktuned.serve import Explainer
 from ktuned.store.database import Store
 from tests.daemon_parts import ALL_ROUNDS, PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
 from tests.fake_tensors import REFERENCE
+from tests.trials import make_detail
 
 pytestmark = pytest.mark.anyio
 
@@ -465,7 +466,7 @@ async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> Non
     context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     job = await parts.store.create_job(context.key, {"n": 64}, priority=1, reason="", plan=kernel.plan, now=0.0)
     trial = await parts.store.begin_trial(context, {"n": 64}, job.id, {"us": 1.0})
-    result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail=TrialDetail(rounds=1000))
+    result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail=make_detail(rounds=1000))
     await parts.store.finish_trial(trial, result)
     await parts.store.decide_winner(trial)
     answer = look_up(parts)

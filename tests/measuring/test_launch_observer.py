@@ -27,14 +27,14 @@ from ktuned.model import (
     Outcome,
     Preset,
     Target,
-    TrialDetail,
     TrialResult,
 )
+from tests.trials import make_detail
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
 PRESET = Preset("test", warmup=1, repetitions=3, timing_s=1.0, finalists=1, finalist_rounds=1)
 UNIT_REF = requests.UnitRef("key", {})
-TIMED = TrialResult(Outcome.MEASURED, 100.0, detail=TrialDetail(low_us=99.0, high_us=101.0))
+TIMED = TrialResult(Outcome.MEASURED, 100.0, detail=make_detail(low_us=99.0, high_us=101.0))
 
 
 def make_request(**fields: Any) -> requests.Trial:
@@ -140,7 +140,7 @@ def test_a_metric_that_fails_leaves_all_metrics_out() -> None:
 
     timed = TrialResult(Outcome.MEASURED, 100.0, metrics={ENERGY: 1.0})
     result = run_observer(FileMetrics(Costs(LATENCY, fail)), make_request(), timed)
-    assert (result.metrics, result.detail.metrics_fault) == ({ENERGY: 1.0}, result.message)
+    assert (result.metrics, result.detail.profile.metrics_fault) == ({ENERGY: 1.0}, result.message)
 
 
 @pytest.mark.parametrize("cores_limit", [None, 1])
@@ -150,7 +150,7 @@ def test_cores_are_counted_only_under_a_limit(cores_limit: int | None) -> None:
     launch()
     assert counter.end_first_launch(TIMED) == TIMED
     completed = counter.complete_result(TIMED, TimedLaunches(launch), lambda: None)
-    assert completed.detail.cores == cores_limit
+    assert completed.detail.profile.cores == cores_limit
 
 
 def test_a_config_that_needs_more_cores_is_not_timed() -> None:
@@ -159,4 +159,4 @@ def test_a_config_that_needs_more_cores_is_not_timed() -> None:
     counter.begin_config(make_request(cores=1), lambda: None)
     counter.cores = 2
     result = counter.end_first_launch(TIMED)
-    assert (result.outcome, result.detail.cores) == (None, 2)
+    assert (result.outcome, result.detail.profile.cores) == (None, 2)

@@ -162,3 +162,58 @@ def test_a_connection_is_noted_and_a_failed_one_is_an_absent_name(observe: Obser
     assert ("c", True, "here") in found
     assert ("t", False, "none") in found
     assert not [note for note in found if note[0] == "h"]
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("import ctypes; ctypes.CDLL('libc.so.6').open(b'here', 0)", ("o", True, "here")),
+        ("import ctypes; ctypes.CDLL('libc.so.6').getenv(b'ONE')", ("v", False, "ONE")),
+        ("open('here', 'a').close(); open('here').close()", ("o", True, "here")),
+        ("import os; os.symlink('here', 'link'); open('link').close()", ("o", True, "here")),
+        ("import os; os.link('here', 'link'); open('link').close()", ("o", True, "here")),
+        ("import os; os.rename('here', 'there'); open('there').close()", ("r", True, "here")),
+        ("import subprocess; subprocess.run(['./script'])", ("x", True, "interpreter")),
+        ("import os; os.system('true')", ("e", True, "")),
+        (
+            (
+                "import os; OPEN = os.POSIX_SPAWN_OPEN\n"
+                "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(OPEN, 0, 'here', 0, 0)])"
+            ),
+            ("o", True, "here"),
+        ),
+        ("import os\ntry: os.mkdir('here')\nexcept OSError: pass", ("t", True, "here")),
+        ("import os\ntry: os.getxattr('here', 'user.x')\nexcept OSError: pass", ("t", True, "here")),
+        ("import time; time.localtime()", ("v", False, "TZ")),
+    ],
+)
+def test_ways_around_the_usual_calls_leave_notes(
+    observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, note: tuple[str, bool, str]
+) -> None:
+    monkeypatch.delenv("TZ", raising=False)
+    work = tmp_path / "work"
+    (work / "here").write_text("1")
+    shutil.copy("/bin/true", work / "interpreter")
+    (work / "script").write_text(f"#!{work}/interpreter\n")
+    (work / "script").chmod(0o755)
+    assert note in observe(sys.executable, "-S", "-c", code)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import ctypes; ctypes.CDLL(None).wordexp(b'x', b' ' * 99, 0)", "wordexp"),
+        ("import ctypes; ctypes.CDLL('libm.so.6', mode=8 | 2)", "RTLD_DEEPBIND"),
+        ("import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))", "another program"),
+    ],
+)
+def test_leaving_the_observers_scope_is_noted(observe: Observe, code: str, reason: str) -> None:
+    assert any(kind == "h" and reason in name for kind, _, name in observe(sys.executable, "-S", "-c", code))
+
+
+def test_a_worker_that_is_not_observed_says_what_is_missing(tmp_path: Path) -> None:
+    """The log alone is no proof: nobody writes to this one."""
+    observer.Log.create(tmp_path / "log")
+    assert "does not see this worker's tests of files, opened files, variables, children" in observer.prove_observed(
+        Log(str(tmp_path / "log"))
+    )

@@ -597,6 +597,20 @@ class TestOnGpu:
         launch(Build("scale_by", ("x", "y", (2.0, 1)), constants, dtypes=triton_scale.DTYPES), x=x, y=y)()
         assert torch.equal(y, 20 * x)
 
+    def test_a_kernel_for_a_tensor_that_is_not_aligned_launches(
+        self, launch: Callable[..., Callable[[], float | None]]
+    ) -> None:
+        """It reads the tensor's own elements, and writes nothing before or after its output."""
+        import torch
+
+        x = torch.arange(SIZE + 1, device="cuda", dtype=torch.float32)[1:]
+        whole = torch.full((SIZE + 2,), -1.0, device="cuda")
+        launch(replace(build(), unaligned=("x", "y")), x=x, y=whole[1:-1])()
+        aligned = torch.empty(SIZE, device="cuda")
+        launch(build(), x=x.clone(), y=aligned)()
+        assert torch.equal(whole[1:-1], aligned)
+        assert (float(whole[0]), float(whole[-1])) == (-1.0, -1.0)
+
     def test_a_tensor_that_is_not_aligned_is_refused(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """The machine code would fault, or read elsewhere."""
         import torch

@@ -640,10 +640,9 @@ class TestLeftAlone:
         ("value", "reason"),
         [
             (torch.ones(SIZE, dtype=torch.complex64), "x is a tensor of complex64, which Triton does not have"),
-            (torch.ones(SIZE + 1)[1:], "x is not aligned to 16 bytes"),
             (object(), "x is a object"),
         ],
-        ids=["complex", "unaligned", "object"],
+        ids=["complex", "object"],
     )
     def test_a_call_that_no_other_process_can_make_is_left_to_triton(
         self, value: Any, reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
@@ -658,7 +657,7 @@ class TestLeftAlone:
     ) -> None:
         """It is one call that cannot be made."""
         function = scale()
-        function[grid](torch.ones(SIZE + 1)[1:], torch.ones(SIZE), SIZE, 2.0)
+        function[grid](object(), torch.ones(SIZE), SIZE, 2.0)
         call(function, SIZE // 2)
         assert len(records(spool)) == 1
 
@@ -711,6 +710,45 @@ class TestRecords:
         found, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
         assert {name: entry.elements for name, entry in found.tensors.items()} == {"x": SIZE - 16}
         assert found.args == ("x", "x", SIZE, 2.0)
+
+    @pytest.mark.parametrize(
+        ("make", "expected"),
+        [
+            (lambda: (torch.ones(SIZE + 1)[1:], torch.ones(8)), {"x": (SIZE, 4, "", 0), "y": (8, 0, "", 0)}),
+            (lambda: (torch.ones(SIZE)[80:96], torch.ones(8)), {"x": (SIZE - 80, 64, "", 0), "y": (8, 0, "", 0)}),
+            (lambda: (torch.ones(8)[:0], torch.ones(0)), {"x": (0, 0, "", 0)}),
+            (
+                lambda: (torch.ones(2, 3, 1, 2, 2).expand(2, 3, 9, 2, 2), torch.ones(1).expand(SIZE)),
+                {"x": (24, 0, "", 0), "y": (1, 0, "", 0)},
+            ),
+            (
+                lambda: (whole := torch.ones(16, 64), whole[:, 48:]),
+                {"x": (1024, 0, "x", 0), "y": (1024 - 48, 192, "x", 192)},
+            ),
+            (
+                lambda: (torch.ones(96)[32:], torch.ones(8)),
+                {"x": (64, 128, "", 0), "y": (8, 0, "", 0)},
+            ),
+        ],
+        ids=["misaligned", "offset", "zero-size", "expanded-5d", "overlapping", "128"],
+    )
+    def test_a_tensor_is_data_with_its_layout(self, make: Callable[[], Any], expected: dict[str, Any]) -> None:
+        """Elements, address modulo 256, whose memory it shares, and the distance in bytes."""
+        found, _ = evaluate_call(kernels.scale, kernels.CONFIGS, (*make(), SIZE, 2.0), {"grid": grid})
+        layouts = {name: (one.elements, one.remainder, one.memory, one.offset) for name, one in found.tensors.items()}
+        assert layouts == expected
+
+    def test_an_alignment_that_triton_specialises_by_is_a_part_of_the_key(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+    ) -> None:
+        """Other addresses are not: each would be tuned."""
+        whole = torch.ones(2 * SIZE)
+        for first in (1, 2, 4, 8):
+            scale()[grid](whole[first : first + SIZE], torch.ones(SIZE), SIZE, 2.0)
+        assert [key.problem["@types"] for key in link.asked_keys] == ["f32~,f32"] * 2 + ["f32,f32"] * 2
+        assert len({canonical(key.problem) for key in link.asked_keys}) == 2
+        (unaligned, *_, aligned) = (json.loads(record.call)["tensors"]["x"] for record in records(spool))
+        assert (unaligned["remainder"], aligned["remainder"]) == (4, 32)
 
     def test_values_that_are_no_scalars_are_text(self) -> None:
         """Each config has a text of its own."""

@@ -20,6 +20,7 @@ from ktuned_triton import Build, Triton
 from ktuned_triton.build import Library
 from ktuned_triton.declaration import require_importable
 from ktuned_triton.library import list_constants_read
+from ktuned_triton.lowering import Lowered
 
 SOURCE = """\
 import triton
@@ -105,6 +106,19 @@ def test_the_digest_of_the_application_admits_the_same_function_alone(library: L
         assert refused.message.startswith("some_library.ops:scale ")
         assert "application" in refused.message
         assert "\n" not in refused.message
+
+
+def test_a_tensor_that_is_not_aligned_is_compiled_for(library: Library) -> None:
+    """Triton assumes nothing of its address; the lane does not require a multiple of 16."""
+    library.import_modules()
+    made = {}
+    for unaligned in ((), ("x",)):
+        data = lowered(build(library, unaligned=unaligned))
+        assert isinstance(data, bytes)
+        made[unaligned] = Lowered.from_bytes(data)
+    assumptions = {unaligned: one.text.count("tt.divisibility") for unaligned, one in made.items()}
+    assert assumptions["x",] == assumptions[()] - 1
+    assert [one.is_aligned for one in made["x",].parameters] == [False, True, True]
 
 
 class Wrapper:

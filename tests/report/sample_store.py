@@ -123,8 +123,8 @@ class SampleStore:
                 SELECT context_id, job_id, json_set(config, '$.UNROLL', k), outcome,
                     latency_us * (1.1 + (abs(random()) % 2000) / 2e4), spread_us * (1 + (abs(random()) % 2000) / 1e3),
                     compile_s * (1 + (abs(random()) % 2000) / 4e3), lane_s, message,
-                    json_set(detail, '$.spans[0][2]', updated + k * 4000 - 2 + (abs(random()) % 2000) / 1e3,
-                        '$.spans[1][2]', updated + k * 4000 - lane_s), updated + k * 4000
+                    json_set(detail, '$.profile.spans[0][2]', updated + k * 4000 - 2 + (abs(random()) % 2000) / 1e3,
+                        '$.profile.spans[1][2]', updated + k * 4000 - lane_s), updated + k * 4000
                 FROM trials, copies WHERE context_id = :context ORDER BY k, trials.id""",
                 {"times": times, "context": self._context},
             )
@@ -173,11 +173,11 @@ class SampleStore:
                 lane_s = 2.0
             lane_free = lane_at + lane_s
             clock = lane_free if lane_s else slots[slot]
-            detail: dict[str, Any] = {"facts": facts, "phase": "timing"}
+            detail: dict[str, Any] = {"compiled": {"facts": facts}, "failure": {"phase": "timing"}}
             spans: list[tuple[str, str, float]] = [("compile", f"slot {slot + 1}", compile_at)]
             if lane_s:
                 spans.append(("lane", "cuda:0", lane_at))
-            detail["spans"] = spans
+            detail["profile"] = {"spans": spans}
             if latency_us is not None and {"M", "N", "K"} <= problem.keys():
                 flops = 2.0 * problem["M"] * problem["N"] * problem["K"]
                 moved = 2.0 * (problem["M"] * (problem["K"] + problem["N"]) + problem["K"] * problem["N"])

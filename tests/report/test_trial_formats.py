@@ -17,7 +17,7 @@ from ktuned.report import FORMATS, render_trials
 from tests.cli.samples import make_listed_trial, make_trial_map
 
 MAPS = [
-    make_trial_map(1, winner=True, latency_us=12.5, detail={"samples": [12.25, 12.5]}),
+    make_trial_map(1, winner=True, latency_us=12.5, detail={"timing": {"samples": [12.25, 12.5]}}),
     make_trial_map(2, "compile_error", message='it said "no",\nand more', problem={"M": 64, "N": 3}),
     make_trial_map(3, "interrupted"),
 ]

@@ -282,7 +282,7 @@ async def test_results_begin_with_the_fastest(methods: Methods, parts: Parts) ->
     (crashed,) = (await methods.call_method("results", kernel="it", outcome="crashed"))["trials"]
     assert (crashed["id"], crashed["message"]) == (failed, "it died")
     (one,) = (await methods.call_method("results", trial=1))["trials"]
-    assert one["detail"] == {"count": 10}
+    assert one["detail"] == {"timing": {"count": 10}}
     assert (await methods.call_method("results", kernel="it", problem={"n": 65}))["trials"] == []
 
 
@@ -293,7 +293,7 @@ async def test_pages_of_results_are_complete(methods: Methods, parts: Parts) -> 
     first = await methods.call_method("results", kernel="it", order="newest", limit=2, count=True, details=True)
     assert [trial["id"] for trial in first["trials"]] == [3, 2]
     assert first["total"] == 3
-    assert first["trials"][0]["detail"] == {"count": 10}
+    assert first["trials"][0]["detail"] == {"timing": {"count": 10}}
     rest = await methods.call_method("results", kernel="it", order="newest", limit=2, before=2, count=True)
     assert ([trial["id"] for trial in rest["trials"]], rest["total"]) == ([1], 3)
     assert [trial["winner"] for trial in (*first["trials"], *rest["trials"])] == [False, True, False]

@@ -3,11 +3,12 @@
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trial import TrialDetail, TrialResult
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem, canonical
 from ktuned.protocol.jobs import Job, Priority
 from ktuned.store.contexts import Context
 from ktuned.store.database import Store
+from tests.trials import make_detail
 
 PROBLEM: Problem = {"M": 64, "dtype": "float32"}
 CONTEXT = Context(
@@ -23,12 +24,12 @@ OTHER_KERNEL = Context(
 
 def make_measured_result(latency_us: float) -> TrialResult:
     """Return a measured result."""
-    return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail=TrialDetail(count=10))
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail=make_detail(count=10))
 
 
 def make_failed_result(outcome: Outcome) -> TrialResult:
     """Return a result without a latency."""
-    return TrialResult(outcome, message=f"it was {outcome}", detail=TrialDetail(phase="run"))
+    return TrialResult(outcome, message=f"it was {outcome}", detail=make_detail(phase="run"))
 
 
 async def create_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import TrialDetail, UsageError, have_same_bits, is_exact
+from ktuned.model import Numerics, UsageError, have_same_bits, is_exact
 from ktuned.model.objective import Objective, is_latency, read_objective, strip_numerics, with_numerics
 from ktuned.protocol import Trial
 from ktuned.store import BitClasses
-from tests.trials import make_trial
+from tests.trials import make_detail, make_trial
 
 
 def make_trial_with(number: int, latency_us: float, config: dict[str, Any], **detail: Any) -> Trial:
     if "bits" in detail:
         detail["bits"] = tuple(detail["bits"])
-    return make_trial(number, config, latency_us=latency_us, detail=TrialDetail(**detail))
+    return make_trial(number, config, latency_us=latency_us, detail=make_detail(**detail))
 
 
 @pytest.mark.parametrize(
@@ -62,31 +62,10 @@ def test_classes_have_letters_and_a_price() -> None:
         classes.describe_classes()[0]
         == "2 classes of equal bits on 2 inputs: A (the anchor) 2, best 189 µs; B 1, best 178 µs"
     )
-    assert classes.name_class(TrialDetail(bits=("a",))) == "A/B?"
-    assert (
-        classes.name_class(
-            TrialDetail(
-                bits=(
-                    "a",
-                    "c",
-                )
-            )
-        )
-        == "B"
-    )
-    assert (
-        classes.name_class(
-            TrialDetail(
-                bits=(
-                    "a",
-                    "c",
-                ),
-                nondeterministic=True,
-            )
-        )
-        == "nondeterministic"
-    )
-    assert classes.name_class(TrialDetail()) == ""
+    assert classes.name_class(Numerics(bits=("a",))) == "A/B?"
+    assert classes.name_class(Numerics(("a", "c"))) == "B"
+    assert classes.name_class(Numerics(("a", "c"), nondeterministic=True)) == "nondeterministic"
+    assert classes.name_class(Numerics()) == ""
 
 
 def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known() -> None:
@@ -100,7 +79,7 @@ def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known()
         ]
     )
     assert [(bit_class.letter, bit_class.configs) for bit_class in classes.classes] == [("A", 1), ("B", 2)]
-    assert (classes.name_class(TrialDetail(bits=("x",))), classes.name_class(TrialDetail(bits=("a",)))) == ("B", "A?")
+    assert (classes.name_class(Numerics(bits=("x",))), classes.name_class(Numerics(bits=("a",)))) == ("B", "A?")
     assert (classes.splitting, classes.keeping) == (("K",), ("W",))
 
 

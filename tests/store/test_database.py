@@ -30,6 +30,7 @@ from tests.store.samples import (
     make_measured_result,
     run_trial,
 )
+from tests.trials import make_detail
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +112,7 @@ async def test_everything_outlives_the_process(database: Path) -> None:
     assert trial is not None
     assert (trial.kernel, trial.problem, trial.config) == (CONTEXT.kernel, PROBLEM, {"BM": 1})
     assert (trial.outcome, trial.latency_us, trial.artifact, trial.digest) == (Outcome.MEASURED, 3.0, "ab12", "d1")
-    assert trial.detail == TrialDetail(count=10)
+    assert trial.detail == make_detail(count=10)
 
 
 async def test_roots_and_kernels_are_replaced_and_removed(store: Store) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Objective, Outcome, TrialDetail, TrialResult
+from ktuned.model import Objective, Outcome, TrialResult
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, NEW_CONTEXT, create_job
 from tests.store.test_objectives import finish_trials
+from tests.trials import make_detail
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +20,7 @@ LATENCY = Objective("latency")
 
 
 def make_result_with_bits(latency_us: float, *bits: str, **detail: Any) -> TrialResult:
-    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(bits=bits, **detail))
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=make_detail(bits=bits, **detail))
 
 
 RESULTS = (
@@ -39,7 +40,7 @@ async def test_the_fastest_trial_with_the_anchor_s_bits_wins(tmp_path: Path) -> 
         assert store.get_winner(CONTEXT.key_for(EXACT)) is None
         await store.mark_same_bits(CONTEXT, ("a", "b"))
         assert [one.id for one in store.list_best_trials(CONTEXT, 9, objective=EXACT)] == [ids[1], ids[0]]
-        assert [one.detail.same_bits for one in map(store.get_trial, ids) if one is not None] == [
+        assert [one.detail.numerics.same_bits for one in map(store.get_trial, ids) if one is not None] == [
             *(True, True, False, None, False, None)
         ]
         winner = await store.decide_winner(ids[1], objective=EXACT)

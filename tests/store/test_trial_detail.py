@@ -1,4 +1,4 @@
-"""A trial's detail: each field survives the worker's pipe, the store and the wire."""
+"""A trial's detail: each fact survives the worker's pipe, the store and the wire."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import pytest
 
 from ktuned.model import Outcome, TrialDetail, TrialResult
 from ktuned.store.rows import decode_detail, encode_detail
+from tests.trials import make_detail
 
-FULL = TrialDetail(
+FULL = make_detail(
     phase="timing",
     signal="SIGSEGV",
     after_s=2.0,
+    granted={"deadline_s": 2.0},
+    tries=2,
     story=("lane_taken", "timed"),
     stdout="out",
     stderr="err",
@@ -50,28 +53,30 @@ FULL = TrialDetail(
 )
 
 
-FIELDS = msgspec.structs.fields(TrialDetail)
-EACH = [TrialDetail(**{field.name: getattr(FULL, field.name)}) for field in FIELDS]
+STAGES = msgspec.structs.fields(TrialDetail)
+EACH = [TrialDetail(**{stage.name: getattr(FULL, stage.name)}) for stage in STAGES]
 
 
-def test_every_field_survives_pipe_store_and_wire() -> None:
-    """Absent fields are not written."""
-    assert all(getattr(FULL, field.name) != field.default for field in FIELDS), "a field is missing here"
+def test_every_fact_survives_pipe_store_and_wire() -> None:
+    """Absent stages are not written."""
+    for stage in STAGES:
+        facts = getattr(FULL, stage.name)
+        assert all(getattr(facts, field.name) for field in msgspec.structs.fields(facts)), "a fact is missing here"
     for detail in (TrialDetail(), *EACH, FULL):
         assert decode_detail(encode_detail(TrialResult(None, detail=detail))) == (detail, {})
         wire = msgpack.unpackb(msgpack.packb(msgspec.to_builtins(detail)))
-        assert len(wire) == sum(getattr(detail, field.name) != field.default for field in FIELDS)
+        assert len(wire) == sum(getattr(detail, stage.name) != stage.default for stage in STAGES)
         assert msgspec.convert(wire, TrialDetail) == detail
 
 
 def test_metrics_are_kept_beside_the_detail() -> None:
     """SQL finds them there."""
-    text = encode_detail(TrialResult(None, detail=TrialDetail(count=3), metrics={"tflops": 1.5}))
-    assert json.loads(text) == {"count": 3, "metrics": {"tflops": 1.5}}
-    assert decode_detail(text) == (TrialDetail(count=3), {"tflops": 1.5})
+    text = encode_detail(TrialResult(None, detail=make_detail(count=3), metrics={"tflops": 1.5}))
+    assert json.loads(text) == {"timing": {"count": 3}, "metrics": {"tflops": 1.5}}
+    assert decode_detail(text) == (make_detail(count=3), {"tflops": 1.5})
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"count": "many"}', '{"metrics": 7}'])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"timing": {"count": "many"}}', '{"metrics": 7}'])
 def test_a_damaged_detail_is_an_error(text: str) -> None:
     """Its row is left out."""
     with pytest.raises(ValueError, match=r"malformed|truncated|Expected"):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Outcome, TrialDetail
+from ktuned.model import Outcome
 from ktuned.protocol import Trial
 from ktuned.tuning.judgements import Anchor
-from tests.trials import make_result, make_trial
+from tests.trials import make_detail, make_result, make_trial
 
 CONFIG = {"K": 1}
 BITS = ("a", "b")
@@ -18,20 +18,26 @@ BITS = ("a", "b")
 def make_ended_trial(
     outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: str = "", **detail: Any
 ) -> Trial:
-    return make_trial(1, config, outcome, message=message, detail=TrialDetail(**detail))
+    return make_trial(1, config, outcome, message=message, detail=make_detail(**detail))
 
 
 def test_bits_are_compared_with_those_of_the_anchors_measurement() -> None:
     """The store compares a config that was measured before the anchor."""
     anchor = Anchor(CONFIG, 2)
     measurement = make_result(Outcome.MEASURED, bits=BITS)
-    assert anchor.judge_bits({"K": 2}, measurement).detail.same_bits is None
-    assert anchor.judge_bits(CONFIG, measurement).detail.same_bits is True
+    assert anchor.judge_bits({"K": 2}, measurement).detail.numerics.same_bits is None
+    assert anchor.judge_bits(CONFIG, measurement).detail.numerics.same_bits is True
     assert anchor.request.anchor == BITS
-    assert anchor.judge_bits({"K": 2}, measurement).detail.same_bits is True
-    assert anchor.judge_bits({"K": 2}, measurement.add_details(bits=("a", "x"))).detail.same_bits is False
-    assert anchor.judge_bits({"K": 2}, measurement.add_details(nondeterministic=True)).detail.same_bits is False
-    assert anchor.judge_bits({"K": 2}, make_result(Outcome.HUNG)).detail.same_bits is None
+    assert anchor.judge_bits({"K": 2}, measurement).detail.numerics.same_bits is True
+    assert (
+        anchor.judge_bits({"K": 2}, measurement.add_facts("numerics", bits=("a", "x"))).detail.numerics.same_bits
+        is False
+    )
+    assert (
+        anchor.judge_bits({"K": 2}, measurement.add_facts("numerics", nondeterministic=True)).detail.numerics.same_bits
+        is False
+    )
+    assert anchor.judge_bits({"K": 2}, make_result(Outcome.HUNG)).detail.numerics.same_bits is None
 
 
 @pytest.mark.parametrize(

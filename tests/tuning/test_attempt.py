@@ -14,7 +14,7 @@ from ktuned.model.errors import IllegalMove
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, ProjectName, Target
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.trial import TrialDetail, TrialResult
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
 from ktuned.protocol.jobs import Job, JobState
 from ktuned.store.contexts import Context
@@ -22,7 +22,7 @@ from ktuned.store.rows import decode_detail, encode_detail
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.trial_machine import Attempt, TrialEvent, Verdict
-from tests.trials import make_result
+from tests.trials import make_detail, make_result
 
 KERNEL = KernelInfo(
     ProjectName("p"),
@@ -97,7 +97,7 @@ def test_a_failed_result_keeps_the_output() -> None:
     assert (result.outcome, result.message, result.artifact) == (Outcome.CRASHED, "it died", "key")
     assert (result.compile_s, result.lane_s) == (2.0, 3.0)
     story = ("compile_started", "compile_done", "lane_taken", "died")
-    assert result.detail == TrialDetail(signal="SIGSEGV", build={"n": 1}, story=story, stdout="out", stderr="err")
+    assert result.detail == make_detail(signal="SIGSEGV", build={"n": 1}, story=story, stdout="out", stderr="err")
     with pytest.raises(IllegalMove):
         attempt.end_trial(Verdict(TrialEvent.TIMED))
 
@@ -114,7 +114,7 @@ def test_a_measured_result_has_figures_and_no_output() -> None:
         5.0,
         0.1,
         None,
-        TrialDetail(count=3),
+        make_detail(count=3),
     )
 
 
@@ -143,7 +143,7 @@ def test_a_stored_detail_is_read_as_it_was_written() -> None:
     measured = make_result(Outcome.MEASURED, count=3, samples=(1.0, 2.0), low_us=1.0, undisputed=Outcome.MEASURED)
     detail, metrics = decode_detail(encode_detail(attempt.end_trial(Verdict(TrialEvent.TIMED, measured))))
     assert metrics == {}
-    assert detail.build == {"entry": "f", "grid": [1, 2]}
-    assert detail.spans is not None
-    assert [(kind, place) for kind, place, _ in detail.spans] == [("compile", "slot 1"), ("lane", "cpu:0")]
-    assert (detail.count, detail.undisputed) == (3, Outcome.MEASURED)
+    assert detail.compiled.build == {"entry": "f", "grid": [1, 2]}
+    assert detail.profile.spans is not None
+    assert [(kind, place) for kind, place, _ in detail.profile.spans] == [("compile", "slot 1"), ("lane", "cpu:0")]
+    assert (detail.timing.count, detail.checks.undisputed) == (3, Outcome.MEASURED)

@@ -213,4 +213,4 @@ async def test_a_trial_of_a_sealed_artifact_has_its_facts(parts: Parts) -> None:
     await parts.inspect_file(make_kernel_text())
     assert (await run_requests(parts, COMPILE, TuningRequest()))["state"] == "done"
     details = [parts.store.get_trial(trial.id) for trial in parts.store.list_trials()]
-    assert [(trial.detail.facts or {})["registers"] for trial in details if trial is not None] == [32, 32]
+    assert [trial.detail.compiled.facts["registers"] for trial in details if trial is not None] == [32, 32]

@@ -50,7 +50,7 @@ async def wait_until_config_needs_cores(parts: Parts) -> None:
 def read_cores(parts: Parts) -> dict[str, int | None]:
     """Return the cores of each measured config by its ``does``."""
     trials = [parts.store.get_trial(trial.id) for trial in parts.store.list_trials() if trial.outcome == "measured"]
-    return {str(trial.config["does"]): trial.detail.cores for trial in trials if trial is not None}
+    return {str(trial.config["does"]): trial.detail.profile.cores for trial in trials if trial is not None}
 
 
 async def test_a_timing_on_all_cores_waits_for_a_running_compile(parts: Parts) -> None:

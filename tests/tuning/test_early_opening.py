@@ -48,7 +48,7 @@ async def test_a_lane_is_opened_during_the_first_compile(parts: Parts) -> None:
     assert (ended_job["state"], ended_job["outcomes"]) == ("done", {"measured": 1})
     assert ended_job["cost"]["open_s"] > 0
     (trial,) = parts.store.list_trials()
-    assert parts.store.get_trial(trial.id).detail.open_s < ended_job["cost"]["open_s"]  # type: ignore[union-attr]
+    assert parts.store.get_trial(trial.id).detail.profile.open_s < ended_job["cost"]["open_s"]  # type: ignore[union-attr]
 
 
 async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: Parts) -> None:

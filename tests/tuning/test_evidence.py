@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model import Outcome, Phase, Role, TrialDetail, TrialResult
+from ktuned.model import Outcome, Phase, Role, TrialResult
 from ktuned.protocol import Trial
 from ktuned.tuning.evidence import Grant, Grants, is_outcome_final
+from tests.trials import make_detail
 from tests.tuning.test_trial_machine import TWIN
 
 GRANTS = Grants({Phase.COMPILE: 60.0, Phase.FIRST_LAUNCH: 5.0}, {Role.COMPILE: 1 << 30, Role.BENCH: 1 << 31})
@@ -21,7 +22,7 @@ def record_failure(
     outcome: Outcome, phase: Phase, message: str = "", *, grants: Grants = GRANTS, after_s: float | None = None
 ) -> Trial:
     """Return the trial of a config that failed with what ``grants`` gave it."""
-    result = TrialResult(outcome, message=message, detail=TrialDetail(phase=phase, after_s=after_s))
+    result = TrialResult(outcome, message=message, detail=make_detail(phase=phase, after_s=after_s))
     noted = grants.note_grants(result)
     return replace(TWIN, outcome=outcome, message=noted.message, detail=noted.detail)
 
@@ -79,7 +80,7 @@ def test_a_config_that_failed_on_a_mount_with_noexec_is_tried_again_when_it_allo
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     known = record_failure(Outcome.LAUNCH_ERROR, Phase.LOAD, "failed to map segment", grants=grants)
     assert known.message == f"failed to map segment; {tmp_path} is on a mount with noexec"
-    assert known.detail.granted == {Grant.EXECUTION: 0.0}
+    assert known.detail.failure.granted == {Grant.EXECUTION: 0.0}
     assert is_outcome_final(known, grants)
     monkeypatch.undo()
     assert not is_outcome_final(known, grants)
@@ -87,4 +88,4 @@ def test_a_config_that_failed_on_a_mount_with_noexec_is_tried_again_when_it_allo
 
 def test_a_failure_of_the_configs_own_has_no_condition() -> None:
     known = record_failure(Outcome.MISMATCH, Phase.CHECK, "64 of 64 elements differ")
-    assert known.detail.granted is None
+    assert known.detail.failure.granted == {}

@@ -17,6 +17,7 @@ from ktuned.protocol.trials import Trial
 from ktuned.scheduling import TuningRequest
 from ktuned.tuning.judgements import COMPARED, DisputedOutputs, Findings, find_knobs_without_effect
 from tests.daemon_parts import Parts, make_kernel_text
+from tests.trials import make_detail
 from tests.tuning.jobs import run_job
 
 
@@ -60,9 +61,9 @@ def test_findings_are_sentences() -> None:
     findings = Findings()
     for number, config in enumerate(GRID):
         findings.record_result(
-            config, TrialDetail(content=str(config["BM"]), count=9, overwritten=("x",) if number < 3 else None)
+            config, make_detail(content=str(config["BM"]), count=9, overwritten=("x",) if number < 3 else None)
         )
-    findings.record_result(dict(BM=9, STAGES=9, SPARE=9), TrialDetail(phase="compile"))
+    findings.record_result(dict(BM=9, STAGES=9, SPARE=9), make_detail(phase="compile"))
     spare, stages, x = findings.describe_findings()
     assert (spare.split()[0], stages.split()[0]) == ("SPARE", "STAGES")
     assert "(8 compared)" in spare
@@ -75,7 +76,7 @@ def test_failing_metrics_are_reported_once() -> None:
     findings = Findings()
     for number in range(3):
         findings.record_result(
-            dict(N=number), TrialDetail(count=9, metrics_fault=f"the metric gf(p, t): fault {number}")
+            dict(N=number), make_detail(count=9, metrics_fault=f"the metric gf(p, t): fault {number}")
         )
     assert findings.describe_findings() == ["the metric gf(p, t): fault 0 (3 of 3 configs have no metrics)"]
 
@@ -83,7 +84,7 @@ def test_failing_metrics_are_reported_once() -> None:
 def test_only_a_part_of_a_long_job_is_compared() -> None:
     findings = Findings()
     for number in range(COMPARED + 10):
-        findings.record_result(dict(N=number), TrialDetail(content="same"))
+        findings.record_result(dict(N=number), make_detail(content="same"))
     (line,) = findings.describe_findings()
     assert f"({COMPARED} compared)" in line
 
@@ -93,7 +94,7 @@ DEFAULT = {"n": 0}
 
 def make_ended_trial(number: int, outcome: Outcome = Outcome.MEASURED, undisputed: Outcome | None = None) -> Trial:
     """Return a config's ended trial; ``undisputed`` is set if it differs from the default."""
-    detail = TrialDetail() if undisputed is None else TrialDetail(undisputed=undisputed, phase="check")
+    detail = TrialDetail() if undisputed is None else make_detail(undisputed=undisputed, phase="check")
     return Trial(
         id=number,
         job=1,

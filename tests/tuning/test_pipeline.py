@@ -64,15 +64,15 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     assert winner.context == build_present_context(parts)
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
-    assert trial.detail.rounds == len(trial.detail.round_medians_us or ()) >= 3
+    assert trial.detail.final.rounds == len(trial.detail.final.round_medians_us) >= 3
     # The base of speed-ups is from the same rounds and has a spread.
     (default_trial,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 2000.0]
-    assert len(parts.store.get_trial(default_trial.id).detail.round_medians_us or ()) >= 3  # type: ignore[union-attr]
+    assert len(parts.store.get_trial(default_trial.id).detail.final.round_medians_us) >= 3  # type: ignore[union-attr]
     assert (ended["default_us"], ended["default_spread_us"]) == (default_trial.latency_us, default_trial.spread_us)
     assert (ended["best_us"], ended["best_spread_us"]) == (trial.latency_us, trial.spread_us)
     assert (ended["reference_us"], ended["reference_spread_us"]) == (
-        trial.detail.reference_us,
-        trial.detail.reference_spread_us,
+        trial.detail.final.reference_us,
+        trial.detail.final.reference_spread_us,
     )
     order = [event["type"] for event in parts.recorder.events]
     assert order.index("trial_done") < order.index("refining") < order.index("job_done")
@@ -86,8 +86,8 @@ async def test_a_reference_far_above_the_winner_is_timed_in_twice_as_many_rounds
     (winner,) = parts.store.list_winners()
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
-    assert trial.detail.rounds == 6
-    assert is_ratio_implausible(trial.detail.reference_us, trial.latency_us)
+    assert trial.detail.final.rounds == 6
+    assert is_ratio_implausible(trial.detail.final.reference_us, trial.latency_us)
 
 
 def build_present_context(parts: Parts) -> Context:
@@ -103,7 +103,7 @@ async def test_decided_finalists_are_not_measured_again(parts: Parts) -> None:
     await parts.record_measurements(kernel, {2.0: 10.5, 3.0: 10.6})
     await parts.record_measurements(kernel, {1.0: 11.0}, rounds=ALL_ROUNDS)
     (decided_trial,) = [
-        trial for trial in parts.store.list_best_trials(build_present_context(parts), 3) if trial.detail.rounds
+        trial for trial in parts.store.list_best_trials(build_present_context(parts), 3) if trial.detail.final.rounds
     ]
     await parts.store.decide_winner(decided_trial.id)
     ended = await run_job(parts)
@@ -158,9 +158,9 @@ async def test_the_fast_preset_ends_a_compile_that_takes_too_long(
     assert winner.config["us"] == 60.0
     (late_trial,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 50.0]
     assert late_trial.outcome == "compile_timeout"
-    assert 0.5 <= (late_trial.detail.after_s or 0.0) < 3600.0
+    assert 0.5 <= late_trial.detail.failure.after_s < 3600.0
 
     await parts.inspect_file(make_kernel_text(configs=configs, deadlines="dict(compile=3.0)"))
     assert (await run_job(parts, preset="default"))["state"] == "done"
     *_, late_trial = [trial for trial in parts.store.list_trials(order="newest")[::-1] if trial.config["us"] == 50.0]
-    assert late_trial.detail.after_s == 3.0
+    assert late_trial.detail.failure.after_s == 3.0

@@ -142,7 +142,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
             assert not ended["cost"].get("lane_s")
             assert ended["cost"]["reused"] == 2
             trials = parts.store.list_trials(kernel=kernel.name, job=ended["id"])
-            assert {trial.detail.carried_from for trial in trials} <= measured
+            assert {trial.detail.timing.carried_from for trial in trials} <= measured
             assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
 
 

@@ -15,7 +15,7 @@ from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
-from ktuned.model.trial import TrialDetail, TrialResult
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Config, Outcome, canonical
 from ktuned.protocol.jobs import JobState
 from ktuned.protocol.winners import Status
@@ -27,6 +27,7 @@ from ktuned.tuning.judgements import ServedConfigs, choose_served_configs
 from ktuned.tuning.outcomes import Outcomes
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.made_state import make_state
+from tests.trials import make_detail
 
 KNOBS = range(6)
 SPACE = SpaceInfo("cartesian", {"B": tuple(KNOBS)}, size=len(KNOBS))
@@ -242,7 +243,7 @@ async def test_a_busy_machine_leaves_a_provisional_winner_if_one_is_surely_bette
     (job,) = parts.store.list_jobs()
     brief = parts.preparation.prepare_brief(job)
     trial = await parts.store.begin_trial(brief.context, brief.specialized_problem, job.id, default)
-    contended = TrialResult(Outcome.CONTENDED, detail=TrialDetail(low_us=fastest_us))
+    contended = TrialResult(Outcome.CONTENDED, detail=make_detail(low_us=fastest_us))
     await parts.store.finish_trial(trial, contended, keeps_winner=True)
     outcomes = Outcomes(brief, store=parts.store, publish=parts.daemon.router.publish_event, pace=parts.fleet.pace)
     await outcomes.open_job()

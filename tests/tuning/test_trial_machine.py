@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ktuned.fleet import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied
 from ktuned.ipc.replies import Failure, Proposal
 from ktuned.ipc.requests import UnitRef
-from ktuned.model import IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.model import IllegalMove, Outcome, Phase, TrialResult
 from ktuned.protocol import Trial
 from ktuned.tuning.trial_machine import (
     CONTENDED_TRIES,
@@ -48,7 +48,7 @@ from ktuned.tuning.trial_machine import (
     TwinFound,
     Verdict,
 )
-from tests.trials import make_result
+from tests.trials import make_detail, make_result
 
 Error = WorkerDied | DeadlineExpired | RequestFailed
 
@@ -106,7 +106,7 @@ TWIN = Trial(
     artifact="a",
     digest="d",
     updated=0.0,
-    detail=TrialDetail(count=5),
+    detail=make_detail(count=5),
 )
 
 MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, NO_MEMORY, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
@@ -412,7 +412,7 @@ def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_confi
         attempt.tries = tries
         end = _compile_until_excuses_end(machine, attempt, message)
         assert (end.result.outcome, end.result.message) == (outcome, message)
-        assert end.result.detail.tries == (tries + 1 if outcome is Outcome.INTERRUPTED else None)
+        assert end.result.detail.failure.tries == (tries + 1 if outcome is Outcome.INTERRUPTED else 0)
 
 
 def _compile_until_excuses_end(machine: TrialMachine, attempt: Attempt, message: str) -> End:
@@ -441,7 +441,7 @@ def test_what_the_machine_lacked_says_nothing_about_the_config(message: str) -> 
     assert isinstance(end, End)
     assert end.result.outcome is Outcome.INTERRUPTED
     for phase, outcome in ((Phase.LOAD, Outcome.INTERRUPTED), (Phase.FIRST_LAUNCH, Outcome.LAUNCH_ERROR)):
-        failed = TrialResult(Outcome.LAUNCH_ERROR, message=message, detail=TrialDetail(phase=phase))
+        failed = TrialResult(Outcome.LAUNCH_ERROR, message=message, detail=make_detail(phase=phase))
         assert list_outcomes(measure_on_lane(make_trials(1)[0], failed)) == [outcome]
 
 
@@ -661,7 +661,7 @@ def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     (attempt,) = make_trials(1)
     (end,) = MACHINE.handle(TwinFound(attempt, TWIN))
     assert isinstance(end, End)
-    assert (end.result.latency_us, end.result.detail.carried_from, end.result.detail.count) == (3.0, 7, 5)
+    assert (end.result.latency_us, end.result.detail.timing.carried_from, end.result.detail.timing.count) == (3.0, 7, 5)
 
 
 def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
@@ -669,11 +669,11 @@ def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
     plain, retried = make_trials(2)
     (end,) = measure_on_lane(plain, FINE)
     assert isinstance(end, End)
-    assert end.result.detail.story is None
+    assert end.result.detail.failure.story == ()
     leave_lane([retried], make_kill())
     (end,) = measure_on_lane(retried, FINE)
     assert isinstance(end, End)
-    assert list(end.result.detail.story or ()) == ["lane_taken", "killed", "lane_taken", "timed"]
+    assert list(end.result.detail.failure.story) == ["lane_taken", "killed", "lane_taken", "timed"]
 
 
 def test_a_verdict_that_ends_nothing_is_refused() -> None:

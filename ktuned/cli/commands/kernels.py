@@ -80,6 +80,7 @@ def _describe_kernel(kernel: KernelEntry, root: RootInfo | None) -> None:
         "default": text.format_values(kernel.default),
         "root": text.ABSENT if root is None else root.path,
         "python": text.ABSENT if root is None else root.python,
+        "made again": kernel.repeated or text.ABSENT,
         "environment": text.format_values(None if root is None else root.env),
     }
     for name, value in facts.items():

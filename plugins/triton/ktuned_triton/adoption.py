@@ -28,7 +28,16 @@ def adopt(file: str, name: str, identity: str) -> None:
     def declare_inputs(call: Call) -> Mapping[str, Any]:
         # Each tensor is one row of elements up to the end of its storage.
         return {
-            name: files.declare_tensor(call, entry.elements, entry.dtype, entry.fill, output=True)
+            name: files.declare_tensor(
+                call,
+                entry.elements,
+                entry.dtype,
+                entry.fill,
+                output=True,
+                remainder=entry.remainder,
+                memory=entry.memory,
+                offset=entry.offset,
+            )
             for name, entry in call.tensors.items()
         }
 

@@ -97,7 +97,7 @@ def _pack_parameter(parameter: Parameter, tensors: Mapping[str, Any]) -> bytes:
     if parameter.tensor is None:
         return pack_number(parameter.type, parameter.value)
     address: int = tensors[parameter.tensor].data_ptr()
-    if address % ALIGNMENT_BYTES:
+    if parameter.is_aligned and address % ALIGNMENT_BYTES:
         raise ValueError(
             f"the tensor {parameter.tensor!r} lies at {address:#x}, and the kernel is compiled for addresses that are "
             f"multiples of {ALIGNMENT_BYTES}"

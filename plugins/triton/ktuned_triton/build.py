@@ -24,7 +24,7 @@ FUNCTION = "function"
 MEMBER = "member"
 """Keys of the maps that stand for constants that are not plain values: ``{"dtype": "fp16"}``."""
 
-_LIBRARY_FIELDS = ("library", "cache_key", "globals_read")
+_LIBRARY_FIELDS = ("library", "cache_key", "globals_read", "unaligned")
 
 _DESCRIPTOR_FIELDS = {entry.name for entry in fields(Descriptor)}
 
@@ -96,6 +96,7 @@ class Build(backends.Build):
         cache_key: with a ``library``: Triton's digest of the function in the application.
         globals_read: with a ``cache_key``: the globals that Triton compiles in but leaves out of that digest
             (:func:`ktuned_triton.library.list_constants_read`).
+        unaligned: for drop-ins: the tensors whose address is not a multiple of 16, for which Triton compiles otherwise.
 
     Raises:
         ValueError: a function cannot be found by its name, or a size is not a positive int.
@@ -117,6 +118,7 @@ class Build(backends.Build):
     library: Library | None = None
     cache_key: str = ""
     globals_read: tuple[str, ...] = ()
+    unaligned: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", _find_function_name(self.function))

@@ -4,9 +4,11 @@ Pruning, heuristics and grids are functions of the application and need the call
 can evaluate them. It does so once for each key, in the call; tuning then needs nothing but the results. Tensors and
 numbers that all configs share are stored once in the call; a recipe holds only what differs for its config.
 
-A tensor travels as dtype and size. Tensors of integers are captured (:mod:`ktuned.dropin.recorded_call`), unless a hook
-zeroes them. A call that a worker cannot repeat is left to Triton (:class:`~ktuned.dropin.NotTunable`), such as a call
-with a table of pointers, which mean nothing in another process.
+A tensor travels as dtype, size and layout: its address modulo 256, and its place in memory that it shares with others.
+Tensors of integers are captured (:mod:`ktuned.dropin.recorded_call`), unless a hook zeroes them. The tuning key has
+only what Triton specialises by: whether the address is a multiple of 16. A call that a worker cannot repeat is left to
+Triton (:class:`~ktuned.dropin.NotTunable`), such as a call with a table of pointers, which mean nothing in another
+process.
 """
 
 from __future__ import annotations
@@ -42,6 +44,12 @@ SMALLEST_ADDRESS, LARGEST_ADDRESS = 1 << 40, 1 << 57
 """Range of the driver's addresses on 64-bit systems. An index is hardly ever that large, so a number in this range is
 taken for an address."""
 
+_UNALIGNED = "~"
+"""Mark after the dtype of a tensor whose address is not a multiple of 16."""
+
+_ADDRESS_PERIOD = 256
+"""A GPU treats addresses alike that have the same remainder, in bytes."""
+
 _LAUNCH_ONLY = ("grid", "warmup")
 _SIZES = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 
@@ -52,11 +60,25 @@ class EmptyGrid(Exception):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor argument; ``elements`` counts from its first element to the end of its storage."""
+    """A tensor argument: a row of elements, from its first element to the end of its storage.
+
+    Strides and shapes are arguments of their own, so a row serves tensors of any shape.
+
+    Attributes:
+        dtype: the dtype's name.
+        elements: the number of elements.
+        fill: what it is filled with.
+        remainder: the distance of the first element from the last multiple of 256 bytes.
+        memory: the name of the tensor in whose memory it lies; its own name if others lie in its memory.
+        offset: the distance of its first element from that tensor's, in bytes.
+    """
 
     dtype: str
     elements: int
     fill: str
+    remainder: int = 0
+    memory: str = ""
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +125,7 @@ class Call(RecordedCall):
             grid=recipe.grid,
             options=recipe.options,
             dtypes={name: tensor.dtype for name, tensor in self.tensors.items()},
+            unaligned=tuple(name for name, tensor in self.tensors.items() if tensor.remainder % ALIGNMENT_BYTES),
             **sizes,
             **more,
         )
@@ -147,8 +170,12 @@ def make_problem(tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs
     """
     arguments = map_arguments(tuner, args, kwargs)
     problem = {name: convert_to_scalar(arguments[name]) if name in arguments else "~" for name in tuner.keys}
-    dtypes = (getattr(value, "dtype", None) or _read_descriptor_dtype(value) for value in arguments.values())
-    types = ",".join(shorten_dtype(dtype) for dtype in dtypes if dtype is not None)
+    dtypes = [(value, getattr(value, "dtype", None) or _read_descriptor_dtype(value)) for value in arguments.values()]
+    types = ",".join(
+        shorten_dtype(dtype) + (_UNALIGNED if _is_tensor(value) and value.data_ptr() % ALIGNMENT_BYTES else "")
+        for value, dtype in dtypes
+        if dtype is not None
+    )
     return {**problem, TYPES_KEY: types, CONSTANTS_KEY: _digest_constants(tuner, configs, args, kwargs)}
 
 
@@ -358,12 +385,22 @@ class _ArgumentReader:
 
     def describe_tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were read; those that a hook zeroes get the fill ``zeros``."""
-        described = {}
+        storages: dict[int, list[str]] = {}
         for name, (value, tensor) in self._tensors.items():
-            if id(value) in self.zeroed:
-                self.captured.pop(name, None)
-                tensor = replace(tensor, fill="zeros")
-            described[name] = tensor
+            storages.setdefault(value.untyped_storage().data_ptr() if tensor.elements else id(value), []).append(name)
+        described = {}
+        for names in storages.values():
+            # In the order of addresses: a tensor's content replaces that of the tensor in whose memory it lies.
+            addresses = {name: int(self._tensors[name][0].data_ptr()) for name in names}
+            owner, *others = sorted(names, key=addresses.__getitem__)
+            for name in (owner, *others):
+                value, tensor = self._tensors[name]
+                if id(value) in self.zeroed:
+                    self.captured.pop(name, None)
+                    tensor = replace(tensor, fill="zeros")
+                if others:
+                    tensor = replace(tensor, memory=owner, offset=addresses[name] - addresses[owner])
+                described[name] = tensor
         return described
 
     def read_argument(self, name: str, value: Any) -> Argument:
@@ -389,15 +426,17 @@ class _ArgumentReader:
         if (address, dtype) in self._names_by_memory:
             # The same memory under two names: the kernel works in place.
             return self._names_by_memory[address, dtype]
-        if address % ALIGNMENT_BYTES:
-            raise NotTunable(f"its argument {name} is not aligned to {ALIGNMENT_BYTES} bytes")
         if dtype.startswith("complex"):
             raise NotTunable(f"its argument {name} is a tensor of {dtype}, which Triton does not have")
         fill = "zeros" if name in self._reset_names else "uniform" if dtype in FLOATING else CAPTURED
         if fill == CAPTURED:
             self.captured[name] = value
-        elements = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
-        self._tensors[name] = value, Tensor(dtype, elements, fill)
+        after = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
+        elements = after if value.numel() else 0
+        # Allocations start at a multiple of 256, or at one of 16 on a CPU; that difference is not the call's.
+        storage: int = value.untyped_storage().data_ptr()
+        remainder = (address - storage + storage % ALIGNMENT_BYTES) % _ADDRESS_PERIOD if elements else 0
+        self._tensors[name] = value, Tensor(dtype, elements, fill, remainder)
         self._names_by_memory[address, dtype] = name
         return name
 

@@ -18,10 +18,14 @@ compiled)."""
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of the machine code: Triton's name of its type (``*fp16``, ``i32``, ``fp32``), and its value."""
+    """One parameter of the machine code: Triton's name of its type (``*fp16``, ``i32``, ``fp32``), and its value.
+
+    ``is_aligned`` is false for a tensor whose address need not be a multiple of 16.
+    """
 
     type: str
     value: Value
+    is_aligned: bool = True
 
     @property
     def tensor(self) -> str | None:
@@ -36,7 +40,7 @@ class Parameter:
         value = data["value"]
         if isinstance(value, Mapping):
             value = TensorMap.from_plain(value) if "tensor" in value else Descriptor.from_plain(value)
-        return cls(data["type"], value)
+        return cls(data["type"], value, data.get("is_aligned", True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ktuned_triton.launch_plan import Parameter
 from ktuned_triton.library import find_function
 
 ALIGNMENT_BYTES = 16
-"""Alignment that kernels are compiled for and every tensor must have; torch's own allocations have it."""
+"""Alignment that kernels are compiled for; torch's own allocations have it."""
 
 
 class ArgumentMismatch(Exception):
@@ -25,15 +25,16 @@ class ArgumentMismatch(Exception):
 
 
 class FakeTensor:
-    """A tensor without memory: it has what Triton reads to specialise a kernel, a dtype and an aligned address."""
+    """A tensor without memory: it has what Triton reads to specialise a kernel, a dtype and an address."""
 
-    def __init__(self, name: str, dtype: str) -> None:
+    def __init__(self, name: str, dtype: str, *, is_aligned: bool = True) -> None:
         self.name = name
         self.dtype = dtype
+        self.is_aligned = is_aligned
 
     def data_ptr(self) -> int:
-        """Return an aligned address; the signature depends on the alignment."""
-        return 0
+        """Return an address; the signature depends on whether it is a multiple of :data:`ALIGNMENT_BYTES`."""
+        return 0 if self.is_aligned else 1
 
     def ptr_range(self) -> int:
         """Return a size within 32 bits; the signature depends on whether offsets fit 32 bits."""
@@ -79,7 +80,8 @@ def _flatten_parameter(name: str, kind: Any, value: Any) -> Iterator[Parameter]:
         # The parameters that replace a descriptor are known only after the compile.
         yield Parameter(kind, Descriptor.read(value, value.base.name))
     elif kind != "constexpr":
-        yield Parameter(kind, value.name if isinstance(value, FakeTensor) else value)
+        is_tensor = isinstance(value, FakeTensor)
+        yield Parameter(kind, value.name if is_tensor else value, is_aligned=not is_tensor or value.is_aligned)
 
 
 def _match_arguments(function: Any, constants: Mapping[str, Any], build: Build) -> Iterator[tuple[str, Any]]:
@@ -96,7 +98,7 @@ def _match_arguments(function: Any, constants: Mapping[str, Any], build: Build) 
                 )
             yield name, parameter.default
         elif rest:
-            yield name, _make_argument(rest.pop(0), build.dtypes)
+            yield name, _make_argument(rest.pop(0), build)
         elif has_default:
             yield name, parameter.default
         else:
@@ -108,18 +110,19 @@ def _match_arguments(function: Any, constants: Mapping[str, Any], build: Build) 
         )
 
 
-def _make_argument(value: Argument, dtypes: Mapping[str, str]) -> Any:
+def _make_argument(value: Argument, build: Build) -> Any:
+    dtypes = build.dtypes
     if isinstance(value, tuple):
-        return tuple(_make_argument(item, dtypes) for item in value)
+        return tuple(_make_argument(item, build) for item in value)
     if isinstance(value, Descriptor):
-        return make_fake_descriptor(value, _make_argument(value.descriptor, dtypes))
+        return make_fake_descriptor(value, _make_argument(value.descriptor, build))
     if not isinstance(value, str):
         return value
     if value not in dtypes:
         raise ArgumentMismatch(unknown_tensor(value, dtypes))
     if dtypes[value].startswith("complex"):
         raise ArgumentMismatch(f"the tensor {value!r} is of {dtypes[value]}, a dtype that Triton does not have")
-    return FakeTensor(value, dtypes[value])
+    return FakeTensor(value, dtypes[value], is_aligned=value not in build.unaligned)
 
 
 def _unpack_constant(name: str, value: Any, find: Callable[[str], Any]) -> Any:

@@ -1,0 +1,120 @@
+"""Repetition: what no observer sees makes answers stale after a while, at a bounded price."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.catalog import Catalog
+from ktuned.scheduling.job_requests import TuningRequest
+from ktuned.scheduling.repetition import FIRST_S, OVERDUE_S, SHARE, SHORTEST_S, Repeated, Repetition
+from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
+
+pytestmark = pytest.mark.anyio
+
+LIBC = ctypes.CDLL(None)
+LIBC.shmat.restype = ctypes.c_void_p
+LIBC.shmat.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+
+READS_HIDDEN = """\
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+HIDDEN = ctypes.c_int.from_address(libc.shmat({number}, None, 0)).value
+"""
+"""Code whose reading leaves no note: shared memory of System V has no name in any file system."""
+
+
+@pytest.fixture
+def hidden() -> Iterator[tuple[int, ctypes.c_int]]:
+    """Return the number of a piece of shared memory, and the integer in it."""
+    number = LIBC.shmget(0, 4096, 0o600)
+    place = LIBC.shmat(number, None, 0)
+    yield number, ctypes.c_int.from_address(place)
+    LIBC.shmdt(ctypes.c_void_p(place))
+    LIBC.shmctl(number, 0, None)
+
+
+def look_up(parts: Parts) -> Any:
+    return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+
+
+async def test_hidden_change_is_stale_after_a_repetition(tmp_path: Path, hidden: tuple[int, ctypes.c_int]) -> None:
+    number, value = hidden
+    value.value = 1
+    text = READS_HIDDEN.format(number=number) + make_kernel_text(rtol="HIDDEN * 1e-4")
+    async with assemble_daemon(tmp_path, start_process=subprocess.Popen) as parts, parts.run_jobs():
+        kernel = await parts.inspect_file(text)
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.recorder.wait_for_ended_jobs()
+        repeat = parts.daemon.repetition.repeat_kernel
+        tuned = parts.catalog.resolve_kernel("it").digest
+        await repeat("project:it")
+        await repeat("project:it")
+        assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
+        assert parts.recorder.list_events("stale") == []
+        value.value = 2
+        assert look_up(parts).status == "fresh"
+        await repeat("project:it")
+        assert parts.catalog.resolve_kernel("it").digest != tuned
+        assert [event["kernel"] for event in parts.recorder.list_events("stale")] == ["project:it"]
+        value.value = 1
+        await repeat("project:it")
+        assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
+
+
+def make_repetition(clock: list[float], used: list[str], catalog: Catalog | None = None) -> Repetition:
+    """Return a repetition whose clock and used kernels are lists, and that repeats nothing."""
+    unused: Any = None
+    return Repetition(
+        catalog=catalog or Catalog(),
+        fleet=unused,
+        machine=unused,
+        store=unused,
+        traces=unused,
+        deadlines={},
+        list_used_kernels=lambda: used,
+        on_changes=unused,
+        publish=lambda event: None,
+        clock=lambda: clock[0],
+    )
+
+
+async def test_repetitions_take_their_share_of_a_core() -> None:
+    """A pause follows that is as long as the CPU time asks for; a costly kernel also waits for longer itself."""
+    clock, used = [0.0], ["p:one", "p:two"]
+    repetition = make_repetition(clock, used)
+    assert repetition.choose_due_kernel() is None
+    clock[0] = FIRST_S
+    assert repetition.choose_due_kernel() == "p:one"
+    repetition.record_repetition("p:one", cpu_s=30.0)
+    clock[0] += 30.0 / SHARE - 1.0
+    assert repetition.choose_due_kernel() is None
+    clock[0] += 1.0
+    assert repetition.choose_due_kernel() == "p:two"
+    assert repetition.find_interval("p:one") == 30.0 / SHARE
+    repetition.record_repetition("p:two", cpu_s=0.5)
+    assert repetition.find_interval("p:two") == SHORTEST_S
+    assert repetition.last_repetitions["p:two"] == Repeated(clock[0], 0.5)
+
+
+async def test_answers_say_that_an_hour_went_by_without_a_repetition(tmp_path: Path) -> None:
+    async with assemble_daemon(tmp_path) as parts:
+        await parts.record_measurements(await parts.inspect_file(make_kernel_text()), {50.0: 50.0})
+        clock = [0.0]
+        repetition = make_repetition(clock, ["project:it"], parts.catalog)
+        repetition.note_overdue()
+        assert parts.catalog.unrepeated == set()
+        clock[0] = OVERDUE_S + 1.0
+        repetition.note_overdue()
+        parts.touch_answers()
+        assert "not made again for an hour" in look_up(parts).message
+        repetition.record_repetition("project:it", cpu_s=1.0)
+        repetition.note_overdue()
+        parts.touch_answers()
+        assert look_up(parts).message == ""
