@@ -41,10 +41,19 @@ class MappedFile(NamedTuple):
     is_code: bool
 
 
+_RUNTIMES_SHARE = (b"/dev/shm/cuda", b"/dev/shm/nccl", b"/dev/shm/__KMP_REGISTERED_LIB")
+"""Shared memory that drivers and OpenMP's runtimes make on their first use in any worker."""
+
+
 class MappedFiles:
-    """Remembers the files that this process had mapped, and how each looked on the disk when it was first seen."""
+    """Remembers the files that this process had mapped, and how each looked on the disk when it was first seen.
+
+    Attributes:
+        shared: the files and shared memory that were mapped to write to, as others may have, at the last look.
+    """
 
     def __init__(self) -> None:
+        self.shared: frozenset[bytes] = frozenset()
         self._known: dict[bytes, MappedFile] = {}
         self._expected_places: tuple[bytes, ...] = ()
 
@@ -89,10 +98,14 @@ class MappedFiles:
     def _look_at_mapped_files(self) -> dict[bytes, MappedFile]:
         """Return the mapped files with their stamps. A known file keeps the stamp that it was first seen with."""
         mapped: dict[bytes, MappedFile] = {}
+        shared: set[bytes] = set()
         for match in _MAPPED.finditer(_read_maps()):
             writable, executable, sharing, name = match.groups()
             # Skip a file that is mapped shared and writable: writes to the mapping change it on the disk.
-            if name.startswith((*_UNREAL, *_NAME_SERVICES)) or (writable == b"w" and sharing == b"s"):
+            is_shared, is_unreal = writable == b"w" and sharing == b"s", name.startswith((*_UNREAL, *_NAME_SERVICES))
+            if is_shared and (not is_unreal or name.startswith(b"/dev/shm/")) and not name.startswith(_RUNTIMES_SHARE):
+                shared.add(name)
+            if is_shared or is_unreal:
                 continue
             is_code, is_gone = executable == b"x", name.endswith(_GONE)
             name = name.removesuffix(_GONE)
@@ -111,6 +124,7 @@ class MappedFiles:
             else:
                 stamp = _stamp_file(name) if known is None else known.stamp
             mapped[name] = MappedFile(stamp, is_code or (before is not None and before.is_code))
+        self.shared = frozenset(shared)
         return mapped
 
 

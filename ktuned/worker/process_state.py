@@ -25,8 +25,11 @@ state, so the config is launched in it. It is read after loading (:meth:`Process
 written again whenever the config runs, because a library's constructor runs once per process, but finalists are
 launched in turns. Checks never run in it (:meth:`ProcessState.use_known_arithmetic`).
 
-**Found, but not undone**: threads that the config has left behind, libraries of the project that it has mapped, which
-have data of their own (:mod:`ktuned.worker.mapped_files`), and state that could not be restored.
+**Ended**: processes that the config has started, also those that have detached themselves.
+
+**Found, but not undone**: threads, timers, signal handlers and shared mappings that the config has left behind
+(:mod:`ktuned.worker.residues`), processes that had to be ended, libraries of the project that it has mapped, which have
+data of their own (:mod:`ktuned.worker.mapped_files`), and state that could not be restored.
 :attr:`ProcessState.leftover` describes it, the batch ends, and the lane takes a fresh worker. The same happens if a
 mapped file has changed on the disk (:meth:`ProcessState.find_outdated_file`).
 
@@ -53,6 +56,7 @@ from ktuned.worker.process_settings import (
     read_arithmetic,
     write_arithmetic,
 )
+from ktuned.worker.residues import end_processes, find_new_residues, list_children, read_residues
 from ktuned.worker.threading_libraries import ThreadingLibraries, is_usual_value
 
 _DRIVER_THREADS = ("cuda", "nv", "pt_")
@@ -79,6 +83,9 @@ class ProcessState:
         self._baseline: dict[str, Any] = {}
         self._loaded_states: dict[str, dict[str, Any]] = {}
         self._threads: frozenset[str] = frozenset()
+        self._children: frozenset[int] = frozenset()
+        self._shared: frozenset[bytes] = frozenset()
+        self._residues: dict[str, frozenset[object]] = {}
         self._files = MappedFiles()
         self._libraries = ThreadingLibraries()
 
@@ -122,6 +129,9 @@ class ProcessState:
         self.restore_baseline()
         self._files.accept_mapped_files()
         self._threads = frozenset(list_threads())
+        self._children = list_children()
+        self._residues = read_residues()
+        self._shared = self._files.shared
 
     def restore_baseline(self) -> None:
         """Restore the baseline. State that cannot be restored is described in :attr:`leftover`."""
@@ -208,7 +218,7 @@ class ProcessState:
             self._baseline[setting.name] = setting.read()
 
     def _find_leftovers(self) -> None:
-        """Find threads and libraries that were not there before the config."""
+        """End processes, and find threads, residues and mappings, that were not there before the config."""
         if not self._baseline:
             return
         new_threads = [thread for thread in list_threads() if thread not in self._threads]
@@ -216,8 +226,14 @@ class ProcessState:
         if new_threads:
             threads = "a thread" if len(new_threads) == 1 else f"{len(new_threads)} threads"
             self._add_leftover(f"it left {threads} behind")
+        if self._residues and end_processes(self._children):
+            self._add_leftover("it left a process behind")
+        for name in find_new_residues(self._residues) if self._residues else ():
+            self._add_leftover(f"it left a {name} behind")
         for library in self._files.find_new_libraries():
             self._add_leftover(f"it loaded {library}")
+        if not self._files.shared <= self._shared:
+            self._add_leftover("it left a shared mapping behind")
 
     def _add_leftover(self, message: str) -> None:
         """Keep the first leftover: one is enough to need a fresh process."""

@@ -448,15 +448,15 @@ class Project:
             "data file": (2, lambda: self._small("data.json", '"rows": ')),
             "environment": (1, lambda: self._small("ktuned.toml", 'ROWS = "')),
             "compiler": (1, lambda: self._number_in(COMPILER_FILE, "COMPILER=")),
-            "native read": (2, lambda: {"native.txt": f"{self.chance.choice('123456')}\n"}),
+            "native read": (2, lambda: self._other_number("native.txt")),
             "loaded library": (2, self._choose_library),
             "shadowing package": (2, self._shadow_module),
             "listed directory": (2, lambda: {"listed/two": None if self.texts["listed/two"] is not None else ""}),
             "hidden name": (1, lambda: self._toggled("listed/.hidden")),
             "editor's copy": (1, lambda: self._toggled("listed/one~")),
-            "hidden directory": (1, lambda: self._small(".github/rows.txt", "")),
-            "appended file": (1, lambda: self._small("journal.txt", "")),
-            "behind a link": (1, lambda: self._small("behind.txt", "")),
+            "hidden directory": (1, lambda: self._other_number(".github/rows.txt")),
+            "appended file": (1, lambda: self._other_number("journal.txt")),
+            "behind a link": (1, lambda: self._other_number("behind.txt")),
             "standard name": (1, self._shadow_standard_module),
             "customized start": (1, lambda: self._small("../lib/sitecustomize.py", "AUTHORS_ROWS = ")),
             "dangling link": (1, self._toggle_target),
@@ -515,6 +515,9 @@ class Project:
         if self.texts[package] is not None and self.chance.random() < 0.5:
             return {package: None}
         return {package: f"def rows():\n    return {self.chance.randint(2, 6)}\n"}
+
+    def _other_number(self, name: str) -> dict[str, str | None]:
+        return {name: f"{self.chance.choice([one for one in '123456' if one != self.text(name)[0]])}\n"}
 
     def _toggled(self, name: str) -> dict[str, str | None]:
         return {name: None if self.texts[name] is not None else ""}

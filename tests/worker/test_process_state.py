@@ -7,14 +7,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import signal
 import subprocess
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from ktuned.ipc import parent
 from ktuned.worker import mapped_files
 from ktuned.worker.process_state import ProcessState
 from tests.fake_backend import pollution
@@ -113,6 +116,62 @@ def test_a_thread_left_behind_is_a_leftover(state: ProcessState) -> None:
     end.set()
     thread.join()
     assert state.leftover == "it left a thread behind"
+
+
+def leave_timer() -> None:
+    timer = ctypes.c_void_p()
+    assert ctypes.CDLL(None).timer_create(1, None, ctypes.byref(timer)) == 0
+
+
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: None)
+
+
+def leave_handler() -> None:
+    """Install a handler as C does, which Python does not see."""
+    ctypes.CDLL(None).signal(signal.SIGUSR2, _HANDLER)
+
+
+_mappings: list[mmap.mmap] = []
+
+
+def leave_mapping() -> None:
+    with tempfile.TemporaryFile() as stream:
+        stream.truncate(4096)
+        _mappings.append(mmap.mmap(stream.fileno(), 4096))
+
+
+@pytest.mark.parametrize(
+    ("leave", "name"),
+    [(leave_timer, "timer"), (leave_handler, "signal handler"), (leave_mapping, "shared mapping")],
+)
+def test_what_goes_on_in_the_process_is_a_leftover(state: ProcessState, leave: Callable[[], None], name: str) -> None:
+    """A worker in which a config has left one is not used again."""
+    before = signal.getsignal(signal.SIGUSR2)
+    with state.isolate_config("a"):
+        pass
+    assert not state.leftover
+    try:
+        with state.isolate_config("b"):
+            leave()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        while _mappings:
+            _mappings.pop().close()
+    assert state.leftover == f"it left a {name} behind"
+
+
+def test_processes_of_a_config_end_with_it(state: ProcessState) -> None:
+    """One that has detached itself is adopted by the worker; none takes a core from later configs."""
+    parent.adopt_descendants()
+    script = "setsid sleep 600 > /dev/null 2>&1 & echo $!; exec sleep 600"
+    with state.isolate_config("a"):
+        process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        with process.stdout:
+            detached = int(process.stdout.readline())
+    assert state.leftover == "it left a process behind"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (process.pid, detached))
+    process.returncode = 0
 
 
 def compile_library(path: Path, answer: int) -> Path:

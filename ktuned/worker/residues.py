@@ -1,0 +1,94 @@
+"""What a config may leave in its process besides settings: processes, timers, signal handlers.
+
+Each would go on while later configs are measured. A process is ended with its config. The others cannot be undone for
+certain, so whoever finds one takes a fresh worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from ktuned.dependencies import ACCESSES
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_SIGACTION_WORDS: Final = 32
+"""More than any ``struct sigaction``, which begins with the handler's address (sigaction(2))."""
+
+_SIGNALS: Final = sorted(signal.valid_signals())
+
+_SEARCHES: Final = 20
+"""How often processes are searched for, because those that end may leave children of their own."""
+
+
+def list_children() -> frozenset[int]:
+    """Return this process's children that run, adopted ones included."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):
+            found.update(map(int, _read(f"/proc/self/task/{thread}/children").split()))
+    return frozenset(filter(_runs, found))
+
+
+def end_processes(but: frozenset[int]) -> bool:
+    """Kill and reap all children except some, and those that they leave; return whether there were any."""
+    has_found = False
+    for _ in range(_SEARCHES):
+        children = list_children() - but
+        if not children:
+            break
+        has_found = True
+        for pid in children:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with suppress(OSError):
+                os.waitpid(pid, 0)
+    return has_found
+
+
+def list_timers() -> frozenset[bytes]:
+    """Return the ids of this process's POSIX timers; none if Linux does not list them."""
+    with suppress(OSError):
+        return frozenset(line for line in _read("/proc/self/timers").splitlines() if line.startswith(b"ID:"))
+    return frozenset()
+
+
+def list_signal_handlers() -> frozenset[tuple[int, int]]:
+    """Return each signal with the address of its handler."""
+    action = (ctypes.c_size_t * _SIGACTION_WORDS)()
+    return frozenset((number, action[0]) for number in _SIGNALS if _libc.sigaction(number, None, action) == 0)
+
+
+RESIDUES: Final[Mapping[str, Callable[[], frozenset[object]]]] = {
+    "timer": list_timers,
+    "signal handler": list_signal_handlers,
+}
+"""Residues that need a fresh worker, by their name in messages."""
+
+
+def read_residues() -> dict[str, frozenset[object]]:
+    """Return what this process has of each kind now."""
+    return {name: read() for name, read in RESIDUES.items()}
+
+
+def find_new_residues(before: Mapping[str, Iterable[object]]) -> list[str]:
+    """Return the names of the kinds of which this process has more than before."""
+    return [name for name, found in read_residues().items() if not found <= frozenset(before[name])]
+
+
+def _runs(pid: int) -> bool:
+    with suppress(OSError):
+        # The state follows the command's name, which may contain anything (proc(5)).
+        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1] != [b"Z"]
+    return False
+
+
+def _read(path: str) -> bytes:
+    with ACCESSES.pause_recording(), open(path, "rb") as stream:
+        return stream.read()
