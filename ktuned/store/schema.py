@@ -118,8 +118,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             count INTEGER NOT NULL, updated REAL NOT NULL, PRIMARY KEY (kernel, problem, device)
         ) WITHOUT ROWID""",
     ),
-    # Details have a stage above each fact since: earlier trials lack theirs, so nothing may be taken over from them.
-    ("UPDATE trials SET content = NULL",),
 )
 """Statements that lead from each version (the position) to the next. Released entries must never change."""
 
