@@ -37,7 +37,7 @@ from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
 from ktuned.serve.events import Events
 from ktuned.store.database import Store
-from ktuned.tuning.deadlines import merge_deadlines
+from ktuned.tuning.limits import merge_deadlines
 from tests.fake_tensors import add_inputs
 from tests.forked_processes.starting import start_process as start_forked
 from tests.trials import make_detail

@@ -37,7 +37,7 @@ from ktuned.protocol.winners import Status
 from ktuned.serve import server
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES
+from ktuned.tuning.limits import DEFAULT_DEADLINES
 from ktuned_client import wire
 from tests.daemon_parts import Parts
 from tests.trials import make_trial

@@ -9,7 +9,7 @@ The answer is the first of these that the space admits and that is not known to 
 4. the default, which needs no verdict, because the kernel file declares it as its fallback.
 
 An answer is replaced only by one that is known to be no worse: a job declares no winner before it has measured the
-configs that lookups were answered with so far (:mod:`ktuned.tuning.served_configs`).
+configs that lookups were answered with so far (:mod:`ktuned.tuning.judgements`).
 """
 
 from __future__ import annotations

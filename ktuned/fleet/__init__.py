@@ -4,12 +4,12 @@ from ktuned.fleet import cluster_messages, memory
 from ktuned.fleet.applications import Applications
 from ktuned.fleet.cluster import ClusterExecutor, ClusterSettings
 from ktuned.fleet.compile_slot import CompileSlot
-from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
-from ktuned.fleet.executors import Executors
+from ktuned.fleet.executor import DATA_CODE, Environment, Executor, Executors, KernelCode, Worker
 from ktuned.fleet.failures import (
     KILLS_EXCUSED,
     CannotOpen,
     DeadlineExpired,
+    Health,
     HostLost,
     LaneSick,
     Output,
@@ -19,16 +19,14 @@ from ktuned.fleet.failures import (
     is_outside_kill,
 )
 from ktuned.fleet.fleet import BENCH_MODULES, Fleet, choose_compile_slots, count_compile_workers
-from ktuned.fleet.front_ends import LIBRARY, FrontEndKey, FrontEnds
-from ktuned.fleet.health import Health
+from ktuned.fleet.front_ends import LIBRARY, FrontEndKey
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turns, age_rank
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.program import ProgramFailed, Programs, run_program
-from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
+from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, Pace, QuietGate
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
 
@@ -54,7 +52,6 @@ __all__ = [
     "Executors",
     "Fleet",
     "FrontEndKey",
-    "FrontEnds",
     "Health",
     "HostLost",
     "KernelCode",

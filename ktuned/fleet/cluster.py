@@ -50,8 +50,7 @@ from ktuned.fleet.cluster_messages import (
     read_message,
 )
 from ktuned.fleet.executor import Environment, Executor, Worker
-from ktuned.fleet.failures import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied, describe_exit
-from ktuned.fleet.health import Health
+from ktuned.fleet.failures import DeadlineExpired, Health, HostLost, Output, RequestFailed, WorkerDied, describe_exit
 from ktuned.fleet.process_group import ProcessGroup
 from ktuned.fleet.program import Programs
 from ktuned.ipc import InvalidMessage, decoding, frames, replies, requests

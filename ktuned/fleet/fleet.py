@@ -23,6 +23,7 @@ import anyio
 import anyio.abc
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from ktuned.backends import cpu
 from ktuned.fleet import memory
@@ -33,20 +34,32 @@ from ktuned.fleet.front_ends import FrontEnds
 from ktuned.fleet.lane_machine import (
     LINGER_S,
     AwaitSpare,
+    AwaitTurn,
     CloseData,
+    DataClosed,
     EndWorker,
+    Event,
     Fail,
     FleetLimits,
-    Instruction,
     LaneMachine,
     LendWorker,
     MakeSpare,
+    SpareMade,
+    SparesNeeded,
+    SpareWarmed,
+    StartWorker,
+    Step,
+    TimePassed,
+    TurnCame,
     WarmSpare,
     WorkerKind,
+    WorkerNeeded,
+    WorkerReleased,
+    WorkersOutdated,
+    WorkerStarted,
 )
-from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
-from ktuned.fleet.quiet import QuietGate
+from ktuned.fleet.quiet import Pace, QuietGate
 from ktuned.ipc import requests
 from ktuned.model import Device, Phase, Role, WorkerError
 from ktuned.protocol import WorkerInfo
@@ -62,6 +75,10 @@ BENCH_MODULES = ("torch", "safetensors.torch", "safetensors.numpy")
 
 CLOSE_S = 5.0
 """Deadline for a worker to close a problem's data, which normally takes milliseconds."""
+
+EARLY_COMPILERS = 16
+"""At most this many compile workers start before the number of configs is known: more than a small space needs, and
+fewer than a machine with hundreds of cores would run."""
 
 IDLE_SHARE = 0.125
 """Share of the machine's memory that all idle workers together may hold."""
@@ -266,40 +283,36 @@ class Fleet:
         Raises:
             WorkerError: no worker can be started, or starts have failed so often that the next one has to wait.
         """
-        waits = True
+        need = WorkerNeeded(role, environment, device, code)
         while True:
-            match self.carry_out(self.machine.lend_worker(role, environment, device, code, waits=waits)):
+            match self.handle(need):
                 case LendWorker(worker):
                     self._some_worker_busy.set()
                     return worker
                 case AwaitSpare(kind):
-                    waits = await self._await_spare(kind)
-                case Fail(error):
-                    raise error
-                case _:
+                    need = replace(need, waits=await self._await_spare(kind))
+                case StartWorker():
                     worker = await self._start_worker(role, environment)
                     worker.device = device
                     return worker
+                case Fail(error):
+                    raise error
 
     async def _await_spare(self, kind: WorkerKind) -> bool:
         """Wait until a spare is ready or has failed; return False if neither happened within ``spawn_s``."""
         with anyio.move_on_after(self.spawn_s) as waiting:
-            try:
-                await self._spare_finished.setdefault(kind, anyio.Event()).wait()
-            finally:
-                self.machine.record_awaited_spare(kind)
+            await self._spare_finished.setdefault(kind, anyio.Event()).wait()
         return not waiting.cancelled_caught
 
     def release_worker(self, worker: Worker) -> None:
         """Take a worker back. It idles until it is lent again, or ends after idling too long."""
         if not worker.settled_bytes:
             worker.settle_memory()
-        self.carry_out(self.machine.release_worker(worker))
+        self.handle(WorkerReleased(worker))
 
-    def carry_out(self, instructions: Iterable[Instruction]) -> Instruction | None:
-        """Carry out the machine's instructions; return the one that is for the caller, if any."""
-        for_caller: Instruction | None = None
-        for instruction in instructions:
+    def handle(self, event: Event) -> Step | None:
+        """Give the machine an event and carry out its instructions; return the caller's step, if there is one."""
+        for instruction in self.machine.handle(event):
             match instruction:
                 case EndWorker(worker):
                     worker.kill()
@@ -307,11 +320,12 @@ class Fleet:
                     self.start_soon(self.close_data, workers)
                 case MakeSpare():
                     self.start_soon(self._make_spare, instruction)
-                case WarmSpare(environment, device):
+                case AwaitTurn(environment, device):
                     self.start_soon(self._warm_spare, environment, device)
                 case _:
-                    for_caller = instruction
-        return for_caller
+                    # A step is the last instruction.
+                    return instruction
+        return None
 
     async def close_data(self, workers: Sequence[Worker]) -> None:
         """Have idle workers close their problems' data, one after another."""
@@ -319,7 +333,7 @@ class Fleet:
         try:
             while waiting:
                 error = await self._ask_worker(waiting[0], requests.Close(), CLOSE_S)
-                self.carry_out(self.machine.record_closed_data(waiting.pop(0), error))
+                self.handle(DataClosed(waiting.pop(0), error))
         finally:
             # Some are left only after a cancellation. They still hold data, so they end.
             for worker in waiting:
@@ -359,21 +373,28 @@ class Fleet:
             device: Each spare makes its context on this device, taking turns with the lanes there.
             with_context: One spare may make its context while it imports, if no worker has a context yet.
         """
-        self.carry_out(self.machine.order_spares(role, environment, backend, count, device, with_context=with_context))
+        self.handle(SparesNeeded(role, environment, backend, count, device, with_context))
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
-        """Start in the background as many compile workers as can have work at once, plus ``besides`` more."""
-        self.carry_out(self.machine.order_compilers(environment, backend, besides))
+        """Start in the background as many compile workers as can have work at once, plus ``besides`` more.
+
+        While the backend is unknown, one is enough. None is started on another host before there is something to
+        compile, because others may need its cores.
+        """
+        if not environment.host:
+            count = min(self.compile_slots.most_inside, EARLY_COMPILERS) if backend else 1
+            self.prepare_spares(Role.COMPILE, environment, backend, count + besides)
 
     async def _make_spare(self, order: MakeSpare) -> None:
         spare: Worker | None = None
+        role, environment = order.kind
         try:
-            worker = await self._start_worker(order.role, order.environment)
+            worker = await self._start_worker(role, environment)
             worker.device = order.device
             worker.makes_context = order.may_make_context and not self.has_contexts
-            modules = self._spare_modules if order.role is Role.BENCH else ()
+            modules = self._spare_modules if role is Role.BENCH else ()
             request = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
-            with self.get_gate(order.environment).hold_for_start():
+            with self.get_gate(environment).hold_for_start():
                 if await self._ask_worker(worker, request, self.spawn_s) is None:
                     worker.settle_memory()
                     spare = worker
@@ -381,9 +402,9 @@ class Fleet:
                     worker.kill()
         except WorkerError as error:
             # Not reported to anyone: the lane that needs the worker will meet the same error.
-            _log.info("spare_failed", role=order.role, reason=error.message)
+            _log.info("spare_failed", role=role, reason=error.message)
         finally:
-            self.carry_out(self.machine.record_spare(order.kind, spare))
+            self.handle(SpareMade(order.kind, spare))
             # Callers that wait for this spare now ask the machine again, also if it failed.
             self._spare_finished.pop(order.kind, anyio.Event()).set()
 
@@ -392,11 +413,11 @@ class Fleet:
         at the same time.
         """
         async with self.get_turns(device).hold_turn(NO_JOB):
-            lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
-            if isinstance(lent, LendWorker):
+            step = self.handle(TurnCame(environment, device))
+            if isinstance(step, WarmSpare):
                 request = requests.Canary(device, warms_up=True)
-                error = await self._ask_worker(lent.worker, request, min(WARM_S, self.spawn_s))
-                self.carry_out(self.machine.record_warm_up(lent.worker, device, error))
+                error = await self._ask_worker(step.worker, request, min(WARM_S, self.spawn_s))
+                self.handle(SpareWarmed(step.worker, device, error))
 
     def outdate_workers(self, environment: Environment | None = None) -> None:
         """Never again lend a worker started before now: its installed packages or settings have changed.
@@ -404,7 +425,7 @@ class Fleet:
         Args:
             environment: The environment that has changed; None for all.
         """
-        self.carry_out(self.machine.outdate_workers(environment))
+        self.handle(WorkersOutdated(environment))
 
     @property
     def has_contexts(self) -> bool:
@@ -425,18 +446,18 @@ class Fleet:
                     role, environment, limit_bytes=limit, deadline_s=self.spawn_s
                 )
         except WorkerError as error:
-            self.machine.record_start((role, environment), error)
+            self.handle(WorkerStarted((role, environment), error))
             raise
         finally:
             self._starts_in_flight -= 1
-        self.machine.record_start((role, environment))
+        self.handle(WorkerStarted((role, environment)))
         return worker
 
     async def _review_idle(self) -> None:
         idle_s = self.machine.limits.idle_s
         while True:
             await anyio.sleep(min(idle_s, LINGER_S) / 4)
-            self.carry_out(self.machine.review_idle())
+            self.handle(TimePassed())
             self.front_ends.end_idle(idle_s)
 
     async def _watch_busy_workers(self) -> None:

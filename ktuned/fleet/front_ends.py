@@ -27,13 +27,13 @@ from msgspec.structs import replace
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import (
     DeadlineExpired,
+    Health,
     HostLost,
     Output,
     RequestFailed,
     WorkerDied,
     is_outside_kill,
 )
-from ktuned.fleet.health import Health
 from ktuned.fleet.lane_machine import LaneMachine
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate

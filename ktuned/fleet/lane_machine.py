@@ -6,9 +6,13 @@ any config may leave its worker, or the device, in an unknown state that cannot 
 questions follow: *may this worker do the next thing?* and *does this device still work?* This module answers them, for
 all devices and all roles of workers. ``docs/life-of-a-lane.md`` tells the same without code.
 
-*The state is the instruction.* Each :class:`LaneState` on the way to an open problem names one step. The lane carries
-out that step and passes its outcome to :meth:`LaneMachine.advance_lane`, until the problem is open. :data:`MOVES` lists
-every legal move. All other instructions are returned to the caller of the method, who carries them out.
+*One way in, one way out.* Everything that happens is an event, which :meth:`LaneMachine.handle` answers with
+instructions, in the order in which they are carried out. Most are carried out at once or in the background. The others
+are *steps*: whoever gave the event carries out the step, and passes its outcome on as the next event. A list of
+instructions has at most one step, and it is the last.
+
+*A lane's steps.* Each :class:`LaneState` on the way to an open problem has one step . Its outcome is
+:class:`WorkerTaken`, :class:`StepDone` or :class:`StepFailed`. :data:`MOVES` lists every legal move.
 
 *Trust*: a config that writes outside its tensors makes its worker doubtful, and the next config acquits or ends it. A
 spent worker stays spent. Trust and the lane's next task together decide whether the worker stays, is released or ends;
@@ -32,16 +36,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum, StrEnum, auto
 from time import monotonic
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
 from ktuned.fleet.executor import Environment, KernelCode, Worker
 from ktuned.fleet.failures import (
+    FIRST_PAUSE_S,
     CannotOpen,
+    Health,
     HostLost,
     LaneCrowded,
     LaneSick,
@@ -49,7 +55,6 @@ from ktuned.fleet.failures import (
     RequestFailed,
     is_outside_kill,
 )
-from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Phase, Role, WorkerError
 
@@ -65,10 +70,6 @@ spares that start together share the cores."""
 TROUBLE_S = 60.0
 """How long after losing a worker a lane keeps ``SPARES_IN_TROUBLE``: each spare holds some 250 MiB, and 500 MiB of a
 GPU."""
-
-EARLY_COMPILERS = 16
-"""At most this many compile workers start before the number of configs is known: more than a small space needs, and
-fewer than a machine with hundreds of cores would run."""
 
 KEPT_OPEN = 2
 """Workers of a device that have opened a kernel file, the one in use included: an author's saves alternate between two
@@ -157,22 +158,20 @@ class Trust(Enum):
 
 
 class LaneState(StrEnum):
-    """Where a lane is on its way to an open problem, and what it has to do next."""
+    """Where a lane is on its way to an open problem."""
 
     VACANT = "vacant"
     """The lane has no worker and nothing to do."""
     RESTING = "resting"
-    """The lane is sick: wait until its pause is over."""
+    """The lane is sick, and waits until its pause is over."""
     TAKING = "taking"
-    """Borrow a worker for ``bench``, and give the workers in ``ending`` a moment to end. The outcome is the worker, or
-    the error."""
+    """The lane borrows a worker."""
     PROVING = "proving"
-    """Have the worker run the canary. The outcome is the error, if there is one."""
+    """The lane's worker runs the canary."""
     OPENING = "opening"
-    """Have the workers in ``closing`` close their data, then have the lane's worker open ``bench``. The outcome is the
-    error, if there is one."""
+    """The lane's worker opens the problem."""
     OPEN = "open"
-    """The lane can measure. The outcome is the error of a request."""
+    """The lane can measure. A request that fails is a step that fails."""
 
 
 _S = LaneState
@@ -195,34 +194,32 @@ class LaneRecord(msgspec.Struct, eq=False):
         health: The failures of the device, and the pause after them.
         state: The lane's next step.
         worker: The worker that the lane has, if any.
-        bench: The problem that is open, or is being opened.
+        need: The problem that is open, or is being opened, and what the job said about it.
         trust: How far the worker is trusted.
         ending: Killed workers that may still hold the device.
-        closing: Idle workers that have to close their data before the problem is opened.
         is_suspect: Whether the lane lost its last worker to a failure; on a GPU the next one must pass the canary.
         lost_at: When the lane last lost a worker to a failure, by the machine's clock.
         has_retried: Whether the one retry of this need, of its opening or of a request, is used up.
         was_used: Whether the worker had opened a kernel file before this opening.
-        waits: Whether the job waits while the lane is sick.
-        has_stand_in: Whether the job has another lane that works.
-        is_shared: Whether an application may be at work on the device.
     """
 
     device: Device
     health: Health = msgspec.field(default_factory=Health)
     state: LaneState = LaneState.VACANT
     worker: Worker | None = None
-    bench: Bench | None = None
+    need: ProblemNeeded | None = None
     trust: Trust = Trust.SOUND
     ending: list[Worker] = msgspec.field(default_factory=list)
-    closing: list[Worker] = msgspec.field(default_factory=list)
     is_suspect: bool = False
     lost_at: float = -math.inf
     has_retried: bool = False
     was_used: bool = False
-    waits: bool = True
-    has_stand_in: bool = False
-    is_shared: bool = False
+
+    @property
+    def needed(self) -> ProblemNeeded:
+        """The ``need`` of a lane that has one."""
+        assert self.need is not None
+        return self.need
 
     @property
     def is_gpu(self) -> bool:
@@ -251,7 +248,178 @@ class LaneRecord(msgspec.Struct, eq=False):
         self.state = state
 
 
-# Instructions
+# Events of one lane
+
+
+class _OfLane(msgspec.Struct, frozen=True):
+    """An event or a step of one lane."""
+
+    lane: LaneRecord
+
+
+class ProblemNeeded(_OfLane, frozen=True):
+    """A job that holds a lane, vacant or open, needs a problem open there.
+
+    Attributes:
+        bench: The problem.
+        waits: Whether the job waits while the lane is sick.
+        has_stand_in: Whether the job has another lane that works.
+        is_shared: Whether an application may be at work on the device.
+    """
+
+    bench: Bench
+    waits: bool = True
+    has_stand_in: bool = False
+    is_shared: bool = False
+
+
+class WorkerTaken(_OfLane, frozen=True):
+    """The lane has borrowed a worker."""
+
+    worker: Worker
+
+
+class StepDone(_OfLane, frozen=True):
+    """Any other step of the lane is done."""
+
+
+class StepFailed(_OfLane, frozen=True):
+    """The lane's step has failed, or a request to its worker."""
+
+    error: WorkerError
+
+
+class Measured(_OfLane, frozen=True):
+    """A lane's request is over; ``last`` is the measurement of its last config."""
+
+    last: replies.Measurement
+
+
+class Stopped(_OfLane, frozen=True):
+    """A lane's step or request was cancelled, or failed in the daemon."""
+
+
+class Released(_OfLane, frozen=True):
+    """No job needs the lane any more; ``is_shared`` if an application may be at work on the device."""
+
+    is_shared: bool = False
+
+
+LaneEvent = ProblemNeeded | WorkerTaken | StepDone | StepFailed | Measured | Stopped | Released
+
+
+# Events of workers
+
+
+class WorkerNeeded(msgspec.Struct, frozen=True):
+    """Someone needs a worker.
+
+    Attributes:
+        role: The worker's role.
+        environment: The environment that it runs in.
+        device: The device that it will use, if any.
+        code: The kernel file that it should have open, if any.
+        waits: Whether a spare that is still starting may be waited for.
+    """
+
+    role: Role
+    environment: Environment
+    device: str = ""
+    code: KernelCode | None = None
+    waits: bool = True
+
+
+class WorkerStarted(msgspec.Struct, frozen=True):
+    """A worker was started; if the start failed, ``error`` says why."""
+
+    kind: WorkerKind
+    error: WorkerError | None = None
+
+
+class WorkerReleased(msgspec.Struct, frozen=True):
+    """A worker is no longer needed."""
+
+    worker: Worker
+
+
+class DataClosed(msgspec.Struct, frozen=True):
+    """An idle worker has closed its problem's data; if that failed, ``error`` says why."""
+
+    worker: Worker
+    error: WorkerError | None = None
+
+
+class WorkersOutdated(msgspec.Struct, frozen=True):
+    """Something that an environment's workers were started with, or have imported, has changed; ``None`` is all."""
+
+    environment: Environment | None = None
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    """Time has passed, and some workers may have idled for too long."""
+
+
+class SparesNeeded(msgspec.Struct, frozen=True):
+    """Until ``count`` are ready, spares are to be made; with a ``device``, each also makes its context there.
+
+    With ``with_context``, one may make its context while it imports, if no worker has a context yet.
+    """
+
+    role: Role
+    environment: Environment
+    backend: str
+    count: int
+    device: Device | None = None
+    with_context: bool = False
+
+
+class SpareMade(msgspec.Struct, frozen=True):
+    """A spare was made; ``worker`` is None if making it failed."""
+
+    kind: WorkerKind
+    worker: Worker | None
+
+
+class TurnCame(msgspec.Struct, frozen=True):
+    """A spare may now take its turn on a device to make its context, if a lane has not taken the last spare."""
+
+    environment: Environment
+    device: Device
+
+
+class SpareWarmed(msgspec.Struct, frozen=True):
+    """A spare has made its context on a device; if that failed, ``error`` says why."""
+
+    worker: Worker
+    device: Device
+    error: WorkerError | None = None
+
+
+class DeviceUsed(msgspec.Struct, frozen=True):
+    """A lane has used a device from ``began`` to ``ended``, in seconds of the machine's clock."""
+
+    device: Device
+    began: float
+    ended: float
+    is_shared: bool
+
+
+Event = (
+    LaneEvent
+    | WorkerNeeded
+    | WorkerStarted
+    | WorkerReleased
+    | DataClosed
+    | WorkersOutdated
+    | TimePassed
+    | SparesNeeded
+    | SpareMade
+    | TurnCame
+    | SpareWarmed
+    | DeviceUsed
+)
+
+# Instructions that are carried out at once, or in the background
 
 
 class EndWorker(msgspec.Struct, frozen=True):
@@ -261,56 +429,97 @@ class EndWorker(msgspec.Struct, frozen=True):
 
 
 class CloseData(msgspec.Struct, frozen=True):
-    """Have idle workers close their problems' data, in the background."""
+    """Have idle workers close their problems' data, in the background; report each as :class:`DataClosed`."""
 
     workers: Sequence[Worker]
 
 
 class MakeSpare(msgspec.Struct, frozen=True):
-    """Make a spare, in the background. It imports ``backend``, and belongs to a ``device`` of another host, if given.
+    """Make a spare in the background, and report it as :class:`SpareMade`.
 
-    With ``may_make_context`` it also makes its context, but only if no worker has one yet: otherwise a lane may be
-    timing by then, and making a context would stretch that timing.
+    The spare imports ``backend``, and belongs to a ``device`` of another host, if given. With ``may_make_context`` it
+    also makes its context, but only if no worker has one yet: otherwise a lane may be timing by then, and making a
+    context would stretch that timing.
     """
 
-    role: Role
-    environment: Environment
+    kind: WorkerKind
     backend: str
     may_make_context: bool
     device: str = ""
 
-    @property
-    def kind(self) -> WorkerKind:
-        """The role and environment of the spare."""
-        return self.role, self.environment
 
-
-class WarmSpare(msgspec.Struct, frozen=True):
-    """Wait for a turn on a device, behind all jobs, and have a spare make its context there."""
+class AwaitTurn(msgspec.Struct, frozen=True):
+    """Wait in the background for a turn on a device, behind all jobs, and report it as :class:`TurnCame`."""
 
     environment: Environment
     device: Device
 
 
+# Steps of whoever gave the event
+
+
 class LendWorker(msgspec.Struct, frozen=True):
-    """Give the caller this worker."""
+    """Use this worker."""
 
     worker: Worker
 
 
+class StartWorker(msgspec.Struct, frozen=True):
+    """Start a worker, report :class:`WorkerStarted`, and use it."""
+
+    kind: WorkerKind
+    device: str
+
+
 class AwaitSpare(msgspec.Struct, frozen=True):
-    """Have the caller wait until a spare of this kind is ready or has failed, and then ask again."""
+    """Wait until a spare of this kind is ready or has failed, and ask again."""
 
     kind: WorkerKind
 
 
+class WarmSpare(msgspec.Struct, frozen=True):
+    """Have this spare make its context on the device that has its turn, and report :class:`SpareWarmed`."""
+
+    worker: Worker
+
+
 class Fail(msgspec.Struct, frozen=True):
-    """Raise this error at the caller."""
+    """Raise this error."""
 
     error: WorkerError
 
 
-Instruction = EndWorker | CloseData | MakeSpare | WarmSpare | LendWorker | AwaitSpare | Fail
+# Steps of a lane; their outcome is WorkerTaken, StepDone or StepFailed
+
+
+class Rest(_OfLane, frozen=True):
+    """Wait until the lane's pause is over."""
+
+
+class TakeWorker(_OfLane, frozen=True):
+    """Borrow a worker for the lane's problem, and give the workers in the lane's ``ending`` a moment to end."""
+
+
+class RunCanary(_OfLane, frozen=True):
+    """Have the lane's worker run the canary."""
+
+
+class OpenProblem(_OfLane, frozen=True):
+    """Have the workers in ``closing`` close their data, and then the lane's worker open the lane's problem."""
+
+    closing: Sequence[Worker]
+
+
+_STEP_OF: dict[LaneState, Callable[[LaneRecord], Instruction]] = {
+    LaneState.RESTING: Rest,
+    LaneState.TAKING: TakeWorker,
+    LaneState.PROVING: RunCanary,
+}
+"""The step of each state of a lane that has one; that of ``OPENING`` also names the workers that make room."""
+
+LaneStep = Rest | TakeWorker | RunCanary | OpenProblem
+Step = LaneStep | LendWorker | StartWorker | AwaitSpare | WarmSpare | Fail
+Instruction = Step | EndWorker | CloseData | MakeSpare | AwaitTurn
 
 
 class _Warming(msgspec.Struct, eq=False):
@@ -330,7 +539,7 @@ class _Warming(msgspec.Struct, eq=False):
 
 
 class LaneMachine:
-    """The rules for all lanes and workers of a fleet. Each method takes an event and returns instructions.
+    """The rules for all lanes and workers of a fleet.
 
     Args:
         limits: How many idle workers are kept, for how long, and when a worker is replaced.
@@ -367,149 +576,199 @@ class LaneMachine:
         self._free_at: dict[str, float] = {}
         """When a lane may use a device again beside an application, by the device's name."""
         self._idle_bytes = 0
+        self._instructions: list[Instruction] = []
+        """What follows from the event that is being handled."""
         self._compilers_of = compilers_of
         self._clock = clock
 
+    def handle(self, event: Event) -> list[Instruction]:
+        """Handle an event; return the instructions that follow from it, in order.
+
+        Raises:
+            IllegalMove: the event is illegal for its lane now; nothing has changed.
+        """
+        self._instructions = []
+        match event:
+            case ProblemNeeded():
+                self._need_problem(event)
+            case WorkerTaken(lane, worker):
+                self._take_worker(lane, worker)
+            case StepDone(lane):
+                self._advance_lane(lane)
+            case StepFailed(lane, error):
+                self._judge_failure(lane, error)
+            case Measured(lane, last):
+                self._judge_worker(lane, last)
+            case Stopped(lane):
+                self._lose_worker(lane)
+                if lane.state is not LaneState.VACANT:
+                    lane.move_to(LaneState.VACANT)
+            case Released(lane, is_shared):
+                self._release_lane(lane, is_shared=is_shared)
+            case WorkerNeeded():
+                self._find_worker(event)
+            case WorkerStarted(kind, error):
+                if error is None:
+                    self._get_start_health(kind).record_success()
+                elif not is_outside_kill(error):
+                    self._get_start_health(kind).record_failure(error.message)
+            case WorkerReleased(worker):
+                self._release_worker(worker)
+            case DataClosed(worker, error):
+                if error is None:
+                    self.idle.append(worker)
+                else:
+                    self._add(EndWorker(worker))
+            case WorkersOutdated(environment):
+                self._outdated_at[environment] = self._clock()
+                self._end_idle(lambda worker: environment in (None, worker.environment))
+            case TimePassed():
+                now = self._clock()
+                self._end_idle(lambda worker: now >= worker.idle_until)
+            case SparesNeeded():
+                self._order_spares(event)
+            case SpareMade(kind, worker):
+                self.spares_under_way[kind] -= 1
+                # All callers that wait for a spare of this kind ask again now.
+                del self._awaited[kind]
+                if worker is not None:
+                    self._release_worker(worker)
+                self._warm_next(kind[1])
+            case TurnCame(environment, device):
+                self._take_spare_to_warm(self._warming[environment, device.name], environment)
+            case SpareWarmed():
+                self._keep_warmed_spare(event)
+            case DeviceUsed(device, began, ended, is_shared):
+                # Beside an application each use is followed by a pause of nine times its length (DUTY).
+                free_at = max(self._free_at.pop(device.name, 0.0), began) + (ended - began) / DUTY
+                if is_shared:
+                    self._free_at[device.name] = free_at
+            case _:
+                assert_never(event)
+        return self._instructions
+
+    def _add(self, instruction: Instruction) -> None:
+        self._instructions.append(instruction)
+
     # A lane's way to an open problem
 
-    def need_problem(
-        self, lane: LaneRecord, bench: Bench, *, waits: bool = True, has_stand_in: bool = False, is_shared: bool = False
-    ) -> Iterator[Instruction]:
-        """A job that holds a lane needs a problem open there.
-
-        Args:
-            lane: The lane, vacant or open.
-            bench: The problem.
-            waits: Whether the job waits while the lane is sick.
-            has_stand_in: Whether the job has another lane that works.
-            is_shared: Whether an application may be at work on the device.
-        """
+    def _need_problem(self, need: ProblemNeeded) -> None:
+        lane, bench = need.lane, need.bench
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
-        before, lane.bench = lane.bench, bench
-        lane.waits, lane.has_stand_in, lane.is_shared = waits, has_stand_in, is_shared
-        lane.has_retried = False
+        before, lane.need, lane.has_retried = lane.need, need, False
         if lane.worker is not None and before is not None:
             trust = self._judge_trust(lane)
-            has_same_code = (before.environment, before.code) == (bench.environment, bench.code)
-            if has_same_code and before.identity == bench.identity and trust is not Trust.SPENT:
+            has_same_code = (before.bench.environment, before.bench.code) == (bench.environment, bench.code)
+            if has_same_code and before.bench.identity == bench.identity and trust is not Trust.SPENT:
                 return
             # A doubtful worker opens nothing: its last config may have damaged the memory that the reference is
             # computed from. And a worker opens only one file: the file may have changed the process (torch's default
             # dtype, threads, flags), which would affect another file's results.
             if has_same_code and trust is Trust.SOUND:
-                yield from self._open_problem(lane)
+                self._open_problem(lane)
                 return
-            yield from self._part_with_worker(lane)
-        lane.move_to(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
+            self._part_with_worker(lane)
+        self._go_to(lane, LaneState.RESTING if need.waits and lane.health.pause_s else LaneState.TAKING)
 
-    def advance_lane(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
-        """A lane has carried out the step of its state; ``outcome`` is the worker that it got, or the error.
+    def _take_worker(self, lane: LaneRecord, worker: Worker) -> None:
+        lane.require_state(LaneState.TAKING)
+        if stuck := [killed for killed in lane.ending if killed.is_alive]:
+            self._release_worker(worker)
+            message = f"worker {stuck[0].pid} was killed but does not end: it is stuck in the driver"
+            self._fall_sick(lane, LaneSick(message))
+            return
+        lane.worker = worker
+        lane.ending.clear()
+        if lane.is_suspect and lane.is_gpu:
+            self._go_to(lane, LaneState.PROVING)
+        else:
+            self._open_problem(lane)
 
-        Raises:
-            IllegalMove: the step cannot have this outcome.
-        """
-        match lane.state, outcome:
-            case LaneState.RESTING, None:
-                lane.move_to(LaneState.TAKING)
-            case LaneState.TAKING, Worker() as worker:
-                lane.worker = worker
-                if stuck := [killed for killed in lane.ending if killed.is_alive]:
-                    yield from self._release_worker_of(lane)
-                    message = f"worker {stuck[0].pid} was killed but does not end: it is stuck in the driver"
-                    yield from self._fall_sick(lane, LaneSick(message))
-                    return
-                lane.ending.clear()
-                if lane.is_suspect and lane.is_gpu:
-                    lane.move_to(LaneState.PROVING)
-                else:
-                    yield from self._open_problem(lane)
-            case LaneState.PROVING, None:
-                lane.is_suspect = False
-                lane.health.record_success()
-                yield from self._open_problem(lane)
-            case LaneState.PROVING, WorkerError():
-                yield from self._end_worker_of(lane)
-                yield from self._fall_sick(lane, LaneSick(f"the canary failed: {outcome.message}"))
-            case LaneState.OPENING, None:
-                lane.move_to(LaneState.OPEN)
-                lane.health.record_success()
-                # Spares are ordered after the opening, which their starts would slow by 0.2 s on 16 cores. Only after a
-                # recent failure are they ordered before it (see _open_problem).
-                yield from self._order_spares_of(lane)
-            case ((LaneState.TAKING | LaneState.OPENING), WorkerError()):
-                yield from self._judge_failed_opening(lane, outcome)
-            case LaneState.OPEN, RequestFailed(code=code) if code == OUTDATED and not lane.has_retried:
-                lane.has_retried = True
-                yield from self._end_worker_of(lane)
-                lane.move_to(LaneState.TAKING)
-            case LaneState.OPEN, WorkerError():
-                yield from self._lose_worker(lane)
-                yield self._fail_lane(lane, outcome)
-            case _:
-                raise IllegalMove(f"lane {lane.device.name} is {lane.state}, and has nothing to do with {outcome!r}")
+    def _advance_lane(self, lane: LaneRecord) -> None:
+        lane.require_state(LaneState.RESTING, LaneState.PROVING, LaneState.OPENING)
+        if lane.state is LaneState.RESTING:
+            self._go_to(lane, LaneState.TAKING)
+            return
+        lane.health.record_success()
+        if lane.state is LaneState.PROVING:
+            lane.is_suspect = False
+            self._open_problem(lane)
+        else:
+            lane.move_to(LaneState.OPEN)
+            # Spares are ordered after the opening, which their starts would slow by 0.2 s on 16 cores. Only after a
+            # recent failure are they ordered before it (see _open_problem).
+            self._order_spares_of(lane)
 
-    def record_measurement(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
-        """A lane's request is over; ``last`` is the measurement of its last config."""
+    def _judge_failure(self, lane: LaneRecord, error: WorkerError) -> None:
+        lane.require_state(LaneState.TAKING, LaneState.PROVING, LaneState.OPENING, LaneState.OPEN)
+        if lane.state is LaneState.PROVING:
+            self._end_worker_of(lane)
+            self._fall_sick(lane, LaneSick(f"the canary failed: {error.message}"))
+        elif lane.state is not LaneState.OPEN:
+            self._judge_failed_opening(lane, error)
+        elif isinstance(error, RequestFailed) and error.code == OUTDATED and not lane.has_retried:
+            lane.has_retried = True
+            self._end_worker_of(lane)
+            self._go_to(lane, LaneState.TAKING)
+        else:
+            self._lose_worker(lane)
+            self._fail_lane(lane, error)
+
+    def _judge_worker(self, lane: LaneRecord, last: replies.Measurement) -> None:
+        """Decide how far a worker is trusted after its request."""
         lane.require_state(LaneState.OPEN)
         failed_in_doubt = lane.trust is Trust.DOUBTFUL and last.result.outcome is Outcome.MISMATCH
         if last.is_unsound or failed_in_doubt or last.result.outcome is Outcome.LAUNCH_ERROR:
-            yield from self._lose_worker(lane)
+            self._lose_worker(lane)
             lane.move_to(LaneState.VACANT)
         elif last.leftover:
             lane.trust = Trust.SPENT
         elif lane.trust is not Trust.SPENT:
             lane.trust = Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
 
-    def stop_lane(self, lane: LaneRecord) -> Iterator[Instruction]:
-        """A lane's step or request was cancelled, or failed in the daemon."""
-        yield from self._lose_worker(lane)
-        if lane.state is not LaneState.VACANT:
-            lane.move_to(LaneState.VACANT)
-
-    def release_lane(self, lane: LaneRecord, *, is_shared: bool = False) -> Iterator[Instruction]:
-        """No job needs the lane any more.
-
-        If an application shares the device (``is_shared``), idle workers there also give up its memory: they close
-        their data now, and end after LINGER_S, which frees their contexts.
-        """
+    def _release_lane(self, lane: LaneRecord, *, is_shared: bool) -> None:
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
         if lane.worker is not None:
-            yield from self._part_with_worker(lane)
+            self._part_with_worker(lane)
             lane.move_to(LaneState.VACANT)
         if is_shared:
+            # Idle workers there also give up the application's memory: they close their data now, and end after
+            # LINGER_S, which frees their contexts.
             for worker in self._list_opened_on(lane.device.name):
                 worker.idle_until = min(worker.idle_until, self._clock() + LINGER_S)
-            yield CloseData(self._take_data_holders(lane.device.name))
+            self._add(CloseData(self._take_data_holders(lane.device.name)))
 
     def _judge_trust(self, lane: LaneRecord) -> Trust:
         assert lane.worker is not None
         return lane.trust if lane.worker.is_alive and not self.is_worn(lane.worker) else Trust.SPENT
 
-    def _part_with_worker(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _part_with_worker(self, lane: LaneRecord) -> None:
         """Release a lane's worker if it is sound; otherwise end it."""
-        yield from (
-            self._release_worker_of(lane) if self._judge_trust(lane) is Trust.SOUND else self._end_worker_of(lane)
-        )
+        if self._judge_trust(lane) is Trust.SOUND:
+            self._release_worker(self._detach_worker(lane))
+        else:
+            self._end_worker_of(lane)
 
-    def _open_problem(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _open_problem(self, lane: LaneRecord) -> None:
         """Have a lane's worker open the problem; idle workers on the device make room for it."""
-        assert lane.worker is not None
-        assert lane.bench is not None
+        worker = lane.worker
+        assert worker is not None
         lane.move_to(LaneState.OPENING)
-        yield from self._end_surplus_opened(lane.device.name, kept=KEPT_OPEN - 1)
-        lane.closing = self._take_data_holders(lane.device.name)
-        lane.was_used = lane.worker.code is not None
-        lane.worker.code, lane.worker.holds_data = lane.bench.code, True
+        self._end_surplus_opened(lane.device.name, kept=KEPT_OPEN - 1)
+        closing = self._take_data_holders(lane.device.name)
+        lane.was_used = worker.code is not None
+        worker.code, worker.holds_data = lane.needed.bench.code, True
         if self._is_in_trouble(lane):
-            yield from self._order_spares_of(lane)
+            self._order_spares_of(lane)
+        self._add(OpenProblem(lane, closing))
 
-    def _judge_failed_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
+    def _judge_failed_opening(self, lane: LaneRecord, error: WorkerError) -> None:
         """Decide whether a failed opening is the problem's fault, or should be tried once more."""
         if isinstance(error, ReferenceUnusable):
             # The worker is sound; it can open the problem with another reference.
             lane.health.record_success()
-            yield from self._release_worker_of(lane)
-            yield self._fail_lane(lane, error)
+            self._release_worker(self._detach_worker(lane))
+            self._fail_lane(lane, error)
             return
         is_refused = isinstance(error, RequestFailed) and error.code != SOURCE_CHANGED
         ended: list[Worker] = []
@@ -517,149 +776,111 @@ class LaneMachine:
             # Idle workers of the device may hold the memory that was missing. Spares hold less, so they end only if
             # the error says that memory ran out.
             ends_spares = _NO_MEMORY in error.message
-            ended = self._take_idle(
-                lambda one: one.device == lane.device.name and (ends_spares or one.code is not None)
-            )
+            ended = self._end_idle(lambda one: one.device == lane.device.name and (ends_spares or one.code is not None))
             lane.ending += ended
-            yield from map(EndWorker, ended)
         # A used worker may be the reason: some modules cannot be imported twice.
         may_be_worker = is_refused and bool(ended or lane.was_used)
-        may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
+        may_be_device = lane.is_gpu and lane.needed.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
         if isinstance(error, HostLost):
             # A lost host says nothing about the problem: the lane waits for the host, or another lane stands in. If
             # the worker was not even started, the device is not suspect.
-            has_started = lane.worker is None or error.phase is not Phase.SPAWN
-            yield from (self._lose_worker(lane) if has_started else self._end_worker_of(lane))
-            yield from self._fall_sick(lane, LaneSick(error.message), error)
+            if lane.worker is None or error.phase is not Phase.SPAWN:
+                self._lose_worker(lane)
+            else:
+                self._end_worker_of(lane)
+            self._fall_sick(lane, LaneSick(error.message), error)
         elif (may_be_worker or may_be_device) and not lane.has_retried:
             lane.has_retried = True
-            yield from self._lose_worker(lane)
-            lane.move_to(LaneState.TAKING)
+            self._lose_worker(lane)
+            self._go_to(lane, LaneState.TAKING)
         elif is_refused and error.code == CROWDED:
-            yield from self._end_worker_of(lane)
-            yield from self._fall_sick(lane, LaneCrowded(error.message), error)
+            self._end_worker_of(lane)
+            self._fall_sick(lane, LaneCrowded(error.message), error)
         else:
-            yield from self._lose_worker(lane)
+            self._lose_worker(lane)
             if error.code == SOURCE_CHANGED:
-                yield self._fail_lane(lane, error)
+                self._fail_lane(lane, error)
             else:
-                yield self._fail_lane(lane, CannotOpen(error.message, hint=error.hint), error)
+                self._fail_lane(lane, CannotOpen(error.message, hint=error.hint), error)
 
-    def _release_worker_of(self, lane: LaneRecord) -> Iterator[Instruction]:
-        yield from self.release_worker(self._detach_worker(lane))
+    def _go_to(self, lane: LaneRecord, state: LaneState) -> None:
+        """Move a lane to a state, and have its step carried out."""
+        lane.move_to(state)
+        self._add(_STEP_OF[state](lane))
 
-    def _end_worker_of(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _end_worker_of(self, lane: LaneRecord) -> None:
         worker = self._detach_worker(lane)
         lane.ending.append(worker)
-        yield EndWorker(worker)
+        self._add(EndWorker(worker))
 
     def _detach_worker(self, lane: LaneRecord) -> Worker:
         worker, lane.worker, lane.trust = lane.worker, None, Trust.SOUND
         assert worker is not None
         return worker
 
-    def _lose_worker(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _lose_worker(self, lane: LaneRecord) -> None:
         """End a lane's worker after a failure that may have left it, or its device, in an unknown state."""
         if lane.worker is not None:
             lane.is_suspect, lane.lost_at = True, self._clock()
-            yield from self._end_worker_of(lane)
+            self._end_worker_of(lane)
 
-    def _fall_sick(self, lane: LaneRecord, error: LaneSick, cause: WorkerError | None = None) -> Iterator[Instruction]:
+    def _fall_sick(self, lane: LaneRecord, error: LaneSick, cause: WorkerError | None = None) -> None:
         lane.health.record_failure(error.message)
-        if lane.waits and not isinstance(error, LaneCrowded):
-            lane.move_to(LaneState.RESTING)
+        if lane.needed.waits and not isinstance(error, LaneCrowded):
+            self._go_to(lane, LaneState.RESTING)
         else:
-            yield self._fail_lane(lane, error, cause)
+            self._fail_lane(lane, error, cause)
 
-    def _fail_lane(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
+    def _fail_lane(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> None:
         lane.move_to(LaneState.VACANT)
         if cause is not None:
             error.__cause__ = cause
-        return Fail(error)
+        self._add(Fail(error))
 
     # Workers that are lent
 
-    def lend_worker(
-        self,
-        role: Role,
-        environment: Environment,
-        device: str = "",
-        code: KernelCode | None = None,
-        *,
-        waits: bool = True,
-    ) -> Iterator[Instruction]:
-        """Someone needs a worker. If no instruction is for the caller (lend, await a spare, fail), it starts a new one.
+    def _find_worker(self, need: WorkerNeeded) -> None:
+        """Lend an idle worker, or have the caller wait for a spare or start a worker.
 
         Idle workers are tried in this order: one that has opened ``code`` on ``device``, one that has opened nothing
         and has its context on ``device``, one that has opened nothing and belongs to no device. If none fits and a
-        spare is still starting, the caller waits for it, one caller for each spare; with ``waits`` false it does not.
+        spare is still starting, the caller waits for it, one caller for each spare.
         """
-        kind = role, environment
+        environment, device, code = need.environment, need.device, need.code
+        kind = need.role, environment
         if code is not None:
-            yield from self._end_idle(lambda worker: _is_outdated(worker, kind, code))
+            self._end_idle(lambda worker: _is_outdated(worker, kind, code))
         # In the documented order; without code, or without a device, two of the three are the same.
         for its_device, its_code in dict.fromkeys(((device, code), (device, None), ("", None))):
             worker = self._take_newest(kind, its_device, its_code)
             if worker is not None:
                 worker.device = device
-                yield LendWorker(worker)
+                self._add(LendWorker(worker))
                 return
         health = self._get_start_health(kind)
         # On another host, a spare that is being made may be for another lane.
-        if waits and not environment.host and self._awaited[kind] < self.spares_under_way[kind]:
+        if need.waits and not environment.host and self._awaited[kind] < self.spares_under_way[kind]:
             self._awaited[kind] += 1
-            yield AwaitSpare(kind)
+            self._add(AwaitSpare(kind))
         elif health.pause_s:
             message = (
                 f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone "
                 f"for {health.pause_s:.0f} s: {health.reason}"
             )
-            yield Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more"))
+            self._add(Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more")))
+        else:
+            self._add(StartWorker(kind, device))
 
-    def record_awaited_spare(self, kind: WorkerKind) -> None:
-        """A caller no longer waits for a spare: the spare is ready, has failed, or took too long."""
-        self._awaited[kind] -= 1
-
-    def record_start(self, kind: WorkerKind, error: WorkerError | None = None) -> None:
-        """A worker was started; if the start failed, ``error`` says why."""
-        if error is None:
-            self._get_start_health(kind).record_success()
-        elif not is_outside_kill(error):
-            self._get_start_health(kind).record_failure(error.message)
-
-    def release_worker(self, worker: Worker) -> Iterator[Instruction]:
-        """A worker is no longer needed. It idles if it may be lent again.
-
-        If too many workers idle then, those that have idled longest end.
-        """
+    def _release_worker(self, worker: Worker) -> None:
+        """Let a worker idle if it may be lent again; if too many idle then, those that have idled longest end."""
         if not worker.is_alive or self.is_worn(worker):
-            yield EndWorker(worker)
+            self._add(EndWorker(worker))
             return
         worker.idle_until = self._clock() + IDLE_S_OF.get(worker.role, self.limits.idle_s)
         self.idle.append(worker)
-        yield from self._end_excess(worker)
+        self._end_excess(worker)
         if worker.code is not None:
-            yield from self._end_surplus_opened(worker.device, kept=KEPT_OPEN)
-
-    def record_closed_data(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
-        """An idle worker has closed its problem's data; if that failed, ``error`` says why."""
-        if error is not None:
-            yield EndWorker(worker)
-        else:
-            self.idle.append(worker)
-
-    def outdate_workers(self, environment: Environment | None = None) -> Iterator[Instruction]:
-        """Something that workers of an environment were started with, or have imported, has changed.
-
-        ``environment`` is None if this holds for the workers of all environments.
-        """
-        self._outdated_at[environment] = self._clock()
-        yield from self._end_idle(lambda worker: environment in (None, worker.environment))
-
-    def review_idle(self) -> Iterator[Instruction]:
-        """Time has passed: end the workers that have idled for too long."""
-        now = self._clock()
-        yield from self._end_idle(lambda worker: now >= worker.idle_until)
+            self._end_surplus_opened(worker.device, kept=KEPT_OPEN)
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
         """Return whether a worker must be replaced before its next request: it is outdated, old, or has grown."""
@@ -669,7 +890,7 @@ class LaneMachine:
         is_large = grown > WORN_SHARE * self.memory_limits.get(worker.role, math.inf)
         return worker.started <= outdated_at or is_old or is_large
 
-    def _end_excess(self, newest: Worker) -> Iterator[EndWorker]:
+    def _end_excess(self, newest: Worker) -> None:
         """End the workers that have idled longest until the rest is within the limits; ``newest`` always stays."""
         # The extra one is the worker that translates functions for the compile workers.
         most, most_bytes = self.limits.max_idle + self._compilers_of("") + 1, self.limits.max_idle_bytes
@@ -683,18 +904,18 @@ class LaneMachine:
             held -= _count_bytes_here(self.idle[excess])
             excess += 1
         self._idle_bytes = held
-        yield from map(EndWorker, self.idle[:excess])
+        self._instructions += map(EndWorker, self.idle[:excess])
         del self.idle[:excess]
 
     def _list_opened_on(self, device: str) -> list[Worker]:
         """Return the idle workers that have opened a kernel file on a device, longest idle first."""
         return [worker for worker in self.idle if worker.device == device and worker.code is not None]
 
-    def _end_surplus_opened(self, device: str, kept: int) -> Iterator[EndWorker]:
+    def _end_surplus_opened(self, device: str, kept: int) -> None:
         """End the idle workers that have opened a kernel file on a device, except the ``kept`` newest."""
         opened = self._list_opened_on(device)
         surplus = opened[: max(0, len(opened) - kept)]
-        yield from self._end_idle(lambda worker: worker in surplus)
+        self._end_idle(lambda worker: worker in surplus)
 
     def _take_data_holders(self, device: str) -> list[Worker]:
         """Take out the idle workers that hold a problem's data on a device, so that none is lent while it closes
@@ -720,8 +941,10 @@ class LaneMachine:
             self.idle = [worker for worker in self.idle if worker not in found]
         return taken
 
-    def _end_idle(self, is_ended: Callable[[Worker], bool]) -> Iterator[EndWorker]:
-        yield from map(EndWorker, self._take_idle(is_ended))
+    def _end_idle(self, is_ended: Callable[[Worker], bool]) -> list[Worker]:
+        ended = self._take_idle(is_ended)
+        self._instructions += map(EndWorker, ended)
+        return ended
 
     def _count_unused(self, kind: WorkerKind, device: str) -> int:
         """Return how many live idle workers of a kind have opened no kernel file and belong to a device.
@@ -733,18 +956,9 @@ class LaneMachine:
 
     # Spares
 
-    def order_spares(
-        self,
-        role: Role,
-        environment: Environment,
-        backend: str,
-        count: int,
-        device: Device | None = None,
-        *,
-        with_context: bool = False,
-    ) -> Iterator[Instruction]:
-        """Make spares until ``count`` are ready; with a ``device``, each also makes its context there."""
-        kind = role, environment
+    def _order_spares(self, need: SparesNeeded) -> None:
+        environment, device, count = need.environment, need.device, need.count
+        kind = need.role, environment
         if not self.keeps_spares or self._get_start_health(kind).pause_s:
             return
         if device is not None:
@@ -755,40 +969,20 @@ class LaneMachine:
         # A warm spare belongs to its device, so it is not counted among the spares without a device.
         for number in range(self._count_unused(kind, "") + self.spares_under_way[kind], count):
             self.spares_under_way[kind] += 1
-            yield MakeSpare(role, environment, backend, with_context and number == 0)
-        yield from self._warm_next(environment)
+            self._add(MakeSpare(kind, need.backend, need.with_context and number == 0))
+        self._warm_next(environment)
 
-    def order_compilers(self, environment: Environment, backend: str, besides: int = 0) -> Iterator[Instruction]:
-        """Make compile workers until as many are ready as can have work at once (at most EARLY_COMPILERS), plus
-        ``besides`` more.
-
-        While the backend is unknown, one is enough. None is made on another host before there is something to compile,
-        because others may need its cores.
-        """
-        if not environment.host:
-            count = min(self._compilers_of(""), EARLY_COMPILERS) if backend else 1
-            yield from self.order_spares(Role.COMPILE, environment, backend, count + besides)
-
-    def record_spare(self, kind: WorkerKind, worker: Worker | None) -> Iterator[Instruction]:
-        """A spare was made; ``worker`` is None if making it failed."""
-        self.spares_under_way[kind] -= 1
-        if worker is not None:
-            yield from self.release_worker(worker)
-        yield from self._warm_next(kind[1])
-
-    def take_spare_to_warm(self, environment: Environment, device: Device) -> Iterator[Instruction]:
-        """A spare may now take its turn on a device to make its context, if a lane has not taken the last spare."""
-        warming = self._warming[environment, device.name]
+    def _take_spare_to_warm(self, warming: _Warming, environment: Environment) -> None:
         warming.waits = False
         worker = self._take_newest((Role.BENCH, environment), "", None)
         if worker is not None:
             warming.is_at_work = True
-            yield LendWorker(worker)
+            self._add(WarmSpare(worker))
         else:
-            yield from self._warm_next(environment)
+            self._warm_next(environment)
 
-    def record_warm_up(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
-        """A spare has made its context on a device; if that failed, ``error`` says why."""
+    def _keep_warmed_spare(self, warmed: SpareWarmed) -> None:
+        worker, device, error = warmed.worker, warmed.device, warmed.error
         warming = self._warming[worker.environment, device.name]
         warming.missing, warming.is_at_work = warming.missing - 1, False
         if error is None or isinstance(error, RequestFailed):
@@ -797,12 +991,12 @@ class LaneMachine:
             if error is not None:
                 self._cold[device.name] = error.message
             worker.device = device.name
-            yield from self.release_worker(worker)
+            self._release_worker(worker)
         else:
-            yield EndWorker(worker)
-        yield from self._warm_next(worker.environment)
+            self._add(EndWorker(worker))
+        self._warm_next(worker.environment)
 
-    def _warm_next(self, environment: Environment) -> Iterator[Instruction]:
+    def _warm_next(self, environment: Environment) -> None:
         """Have one spare for each device wait for a turn there, if contexts are still missing."""
         kind = Role.BENCH, environment
         for place, warming in list(self._warming.items()):
@@ -810,43 +1004,31 @@ class LaneMachine:
                 continue
             if warming.missing and self._count_unused(kind, ""):
                 warming.waits = True
-                yield WarmSpare(environment, warming.device)
+                self._add(AwaitTurn(environment, warming.device))
             elif not warming.missing or not self.spares_under_way[kind]:
                 # All contexts are made, or no spare is left to make one. The next opening orders new spares.
                 del self._warming[place]
 
-    def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
-        assert lane.bench is not None
-        if lane.device.host:
-            yield from self._order_host_spare(lane.bench, lane.device)
+    def _order_spares_of(self, lane: LaneRecord) -> None:
+        bench, device = lane.needed.bench, lane.device
+        if not device.host:
+            counts = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
+            # No spare makes a context beside an application: it would take memory that the application may need.
+            warmed_on = device if lane.is_gpu and not lane.needed.is_shared else None
+            count = counts.get(device.kind, 1)
+            self._order_spares(SparesNeeded(Role.BENCH, bench.environment, bench.backend, count, warmed_on))
             return
-        count_by_kind = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
-        # No spare makes a context beside an application: it would take memory that the application may need.
-        device = lane.device if lane.is_gpu and not lane.is_shared else None
-        count, bench = count_by_kind.get(lane.device.kind, 1), lane.bench
-        yield from self.order_spares(Role.BENCH, bench.environment, bench.backend, count, device)
-
-    def _order_host_spare(self, bench: Bench, device: Device) -> Iterator[Instruction]:
-        """Make a spare for a lane on another host; it belongs to the lane's device from its start."""
+        # On another host, one spare belongs to the lane's device from its start.
         kind = Role.BENCH, bench.environment
         is_wanted = not self.spares_under_way[kind] and not self._count_unused(kind, device.name)
         if is_wanted and self.keeps_spares and not self._get_start_health(kind).pause_s:
             self.spares_under_way[kind] += 1
-            yield MakeSpare(*kind, bench.backend, False, device.name)
+            self._add(MakeSpare(kind, bench.backend, False, device.name))
 
     def _is_in_trouble(self, lane: LaneRecord) -> bool:
         return self._clock() - lane.lost_at < TROUBLE_S
 
     # Applications, and notices for people
-
-    def record_device_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
-        """A lane has used a device from ``began`` to ``ended``, in seconds of the machine's clock.
-
-        Beside an application each use is followed by a pause of nine times its length (:data:`DUTY`).
-        """
-        free_at = max(self._free_at.pop(device.name, 0.0), began) + (ended - began) / DUTY
-        if is_shared:
-            self._free_at[device.name] = free_at
 
     def pause_s(self, device: Device) -> float:
         """Return for how many more seconds a lane should leave a device to its application."""

@@ -13,7 +13,7 @@ An error or a cancellation in between leaves the lane without a worker; the next
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Final
@@ -23,12 +23,29 @@ import structlog
 from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.failures import Output, ReferenceUnusable
+from ktuned.fleet.failures import Health, Output, ReferenceUnusable
 from ktuned.fleet.fleet import Fleet
-from ktuned.fleet.health import Health
-from ktuned.fleet.lane_machine import Bench, Fail, Instruction, LaneRecord, LaneState, Trust
-from ktuned.fleet.pace import Pace
-from ktuned.fleet.quiet import COURTESY_S, QuietGate
+from ktuned.fleet.lane_machine import (
+    Bench,
+    DeviceUsed,
+    Event,
+    Fail,
+    LaneRecord,
+    Measured,
+    OpenProblem,
+    ProblemNeeded,
+    Released,
+    Rest,
+    RunCanary,
+    Step,
+    StepDone,
+    StepFailed,
+    Stopped,
+    TakeWorker,
+    Trust,
+    WorkerTaken,
+)
+from ktuned.fleet.quiet import COURTESY_S, Pace, QuietGate
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, Role, WorkerError
 from ktuned.protocol import LaneInfo
@@ -77,7 +94,6 @@ class Lane:
         self.job: int | None = None
         self.data = ""
         self._fleet = fleet
-        self._machine = fleet.machine
         self._reported_failures = self.record.health.failures
         self._turns = fleet.get_turns(device)
         self._on_state = on_state
@@ -131,7 +147,7 @@ class Lane:
         If an application is using the device and no client waits for the job, this first waits until the lane's share
         of the time allows another request.
         """
-        while pause_s := self._machine.pause_s(self.device):
+        while pause_s := self._fleet.machine.pause_s(self.device):
             if self._is_waited_for(job) or not await self._fleet.applications.is_device_used(self.device):
                 break
             await anyio.sleep(min(pause_s, APPLICATION_CHECK_S))
@@ -182,14 +198,10 @@ class Lane:
             LaneSick: the device does not work, and the caller does not wait.
         """
         self._deadlines = deadlines
-        lane, is_shared = self.record, bool(self.applications)
-        instructions = self._machine.need_problem(
-            lane, bench, waits=waits, has_stand_in=has_stand_in, is_shared=is_shared
-        )
         try:
-            await self._follow_states(instructions)
+            await self._drive(ProblemNeeded(self.record, bench, waits, has_stand_in, bool(self.applications)))
         except BaseException:
-            self._carry_out(self._machine.stop_lane(lane))
+            self._handle(Stopped(self.record))
             raise
 
     async def send_request(
@@ -211,16 +223,16 @@ class Lane:
                     reply, output = await self._worker.send_request(request, deadlines, on_item=on_item)
                 except WorkerError as error:
                     # Raises the error, unless the machine retries the request with another worker.
-                    await self._follow_states(self._machine.advance_lane(self.record, error))
+                    await self._drive(StepFailed(self.record, error))
                     continue
                 if isinstance(reply, replies.Measurement):
-                    self._carry_out(self._machine.record_measurement(self.record, reply))
+                    self._handle(Measured(self.record, reply))
                 return reply, output
         except BaseException:
-            self._carry_out(self._machine.stop_lane(self.record))
+            self._handle(Stopped(self.record))
             raise
         finally:
-            self._machine.record_device_use(self.device, began, monotonic(), is_shared=bool(self.applications))
+            self._handle(DeviceUsed(self.device, began, monotonic(), bool(self.applications)))
 
     def take_output(self) -> Output:
         """Return the output that the worker's code has printed since the last call; the caller holds the lane."""
@@ -231,44 +243,47 @@ class Lane:
 
         If an application may be at work on the device, idle workers also give up the device's memory.
         """
-        self._carry_out(self._machine.release_lane(self.record, is_shared=bool(self.applications)))
+        self._handle(Released(self.record, bool(self.applications)))
 
-    def _carry_out(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out the machine's instructions.
+    def _handle(self, event: Event) -> Step | None:
+        """Give the machine an event and carry out its instructions; return the lane's step, if there is one.
 
         Raises:
-            WorkerError: one of them is to fail.
+            WorkerError: the machine says so.
         """
-        instruction = self._fleet.carry_out(instructions)
+        step = self._fleet.handle(event)
         if self.health.failures != self._reported_failures:
             self._reported_failures = self.health.failures
             self._on_state(self)
-        if isinstance(instruction, Fail):
-            raise instruction.error
+        if isinstance(step, Fail):
+            raise step.error
+        return step
 
-    async def _follow_states(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out the instructions, then the step of each state of the lane, until the problem is open.
+    async def _drive(self, event: Event) -> None:
+        """Give the machine an event, and carry out the lane's steps until the problem is open.
 
         Raises:
             WorkerError: the problem cannot be opened now, or at all.
         """
-        lane = self.record
-        self._carry_out(instructions)
-        while lane.state is not LaneState.OPEN:
-            outcome: Worker | WorkerError | None = None
+        step = self._handle(event)
+        while step is not None:
             try:
-                match lane.state:
-                    case LaneState.RESTING:
-                        await anyio.sleep(self.health.pause_s)
-                    case LaneState.TAKING:
-                        outcome = await self._take_worker()
-                    case LaneState.PROVING:
-                        await self._worker.send_request(requests.Canary(self.device), self._deadlines)
-                    case LaneState.OPENING:
-                        await self._run_opening()
+                outcome = await self._carry_out_step(step)
             except WorkerError as error:
-                outcome = error
-            self._carry_out(self._machine.advance_lane(lane, outcome))
+                outcome = StepFailed(self.record, error)
+            step = self._handle(outcome)
+
+    async def _carry_out_step(self, step: Step) -> Event:
+        match step:
+            case Rest():
+                await anyio.sleep(self.health.pause_s)
+            case TakeWorker():
+                return WorkerTaken(self.record, await self._take_worker())
+            case RunCanary():
+                await self._worker.send_request(requests.Canary(self.device), self._deadlines)
+            case OpenProblem(_, closing):
+                await self._run_opening(closing)
+        return StepDone(self.record)
 
     @property
     def _worker(self) -> Worker:
@@ -277,8 +292,9 @@ class Lane:
 
     async def _take_worker(self) -> Worker:
         lane = self.record
-        assert lane.bench is not None
-        worker = await self._fleet.acquire_worker(Role.BENCH, lane.bench.environment, self.device.name, lane.bench.code)
+        worker = await self._fleet.acquire_worker(
+            Role.BENCH, lane.needed.bench.environment, self.device.name, lane.needed.bench.code
+        )
         try:
             with anyio.move_on_after(self._reap_s):
                 for killed in lane.ending:
@@ -288,10 +304,9 @@ class Lane:
             raise
         return worker
 
-    async def _run_opening(self) -> None:
-        worker, bench, began = self._worker, self.record.bench, monotonic()
-        assert bench is not None
-        await self._fleet.close_data(self.record.closing)
+    async def _run_opening(self, closing: Sequence[Worker]) -> None:
+        worker, bench, began = self._worker, self.record.needed.bench, monotonic()
+        await self._fleet.close_data(closing)
         request = bench.request
         if isinstance(request, requests.Open):
             request = replace(request, is_shared=bool(self.applications))

@@ -1,10 +1,21 @@
 """Job machine: events in, instructions out. Decides everything about jobs, and does no IO.
 
-:mod:`~ktuned.scheduling.job_lifecycle` has the legal moves of one job, :mod:`~ktuned.scheduling.queue` the order of
-waiting jobs. The machine combines the two: jobs start by rank, and make way for a job of a higher rank, for a pause, or
-if the idle policy says so. :mod:`~ktuned.scheduling.jobs` carries out the instructions. Facts that only affect ranks
-(waiting clients, lookups, launches) or hold jobs back (paused devices) go directly to the queue; they count from the
-next :class:`Reviewed`.
+*One job* moves as :data:`MOVES` says::
+
+    waiting ──▶ running ──▶ done, failed             paused ◀──▶ waiting      waiting, paused ──▶ cancelled
+       ▲          │  ├─ interrupted ──▶ waiting
+       │          ▼  ▼
+       ├────── yielding ⇄ pausing ──▶ paused         yielding, pausing ──▶ cancelling ──▶ cancelled
+
+A running job is stopped in two steps: it is asked to stop (yielding, pausing, cancelling), and then its pipeline ends.
+The stop decides where the job goes, however the pipeline ends meanwhile. If there are two reasons to stop, the stronger
+one decides; resuming takes back only a pause. A job whose kernel or environment changes (outdated) yields, and is
+prepared again later.
+
+*All jobs.* :mod:`~ktuned.scheduling.queue` has the order of waiting jobs. Jobs start by rank, and make way for a job of
+a higher rank, for a pause, or if the idle policy says so. :mod:`~ktuned.scheduling.jobs` carries out the instructions.
+Facts that only affect ranks (waiting clients, lookups, launches) or hold jobs back (paused devices) go directly to the
+queue; they count from the next :class:`Reviewed`.
 
 Jobs overlap::
 
@@ -23,52 +34,29 @@ each job until the running compiles had ended.
 
 Two jobs that do the same work never run at once: the second starts later and finds the first one's results.
 
-An event that is illegal for its job changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`.
+An event that is illegal for its job changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message
+has the job's story.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Container
+from enum import StrEnum
 from math import inf
 from time import monotonic, time
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED
 from ktuned.model import IllegalMove, Plan, WinnerKey
-from ktuned.protocol import Job, JobPaused, JobQueued, JobState, Priority
+from ktuned.protocol import Job, JobEvent, JobPaused, JobQueued, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy
-from ktuned.scheduling.job_events import (
-    Advanced,
-    Arrived,
-    BeginAgainAsked,
-    CancelAsked,
-    Close,
-    Ended,
-    Ending,
-    Event,
-    GrantLanes,
-    Inspect,
-    Inspected,
-    Instruction,
-    Joined,
-    PauseAsked,
-    Publish,
-    Record,
-    ResumeAsked,
-    Reviewed,
-    Start,
-    Stop,
-    StoreMended,
-    TakenUp,
-)
-from ktuned.scheduling.job_lifecycle import STATES, STOPPING, JobEvent, JobLife, JobPlace
 from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.queue import JobQueue, extend_plan
-from ktuned.tuning import JobStage
+from ktuned.tuning import JobBrief, JobStage
 
 MOST_RUNNING = 16
 """Most jobs that run at once on a device model. Sixteen jobs with three configs each keep 48 slots busy. Each running
@@ -81,15 +69,327 @@ wait for its result. The quiet window in which slots stand idle is short compare
 CHANGES_EXCUSED = 5
 """How often a job may find its files changed since they were inspected, without progress in between."""
 
-_EVENT_OF = {
-    Ending.DONE: JobEvent.SUCCEEDED,
-    Ending.FAILED: JobEvent.FAILED,
-    Ending.HOPELESS: JobEvent.FAILED,
-    Ending.KILLED: JobEvent.INTERRUPTED,
-    Ending.NOT_RECORDED: JobEvent.INTERRUPTED,
-    Ending.SOURCE_CHANGED: JobEvent.INTERRUPTED,
-    Ending.STOPPED: JobEvent.STOPPED,
-    Ending.DAEMON_STOPPED: JobEvent.DAEMON_STOPPED,
+STORY_LENGTH: Final = 20
+"""Most events that are kept as a job's story. A job may be preempted any number of times, and the latest moves are
+enough to explain an error."""
+
+
+class JobPlace(StrEnum):
+    """A job's place in the table; finer than its public state."""
+
+    WAITING = "waiting"
+    PAUSED = "paused"
+    RUNNING = "running"
+    YIELDING = "yielding"
+    PAUSING = "pausing"
+    CANCELLING = "cancelling"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LEFT = "left to the next daemon"
+
+
+class JobMove(StrEnum):
+    """Moves in a job's life. The last five are the ways in which its pipeline ends."""
+
+    STARTED = "started"
+    PREEMPTED = "preempted"
+    OUTDATED = "outdated"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    CANCELLED = "cancelled"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+    DAEMON_STOPPED = "daemon stopped"
+
+
+_Moves = dict[JobMove, JobPlace]
+
+
+def _make_stopping_moves(place: JobPlace) -> _Moves:
+    """Return the moves of a job that was asked to stop, and that goes to ``place`` however its pipeline ends."""
+    ends = (JobMove.SUCCEEDED, JobMove.FAILED, JobMove.INTERRUPTED, JobMove.STOPPED)
+    return {**dict.fromkeys(ends, place), JobMove.DAEMON_STOPPED: JobPlace.LEFT}
+
+
+MOVES: dict[JobPlace, _Moves] = {
+    JobPlace.WAITING: {
+        JobMove.OUTDATED: JobPlace.WAITING,
+        JobMove.STARTED: JobPlace.RUNNING,
+        JobMove.PAUSED: JobPlace.PAUSED,
+        JobMove.RESUMED: JobPlace.WAITING,
+        JobMove.CANCELLED: JobPlace.CANCELLED,
+    },
+    JobPlace.PAUSED: {
+        JobMove.OUTDATED: JobPlace.PAUSED,
+        JobMove.PAUSED: JobPlace.PAUSED,
+        JobMove.RESUMED: JobPlace.WAITING,
+        JobMove.CANCELLED: JobPlace.CANCELLED,
+    },
+    JobPlace.RUNNING: {
+        JobMove.PREEMPTED: JobPlace.YIELDING,
+        JobMove.OUTDATED: JobPlace.YIELDING,
+        JobMove.PAUSED: JobPlace.PAUSING,
+        JobMove.RESUMED: JobPlace.RUNNING,
+        JobMove.CANCELLED: JobPlace.CANCELLING,
+        JobMove.SUCCEEDED: JobPlace.DONE,
+        JobMove.FAILED: JobPlace.FAILED,
+        JobMove.INTERRUPTED: JobPlace.WAITING,
+        JobMove.DAEMON_STOPPED: JobPlace.LEFT,
+    },
+    JobPlace.YIELDING: {
+        JobMove.OUTDATED: JobPlace.YIELDING,
+        JobMove.PAUSED: JobPlace.PAUSING,
+        JobMove.RESUMED: JobPlace.YIELDING,
+        JobMove.CANCELLED: JobPlace.CANCELLING,
+        **_make_stopping_moves(JobPlace.WAITING),
+    },
+    JobPlace.PAUSING: {
+        JobMove.OUTDATED: JobPlace.PAUSING,
+        JobMove.PAUSED: JobPlace.PAUSING,
+        JobMove.RESUMED: JobPlace.YIELDING,
+        JobMove.CANCELLED: JobPlace.CANCELLING,
+        **_make_stopping_moves(JobPlace.PAUSED),
+    },
+    JobPlace.CANCELLING: {
+        JobMove.OUTDATED: JobPlace.CANCELLING,
+        JobMove.RESUMED: JobPlace.CANCELLING,
+        JobMove.CANCELLED: JobPlace.CANCELLING,
+        **_make_stopping_moves(JobPlace.CANCELLED),
+    },
+}
+
+STATES: dict[JobPlace, JobState] = {
+    JobPlace.WAITING: JobState.QUEUED,
+    JobPlace.PAUSED: JobState.PAUSED,
+    JobPlace.RUNNING: JobState.RUNNING,
+    JobPlace.YIELDING: JobState.RUNNING,
+    JobPlace.PAUSING: JobState.RUNNING,
+    JobPlace.CANCELLING: JobState.RUNNING,
+    JobPlace.DONE: JobState.DONE,
+    JobPlace.FAILED: JobState.FAILED,
+    JobPlace.CANCELLED: JobState.CANCELLED,
+    # The job's row in the store says `running`, and the next daemon queues it.
+    JobPlace.LEFT: JobState.RUNNING,
+}
+"""A job's public state in each place."""
+
+STOPPING = frozenset({JobPlace.YIELDING, JobPlace.PAUSING, JobPlace.CANCELLING})
+"""Places of a job that was asked to stop and whose pipeline has not ended yet."""
+
+
+class JobLife(msgspec.Struct, eq=False):
+    """One job's place in the table, and how it got there.
+
+    Attributes:
+        job: The job's id.
+        place: Its place in the table.
+        kills: Runs since its last progress that ended because its workers were killed from outside.
+        changes: Runs since its last progress that ended because its files had changed.
+        story: Its latest moves.
+    """
+
+    job: int
+    place: JobPlace = JobPlace.WAITING
+    kills: int = 0
+    changes: int = 0
+    story: deque[JobMove] = msgspec.field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
+
+    def make_move(self, move: JobMove) -> JobPlace:
+        """Make a move and return the new place.
+
+        Raises:
+            IllegalMove: The table has no such move; the job stays where it was.
+        """
+        moves = MOVES.get(self.place, {})
+        if move not in moves:
+            story = " → ".join(self.story) or "nothing"
+            raise IllegalMove(f"job {self.job} is {self.place} and cannot be {move} (so far: {story})")
+        self.story.append(move)
+        self.place = moves[move]
+        return self.place
+
+
+# Events
+
+
+class Ending(StrEnum):
+    """The end of a job's pipeline, or of the attempt to make one."""
+
+    DONE = "done"
+    FAILED = "failed"
+    HOPELESS = "hopeless"
+    KILLED = "killed from outside"
+    NOT_RECORDED = "not recorded"
+    SOURCE_CHANGED = "source changed"
+    STOPPED = "stopped"
+    DAEMON_STOPPED = "daemon stopped"
+
+
+class TakenUp(msgspec.Struct, frozen=True):
+    """The previous daemon left these jobs queued or paused."""
+
+    jobs: Collection[Job]
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """A new job was recorded; with ``is_fixed`` its priority stays as it is even while clients wait for it."""
+
+    job: Job
+    is_fixed: bool = False
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Another request wants the work of a live job; its ``plan`` may extend the job's, ``None`` changes nothing."""
+
+    job: int
+    priority: int
+    reason: str
+    plan: Plan | None = None
+    is_fixed: bool = False
+
+
+class CancelAsked(msgspec.Struct, frozen=True):
+    """A job is to end; ``message`` is the reason."""
+
+    job: int
+    message: str = "cancelled"
+
+
+class BeginAgainAsked(msgspec.Struct, frozen=True):
+    """A job is to be prepared again, because its kernel or its environment has changed."""
+
+    job: int
+    message: str
+
+
+class PauseAsked(msgspec.Struct, frozen=True):
+    """A job is to wait until it is resumed."""
+
+    job: int
+
+
+class ResumeAsked(msgspec.Struct, frozen=True):
+    """A pause is taken back."""
+
+    job: int
+
+
+class Inspected(msgspec.Struct, frozen=True):
+    """The catalog knows the present state of a kernel's files."""
+
+    kernel: str
+
+
+class Reviewed(msgspec.Struct, frozen=True):
+    """The order of jobs may have changed: the choice of running jobs is to be reconsidered."""
+
+
+class Advanced(msgspec.Struct, frozen=True):
+    """A running job's pipeline has reached its next stage."""
+
+    job: int
+    stage: JobStage
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A running job's pipeline ended.
+
+    Attributes:
+        job: The job with its newest figures.
+        ending: How the pipeline ended.
+        message: The reason, for the job's message.
+        gets_on: Whether the run made progress: some config was tried.
+        brief: The brief of the run; ``None`` if the preparation failed.
+    """
+
+    job: Job
+    ending: Ending
+    message: str = ""
+    gets_on: bool = False
+    brief: JobBrief | None = None
+
+
+class StoreMended(msgspec.Struct, frozen=True):
+    """The store can be written again."""
+
+
+Event = (
+    TakenUp
+    | Arrived
+    | Joined
+    | CancelAsked
+    | BeginAgainAsked
+    | PauseAsked
+    | ResumeAsked
+    | Inspected
+    | Reviewed
+    | Advanced
+    | Ended
+    | StoreMended
+)
+
+
+# Instructions
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Prepare a job and run its pipeline."""
+
+    job: Job
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Stop a running job's pipeline; its results so far are kept."""
+
+    job: int
+
+
+class GrantLanes(msgspec.Struct, frozen=True):
+    """Let this running job, and no other, use the lanes of its device model."""
+
+    job: int
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Write a job's row. If ``is_vital``, a store error is the answer to the request that caused this."""
+
+    job: Job
+    is_vital: bool = True
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """Publish an event of a job, after its facts are recorded."""
+
+    event: type[JobEvent]
+    job: Job
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Record that a job has ended, and publish it, even if it cannot be recorded."""
+
+    job: Job
+
+
+class Inspect(msgspec.Struct, frozen=True):
+    """Have the files of a job's kernel inspected: the job waits for that, and the watcher may not report the change."""
+
+    job: Job
+
+
+Instruction = Start | Stop | GrantLanes | Record | Publish | Close | Inspect
+
+_MOVE_OF = {
+    Ending.DONE: JobMove.SUCCEEDED,
+    Ending.FAILED: JobMove.FAILED,
+    Ending.HOPELESS: JobMove.FAILED,
+    Ending.KILLED: JobMove.INTERRUPTED,
+    Ending.NOT_RECORDED: JobMove.INTERRUPTED,
+    Ending.SOURCE_CHANGED: JobMove.INTERRUPTED,
+    Ending.STOPPED: JobMove.STOPPED,
+    Ending.DAEMON_STOPPED: JobMove.DAEMON_STOPPED,
 }
 
 
@@ -151,45 +451,52 @@ class JobMachine:
         """The job that has the lanes, by device model."""
         self._inspections: Counter[str] = Counter()
         """How often each kernel was inspected."""
+        self._instructions: list[Instruction] = []
+        """What follows from the event that is being handled."""
 
-    def handle_event(self, event: Event) -> list[Instruction]:
+    def handle(self, event: Event) -> list[Instruction]:
         """Handle an event; return the instructions that follow from it, in order.
 
         Raises:
             IllegalMove: The event's job is not live, or the event is illegal for it now; nothing has changed.
         """
-        return list(self._dispatch_event(event))
-
-    def _dispatch_event(self, event: Event) -> Iterator[Instruction]:
+        self._instructions = []
         match event:
-            case TakenUp():
-                self._take_up(event.jobs)
-            case Arrived():
-                self._queue_job(event.job, is_fixed=event.is_fixed)
-                yield Publish(JobQueued, event.job)
+            case TakenUp(jobs):
+                for job in jobs:
+                    # A request that came before this event may have queued the job already, with a higher priority.
+                    if job.id not in self._lives:
+                        self._queue_job(job)
+            case Arrived(job, is_fixed):
+                self._queue_job(job, is_fixed=is_fixed)
+                self._add(Publish(JobQueued, job))
             case Joined():
-                yield from self._join_job(event)
+                self._join_job(event)
             case CancelAsked():
-                yield from self._cancel_job(event)
+                self._cancel_job(event)
             case BeginAgainAsked():
-                yield from self._begin_again(event)
-            case PauseAsked():
-                yield from self._pause_job(event.job)
-            case ResumeAsked():
-                yield from self._resume_job(event.job)
-            case Inspected():
-                self._inspections[event.kernel] += 1
-                self.queue.release_jobs_of_kernel(event.kernel)
+                self._begin_again(event)
+            case PauseAsked(job_id):
+                self._pause_job(job_id)
+            case ResumeAsked(job_id):
+                self._resume_job(job_id)
+            case Inspected(kernel):
+                self._inspections[kernel] += 1
+                self.queue.release_jobs_of_kernel(kernel)
             case Reviewed():
-                yield from self._choose_running_jobs()
-            case Advanced():
-                self._advance_stage(self._get_job(event.job), event.stage)
+                self._choose_running_jobs()
+            case Advanced(job_id, stage):
+                self._advance_stage(self._get_job(job_id), stage)
             case Ended():
-                yield from self._end_job(event)
+                self._end_job(event)
             case StoreMended():
                 self.stalled = ""
             case _:
                 assert_never(event)
+        return self._instructions
+
+    def _add(self, *instructions: Instruction) -> None:
+        self._instructions += instructions
 
     # Queries
 
@@ -250,23 +557,17 @@ class JobMachine:
 
     # Handlers
 
-    def _take_up(self, jobs: Collection[Job]) -> None:
-        for job in jobs:
-            # A request that came before this event may have queued the job already, with a higher priority.
-            if job.id not in self._lives:
-                self._queue_job(job)
-
     def _queue_job(self, job: Job, *, is_fixed: bool = False) -> None:
         place = JobPlace.PAUSED if job.state is JobState.PAUSED else JobPlace.WAITING
         self._lives[job.id] = JobLife(job.id, place)
         self.queue.add_job(job, is_fixed=is_fixed)
 
-    def _join_job(self, event: Joined) -> Iterator[Instruction]:
+    def _join_job(self, event: Joined) -> None:
         job = self._get_job(event.job)
         is_resumed = event.priority >= Priority.REQUESTED
         if job.id in self._runs:
             if is_resumed and self._lives[job.id].place is JobPlace.PAUSING:
-                self._move_job(job.id, JobEvent.RESUMED)
+                self._move_job(job.id, JobMove.RESUMED)
             self._runs[job.id].job = self.queue.raise_job_priority(
                 job, event.priority, event.reason, is_fixed=event.is_fixed
             )
@@ -274,7 +575,7 @@ class JobMachine:
         before = job
         if is_resumed and job.state is JobState.PAUSED:
             # A request by name takes a pause back.
-            self._move_job(job.id, JobEvent.RESUMED)
+            self._move_job(job.id, JobMove.RESUMED)
             job = self.queue.resume_job(job.id)
         job = self.queue.raise_job_priority(job, event.priority, event.reason, is_fixed=event.is_fixed)
         larger = job.plan if event.plan is None else extend_plan(job.plan, event.plan)
@@ -282,48 +583,46 @@ class JobMachine:
             job = replace(job, plan=larger)
             self.queue.replace_job(job)
         if (job.state, job.plan) != (before.state, before.plan):
-            yield Record(job)
+            self._add(Record(job))
         if job.state is not before.state:
-            yield Publish(JobQueued, job)
+            self._add(Publish(JobQueued, job))
 
-    def _cancel_job(self, event: CancelAsked) -> Iterator[Instruction]:
+    def _cancel_job(self, event: CancelAsked) -> None:
         job = self._get_job(event.job)
         is_stopping = self._lives[job.id].place is JobPlace.CANCELLING
-        place = self._move_job(job.id, JobEvent.CANCELLED)
+        place = self._move_job(job.id, JobMove.CANCELLED)
         if place is JobPlace.CANCELLED:
             self.queue.remove_job(job.id)
-            yield self._close_job(job, JobState.CANCELLED, event.message)
+            self._close_job(job, JobState.CANCELLED, event.message)
         elif not is_stopping:
-            yield self._stop_job(job, event.message)
+            self._stop_job(job, event.message)
 
-    def _begin_again(self, event: BeginAgainAsked) -> Iterator[Instruction]:
+    def _begin_again(self, event: BeginAgainAsked) -> None:
         job = self._get_job(event.job)
         is_stopping = self._lives[job.id].place in STOPPING
-        place = self._move_job(job.id, JobEvent.OUTDATED)
+        place = self._move_job(job.id, JobMove.OUTDATED)
         # A waiting job is prepared when it starts, and a stopping job when it starts the next time.
         if place is JobPlace.YIELDING and not is_stopping:
-            yield self._stop_job(job, event.message)
+            self._stop_job(job, event.message)
 
-    def _pause_job(self, job_id: int) -> Iterator[Instruction]:
+    def _pause_job(self, job_id: int) -> None:
         job = self._get_job(job_id)
         is_stopping = self._lives[job_id].place is JobPlace.PAUSING
-        place = self._move_job(job_id, JobEvent.PAUSED)
+        place = self._move_job(job_id, JobMove.PAUSED)
         if place is JobPlace.PAUSED:
             paused = self.queue.pause_job(job_id)
-            yield Record(paused)
-            yield Publish(JobPaused, paused)
+            self._add(Record(paused), Publish(JobPaused, paused))
         elif not is_stopping:
-            yield self._stop_job(job, "")
+            self._stop_job(job, "")
 
-    def _resume_job(self, job_id: int) -> Iterator[Instruction]:
+    def _resume_job(self, job_id: int) -> None:
         job = self._get_job(job_id)
-        self._move_job(job_id, JobEvent.RESUMED)
+        self._move_job(job_id, JobMove.RESUMED)
         if job.state is JobState.PAUSED:
             resumed = self.queue.resume_job(job_id)
-            yield Record(resumed)
-            yield Publish(JobQueued, resumed)
+            self._add(Record(resumed), Publish(JobQueued, resumed))
 
-    def _choose_running_jobs(self) -> Iterator[Instruction]:
+    def _choose_running_jobs(self) -> None:
         if self.stalled:
             return
         for device in sorted(self.queue.devices | {job.device for job in self.running}):
@@ -331,11 +630,11 @@ class JobMachine:
             for running in self.list_running_on(device):
                 reason = self._find_reason_to_make_way(running, first)
                 if reason and self._lives[running.id].place is JobPlace.RUNNING:
-                    self._move_job(running.id, JobEvent.PREEMPTED)
-                    yield self._stop_job(running, reason)
+                    self._move_job(running.id, JobMove.PREEMPTED)
+                    self._stop_job(running, reason)
             if first is not None and self._has_room_for(first):
-                yield self._start_job(first)
-            yield from self._grant_lanes(device)
+                self._start_job(first)
+            self._grant_lanes(device)
 
     def _advance_stage(self, job: Job, stage: JobStage) -> None:
         run = self._runs.get(job.id)
@@ -384,14 +683,14 @@ class JobMachine:
             for job in running
         )
 
-    def _start_job(self, job: Job) -> Start:
-        self._move_job(job.id, JobEvent.STARTED)
+    def _start_job(self, job: Job) -> None:
+        self._move_job(job.id, JobMove.STARTED)
         self.queue.remove_job(job.id)
         started = replace(job, state=JobState.RUNNING, started=self._now(), message="")
         self._runs[job.id] = _Run(started, self._inspections[job.kernel])
-        return Start(started)
+        self._add(Start(started))
 
-    def _grant_lanes(self, device: str) -> Iterator[GrantLanes]:
+    def _grant_lanes(self, device: str) -> None:
         """Give the lanes to a job of the highest rank.
 
         Among those, a job that is due to decide comes first, then one that measures, then one that waits to decide.
@@ -412,7 +711,7 @@ class JobMachine:
             self.queue.end_turn(holder)
         self._lane_holders[device] = best
         self.queue.begin_turn(best)
-        yield GrantLanes(best)
+        self._add(GrantLanes(best))
 
     def _compute_lane_precedence(self, job_id: int) -> tuple[int, bool, bool]:
         return (
@@ -421,11 +720,11 @@ class JobMachine:
             self._runs[job_id].stage < JobStage.MEASURED,
         )
 
-    def _stop_job(self, job: Job, reason: str) -> Stop:
+    def _stop_job(self, job: Job, reason: str) -> None:
         self._runs[job.id].stop_reason = reason
-        return Stop(job.id)
+        self._add(Stop(job.id))
 
-    def _end_job(self, event: Ended) -> Iterator[Instruction]:
+    def _end_job(self, event: Ended) -> None:
         job, message = event.job, event.message
         self._get_job(job.id)
         life = self._lives[job.id]
@@ -437,7 +736,7 @@ class JobMachine:
         is_excused = is_kill and kills <= KILLS_EXCUSED
         is_failed = (is_kill and not is_excused) or changes > CHANGES_EXCUSED
         is_stopping = life.place in STOPPING
-        place = self._move_job(job.id, JobEvent.FAILED if is_failed else _EVENT_OF[event.ending])
+        place = self._move_job(job.id, JobMove.FAILED if is_failed else _MOVE_OF[event.ending])
 
         life.kills, life.changes = kills, changes
         run = self._runs.pop(job.id)
@@ -459,19 +758,20 @@ class JobMachine:
         elif place in (JobPlace.WAITING, JobPlace.PAUSED):
             waiting = replace(job, state=STATES[place], message=message)
             self.queue.add_job(waiting)
-            yield Record(waiting, is_vital=False)
-            yield Publish(JobPaused if place is JobPlace.PAUSED else JobQueued, waiting)
+            self._add(
+                Record(waiting, is_vital=False), Publish(JobPaused if place is JobPlace.PAUSED else JobQueued, waiting)
+            )
             if is_change and self._inspections[job.kernel] == run.inspections:
                 # The files have changed since their inspection, and were not inspected again yet.
                 self.queue.hold_until_inspected(job.id)
-                yield Inspect(waiting)
+                self._add(Inspect(waiting))
         else:
-            yield self._close_job(job, STATES[place], message)
+            self._close_job(job, STATES[place], message)
 
-    def _close_job(self, job: Job, state: JobState, message: str) -> Close:
+    def _close_job(self, job: Job, state: JobState, message: str) -> None:
         self.queue.remove_job(job.id)
         self._forget_job(job.id)
-        return Close(replace(job, state=state, message=message, finished=self._now()))
+        self._add(Close(replace(job, state=state, message=message, finished=self._now())))
 
     def _forget_job(self, job_id: int) -> None:
         self.queue.forget_job(job_id)
@@ -483,8 +783,8 @@ class JobMachine:
             raise IllegalMove(f"job {job_id} is not live: it has ended, or never existed")
         return job
 
-    def _move_job(self, job_id: int, event: JobEvent) -> JobPlace:
-        return self._lives[job_id].make_move(event)
+    def _move_job(self, job_id: int, move: JobMove) -> JobPlace:
+        return self._lives[job_id].make_move(move)
 
 
 def _try_same_configs(job: Job, other: Job) -> bool:

@@ -51,7 +51,7 @@ from ktuned.protocol import (
     TuningResumed,
 )
 from ktuned.scheduling.idle_policy import Reading
-from ktuned.scheduling.job_events import (
+from ktuned.scheduling.job_machine import (
     Advanced,
     Arrived,
     BeginAgainAsked,
@@ -64,6 +64,7 @@ from ktuned.scheduling.job_events import (
     Inspect,
     Inspected,
     Instruction,
+    JobMachine,
     Joined,
     PauseAsked,
     Publish,
@@ -75,7 +76,6 @@ from ktuned.scheduling.job_events import (
     StoreMended,
     TakenUp,
 )
-from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.queue import Arrival, LaunchCost
 from ktuned.store import Artifacts, Store
 from ktuned.tuning import CompileOnly, JobBrief, JobStage, Pipeline
@@ -163,7 +163,7 @@ class Jobs:
             unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
             for key, launches in self._store.load_launches().items():
                 self._record_launches(key, launches)
-            await self._handle_event(TakenUp(unfinished))
+            await self._handle(TakenUp(unfinished))
         await self._work_until_cancelled()
 
     @property
@@ -204,12 +204,12 @@ class Jobs:
         async with self._arriving:
             found = self._machine.find_matching_job(key, wanted, self._outdated)
             if found is not None:
-                await self._handle_event(Joined(found.id, priority, reason, wanted, is_fixed))
+                await self._handle(Joined(found.id, priority, reason, wanted, is_fixed))
                 return Arrival(self.get_job(found.id) or found, is_new=False)
             if len(self._queue) >= MAX_WAITING:
                 raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned jobs KERNEL --cancel`")
             job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            await self._handle_event(Arrived(job, is_fixed))
+            await self._handle(Arrived(job, is_fixed))
         return Arrival(job, is_new=True)
 
     def count_lookups(self, wanted: WinnerKey, times: int = 1) -> None:
@@ -253,8 +253,7 @@ class Jobs:
 
     def release_inspected_jobs(self, kernel: str) -> None:
         """Let the jobs of a kernel run that waited for an inspection of its files."""
-        self._machine.handle_event(Inspected(kernel))
-        self.request_review()
+        self._handle_soon(Inspected(kernel))
 
     async def record_failed_job(
         self, key: WinnerKey, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
@@ -288,7 +287,7 @@ class Jobs:
         """Give the machine an event that stops a job; return the job with its state after its pipeline's end."""
         job = self._get_live_job(event.job)
         try:
-            closed = await self._handle_event(event)
+            closed = await self._handle(event)
         except IllegalMove:
             raise NotFound(f"job {event.job} is being cancelled") from None
         return closed or replace(self._stamp_progress(self._machine.find_job(event.job) or job), state=state)
@@ -301,7 +300,7 @@ class Jobs:
             StoreError: The end of the pause cannot be recorded.
         """
         job = self._get_live_job(job_id)
-        await self._handle_event(ResumeAsked(job_id))
+        await self._handle(ResumeAsked(job_id))
         return self._stamp_progress(self._machine.find_job(job_id) or job)
 
     def _get_live_job(self, job_id: int) -> Job:
@@ -374,7 +373,7 @@ class Jobs:
         self._outdated.discard(job.id)
         # The job may have ended meanwhile, with its own result.
         with suppress(IllegalMove):
-            await self._handle_event(BeginAgainAsked(job.id, reason))
+            await self._handle(BeginAgainAsked(job.id, reason))
 
     def forget_failures(self, kernel: KernelName | None = None) -> None:
         """Forget failures of one kernel or of all, so that lookups may request the same jobs again."""
@@ -427,27 +426,37 @@ class Jobs:
                 self._review_requested = anyio.Event()
                 if machine.stalled:
                     await self._await_writable_store()
-                await self._handle_event(Reviewed(), review=False)
+                await self._handle(Reviewed())
                 # If jobs compete for lanes, the passing of time alone can change which job has them.
                 is_contended = bool(machine.running) and len(machine.queue) + len(machine.running) > 1
                 with anyio.move_on_after(self._intervals.review_s if is_contended else math.inf):
                     await self._review_requested.wait()
 
-    async def _handle_event(self, event: Event, *, review: bool = True) -> Job | None:
+    async def _handle(self, event: Event) -> Job | None:
         """Give the machine an event and carry out its instructions; return the job if it was closed.
 
-        With ``review``, the choice of running jobs is reconsidered afterwards.
+        The choice of running jobs is reconsidered soon.
 
         Raises:
             IllegalMove: The event is illegal for its job; nothing has changed.
             StoreError: A vital row cannot be written.
         """
-        instructions = self._machine.handle_event(event)
         try:
-            return await self._carry_out(instructions)
+            return await self._carry_out(self._machine.handle(event))
         finally:
-            if review:
+            if not isinstance(event, Reviewed):
                 self.request_review()
+
+    def _handle_soon(self, event: Event) -> None:
+        """Give the machine an event now, and carry out its instructions in the background.
+
+        Raises:
+            IllegalMove: The event is illegal for its job; nothing has changed.
+        """
+        instructions = self._machine.handle(event)
+        self.request_review()
+        if instructions:
+            self._tasks.start_soon(self._carry_out, instructions)
 
     def request_review(self) -> None:
         """Have the choice of running jobs reconsidered soon."""
@@ -486,7 +495,7 @@ class Jobs:
             await self._inspect(job.kernel)
         except KtunedError as error:
             _log.warning("not_inspected", kernel=job.kernel, reason=error.message)
-        await self._handle_event(Inspected(job.kernel))
+        await self._handle(Inspected(job.kernel))
 
     async def _record_job(self, instruction: Record) -> None:
         try:
@@ -533,7 +542,7 @@ class Jobs:
             brief = msgspec.structs.replace(self._prepare(job), job=job)
         except Exception as error:
             ending, message = classify_ending(error)
-            self._tasks.start_soon(self._handle_event, Ended(job, ending, message))
+            self._tasks.start_soon(self._handle, Ended(job, ending, message))
             return
         task = self._pipelines[job.id] = PipelineTask(self._build_pipeline(brief))
         self._tasks.start_soon(self._run_job, job, task)
@@ -548,12 +557,9 @@ class Jobs:
             del self._pipelines[job.id]
             self._release_lanes(job)
             progress = task.pipeline.progress
-            now = self._machine.find_running_job(job.id) or job
-            instructions = self._machine.handle_event(
-                Ended(progress.stamp_job(now), ending, message, progress.done > progress.reused, task.pipeline.brief)
-            )
-            self.request_review()
-        await self._carry_out(instructions)
+            now = progress.stamp_job(self._machine.find_running_job(job.id) or job)
+            # If the daemon stops, there is nothing to carry out: the next daemon takes the job up.
+            self._handle_soon(Ended(now, ending, message, progress.done > progress.reused, task.pipeline.brief))
 
     def _grant_lanes(self, job_id: int) -> None:
         granted = self._machine.find_running_job(job_id)
@@ -613,8 +619,7 @@ class Jobs:
         def advance(stage: JobStage) -> None:
             # A job whose end was handled already reports no further stages.
             with suppress(IllegalMove):
-                self._machine.handle_event(Advanced(job.id, stage))
-                self.request_review()
+                self._handle_soon(Advanced(job.id, stage))
 
         if not brief.devices:
             return CompileOnly(
@@ -682,7 +687,7 @@ class Jobs:
             with suppress(StoreError):
                 await self._store.check_writable()
                 await self._artifacts.check_writable()
-                self._machine.handle_event(StoreMended())
+                await self._handle(StoreMended())
         _log.info("tuning_resumed")
         self._publish(TuningResumed())
 

@@ -5,13 +5,12 @@ them out.
 """
 
 from ktuned.tuning.compile_only import CompileOnly
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
 from ktuned.tuning.evidence import Grants
 from ktuned.tuning.job_brief import AwaitShared, Compiler, JobBrief, PresentKey
+from ktuned.tuning.limits import DEFAULT_DEADLINES, merge_deadlines
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
-from ktuned.tuning.progress import publish_winner
-from ktuned.tuning.stages import JobStage
+from ktuned.tuning.progress import JobStage, publish_winner
 from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
 
 __all__ = [

@@ -19,12 +19,10 @@ from ktuned.protocol import ChannelInfo, ConfigCompiled, JobState, PublishEvent
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage, Enqueue
 from ktuned.tuning.exploration import Explorer, open_space
-from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.progress import COMPILED, Progress
-from ktuned.tuning.stages import JobStage
-from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
-from ktuned.tuning.trial_machine import End, NotBuilt, select_ends
+from ktuned.tuning.judgements import PROBES, Hopelessness
+from ktuned.tuning.progress import COMPILED, JobStage, Progress
+from ktuned.tuning.trial_machine import Attempt, End, NotBuilt, TrialEvent, select_ends
 
 ASK_AT_ONCE = 16
 """Configs in one question to the strategy. There are no figures to learn from, so many at once do no harm."""
@@ -143,7 +141,7 @@ class CompileOnly:
             await enqueue(Attempt(0, proposal.config, unit))
             return
         attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
-        for end in select_ends(self.brief.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
+        for end in select_ends(self.brief.make_trial_machine().handle(NotBuilt(attempt, proposal))):
             self._publish_config(end.attempt, end.result)
 
     async def _publish_group(self, group: Sequence[Attempt], ends: Sequence[End]) -> None:

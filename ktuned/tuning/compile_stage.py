@@ -10,7 +10,7 @@ before the group takes a slot, because the front end may import a large library,
 reports when no config waits for a slot any more, so that the next job can use idle slots.
 
 *Groups.* A backend compiles a request's configs one by one (a *batch*, whose size is bounded by time), or builds them
-as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.batches.GroupSize`). The last configs of a job
+as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.limits.GroupSize`). The last configs of a job
 are shared out one by one, the longest first, so that all slots end at about the same time.
 
 *Failures.* :mod:`~ktuned.tuning.trial_machine` decides what a failed request says about its configs, and may ask for
@@ -52,12 +52,20 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
 from ktuned.protocol import ChannelInfo
 from ktuned.store import DISK_ERRORS, Artifacts, explain_file_error
-from ktuned.tuning.batches import COMPILE_S, MAX_BATCH, BatchSize, GroupSize, limit_share
 from ktuned.tuning.job_brief import Compiler, JobBrief
-from ktuned.tuning.stages import describe_stream, receive_waiting
-from ktuned.tuning.trial_lifecycle import Attempt, TrialState
+from ktuned.tuning.limits import (
+    COMPILE_S,
+    MAX_BATCH,
+    BatchSize,
+    GroupSize,
+    describe_stream,
+    limit_share,
+    receive_waiting,
+)
+from ktuned.tuning.prior_results import LAST_OF_SLOT
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
+    Attempt,
     Compile,
     CompilerLeft,
     CompilerTook,
@@ -66,9 +74,9 @@ from ktuned.tuning.trial_machine import (
     EndJob,
     Failure,
     Instruction,
+    TrialState,
     select_ends,
 )
-from ktuned.tuning.trial_order import LAST_OF_SLOT
 
 STRAGGLER_S = 2.0
 """A compile is not a straggler before it has taken this long."""
@@ -277,7 +285,7 @@ class CompileStage:
             if not self._artifacts.is_sealed(key):
                 missing.append(attempt)
                 continue
-            self._machine.handle_report(ArtifactFound(attempt))
+            self._machine.handle(ArtifactFound(attempt))
             attempt.compile_s += self._spent_s.pop(key, 0.0)
             sealed = self._artifacts.read_manifest(key)
             if sealed is not None:
@@ -307,21 +315,20 @@ class CompileStage:
         """
         units: dict[str, replies.CompiledUnit] = {}
         error: Failure | None = None
-        self._machine.handle_report(CompilerTook(group))
+        instructions = self._machine.handle(CompilerTook(group))
         with self._lend_directory() as directory:
             try:
                 await self._request_compile(group, compiler, directory.name, units, slot)
             except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
             await self._fleet.pace.wait_for_step()
-            instructions: list[Instruction] = []
             for attempt in group:
                 if (unit := units.get(attempt.unit.key)) is not None:
                     instructions += await self._take_in_unit(attempt, unit)
         if isinstance(error, HostLost):
             self._absent[compiler.environment] = monotonic()
         silent = [attempt for attempt in group if attempt.state is TrialState.COMPILING]
-        instructions += self._machine.handle_report(CompilerLeft(silent, error))
+        instructions += self._machine.handle(CompilerLeft(silent, error))
         await self._raise_job_error(instructions)
         return instructions
 
@@ -444,15 +451,17 @@ class CompileStage:
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)
-            self._machine.handle_report(CompilerTook([attempt]))
-            return self._machine.handle_report(CompilerLeft([attempt], error))
+            return [
+                *self._machine.handle(CompilerTook([attempt])),
+                *self._machine.handle(CompilerLeft([attempt], error)),
+            ]
         attempt.compile_s += lowered.seconds
         await brief.learn_names(lowered.observed)
         if lowered.outcome is None:
             attempt.lowered = lowered.code
             return []
-        self._machine.handle_report(CompilerTook([attempt]))
-        return self._machine.handle_report(ConfigCompiled(attempt, lowered.outcome, lowered.message))
+        compiled = ConfigCompiled(attempt, lowered.outcome, lowered.message)
+        return self._machine.handle(CompilerTook([attempt])) + self._machine.handle(compiled)
 
     async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
         """Take in a compiler's report on one config; return the instructions for its trial."""
@@ -465,7 +474,7 @@ class CompileStage:
         if unit.outcome is None:
             self._artifacts.count_added_bytes(unit.bytes)
             attempt.files = unit.content
-        return self._machine.handle_report(ConfigCompiled(attempt, unit.outcome, unit.message))
+        return self._machine.handle(ConfigCompiled(attempt, unit.outcome, unit.message))
 
     @contextmanager
     def _lend_directory(self) -> Iterator[Path]:

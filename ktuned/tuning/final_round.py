@@ -43,10 +43,8 @@ from ktuned.model import (
     needs_own_launches,
     strip_numerics,
 )
-from ktuned.protocol import PublishEvent, Refining, Trial
-from ktuned.store import Store, Winner
-from ktuned.tuning.anchor import Anchor
-from ktuned.tuning.deadlines import shorten_for_trial
+from ktuned.protocol import Refining, Trial
+from ktuned.store import Winner
 from ktuned.tuning.finalists import (
     FEWEST_ROUNDS,
     MOST_TIMES,
@@ -63,10 +61,12 @@ from ktuned.tuning.finalists import (
     is_reference_implausible,
 )
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.judgements import Anchor
+from ktuned.tuning.limits import shorten_for_trial
 from ktuned.tuning.measure_stage import MeasureStage
+from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import complete_result, load_admitted_trials
-from ktuned.tuning.progress import Progress, publish_winner
-from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_machine import Attempt
 
 _log = structlog.get_logger()
 
@@ -138,30 +138,15 @@ class _Finalist(msgspec.Struct):
 
 
 class FinalRound:
-    """Lets a job's finalists compete, and makes the best of them the winner.
+    """Lets a job's finalists compete, and makes the best of them the winner."""
 
-    Attributes:
-        fault: The reason why the rounds measured nothing, or empty.
-    """
-
-    def __init__(
-        self,
-        brief: JobBrief,
-        progress: Progress,
-        fleet: Fleet,
-        lanes: Sequence[Lane],
-        store: Store,
-        measuring: MeasureStage,
-        publish: PublishEvent,
-    ) -> None:
-        self._brief = brief
-        self._progress = progress
-        self._fleet = fleet
-        self._lanes = lanes
-        self._store = store
+    def __init__(self, outcomes: Outcomes, measuring: MeasureStage, fleet: Fleet) -> None:
+        self._brief = measuring.brief
+        self._outcomes = outcomes
+        self._progress = outcomes.progress
+        self._store = outcomes.store
         self._measuring = measuring
-        self._publish = publish
-        self.fault = ""
+        self._fleet = fleet
 
     async def run(self, *, is_judged: bool = True, ends_at: float = math.inf) -> None:
         """Decide who wins, unless there are no finalists or they have competed already.
@@ -185,7 +170,7 @@ class FinalRound:
             if not served.is_final:
                 # It took over its figure, and its rounds, from a trial with equal content.
                 winner = await self._store.decide_winner(served.trial, objective=self._brief.objective)
-                publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
+                self._outcomes.publish_winner(winner)
             # The best of the search may be another one: it is the fastest config, and only finalists have the metric.
             if needs_own_launches(self._brief.objective) and self._progress.best_us is not None:
                 self._progress.set_best(incumbent)
@@ -199,7 +184,7 @@ class FinalRound:
             return
         # Let them compete in a quiet window, and store the result.
         checked = monotonic()
-        async with self._fleet.hold_quiet(lane.device for lane in self._lanes):
+        async with self._fleet.hold_quiet(lane.device for lane in self._measuring.lanes):
             is_quiet = monotonic()
             contest = await self._hold_contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
@@ -230,7 +215,7 @@ class FinalRound:
                 continue
             winner = await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
             if winner is not None:
-                publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
+                self._outcomes.publish_winner(winner)
 
     async def _find_likely_finalists(self, anchor: Anchor) -> list[Trial]:
         """Return the trials that will be finalists if their bits equal the anchor's on all inputs."""
@@ -374,14 +359,17 @@ class FinalRound:
 
     def _publish_round(self, turn: int, rounds: int, finalists: int) -> None:
         job = self._brief.job
-        self._publish(Refining(kernel=job.kernel, job=job.id, round=turn + 1, rounds=rounds, finalists=finalists))
+        self._outcomes.publish(
+            Refining(kernel=job.kernel, job=job.id, round=turn + 1, rounds=rounds, finalists=finalists)
+        )
 
     async def _settle_contest(self, contest: _Contest) -> None:
         found = compute_figures(contest.rounds, contest.rivals)
         if contest.rivals and not any(rival in found for rival in contest.rivals):
-            self.fault = "the final round measured nothing, because other programs used the device"
+            fault = "the final round measured nothing, because other programs used the device"
             if not needs_own_launches(self._brief.objective):
-                self.fault += ": the winner has only its first measurement"
+                fault += ": the winner has only its first measurement"
+            self._outcomes.final_fault = fault
         if None in found:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
@@ -404,7 +392,7 @@ class FinalRound:
         for one in contest.finalists:
             if one.trial.id in still and one.trial.config == self._brief.kernel.default:
                 self._progress.set_default(results[one.trial.id])
-        publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
+        self._outcomes.publish_winner(winner)
 
     async def _record_loss(self, trial: Trial, result: TrialResult) -> None:
         """Store that a measured trial has failed after all, and count it."""

@@ -41,8 +41,8 @@ from ktuned.model import (
 )
 from ktuned.protocol import Job, Trial
 from ktuned.store import Context, Winner
-from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.evidence import Grants
+from ktuned.tuning.judgements import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})

@@ -1,9 +1,9 @@
 """The measure stage: measures each compiled config of a job, or records why it could not be measured.
 
-*Turns.* A lane belongs to one holder at a time. In one *turn* (:class:`_LaneTurn`) a job holds the lane, opens the
-problem on it if necessary, and measures a batch: one request after the other, with as many configs in each as the trial
-machine allows. The turn ends when no trial waits, or when one must be tried again after others may have had the lane.
-Trials that have no outcome by then take another turn.
+*Turns.* A lane belongs to one holder at a time. In one *turn* (:class:`_Turn`) a job holds the lane, opens the problem
+on it if necessary, and measures a batch: one request after the other, with as many configs in each as the trial machine
+allows. The turn ends when no trial waits, or when one must be tried again after others may have had the lane. Trials
+that have no outcome by then take another turn.
 
 *Before a launch* three things are checked. Artifacts that are damaged or gone are compiled again. A config takes over
 the outcome of its *twin*, if it has one: a trial of an equal artifact, called alike on equal data. If a lane's device
@@ -13,8 +13,11 @@ is sick, another lane of the job stands in, if there is one.
 meanwhile. Reports are taken in while the worker measures on. :mod:`~ktuned.tuning.trial_machine` decides what a failure
 says about the configs.
 
-*The reference* of the problem may be the output of a config. It must be compiled before a lane opens the problem, and
-never while a lane is held: compiling waits for other jobs, which may wait for the lane.
+*The reference* of the problem may be the output of a config (``reference="default"``). It is compiled like every other
+config, before a lane opens the problem, and never while a lane is held: compiling waits for other jobs, which may wait
+for the lane. The candidates are the declared default, or without a default the first configs of the space. The first
+candidate that compiles, and that the device can load, is the reference. If a lane cannot load a candidate, the next
+takes its place. A damaged artifact is compiled again, a few times.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from time import monotonic, time
-from typing import Any
+from typing import Any, assert_never
 
 import anyio
 import msgspec
@@ -34,6 +37,7 @@ from msgspec.structs import replace
 from ktuned.fleet import (
     DATA_CODE,
     Bench,
+    CannotOpen,
     DeadlineExpired,
     KernelCode,
     Lane,
@@ -44,25 +48,22 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import TrialResult, canonical, needs_metric
+from ktuned.model import Outcome, TrialResult, canonical, needs_metric
 from ktuned.store import Artifacts
-from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.limits import HOLD_GPU_S, LANE_S, receive_waiting, shorten_for_trial
 from ktuned.tuning.prior_results import PriorResults
-from ktuned.tuning.reference import Reference
-from ktuned.tuning.stages import receive_waiting
-from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactGone,
+    Attempt,
     Compile,
     ConfigMeasured,
     DeviceTried,
     End,
     EndJob,
+    Event,
     Failure,
-    Instruction,
     LaneFacts,
     LaneLeft,
     LaneTook,
@@ -71,6 +72,8 @@ from ktuned.tuning.trial_machine import (
     TwinFound,
     select_ends,
 )
+
+_log = structlog.get_logger()
 
 RecordEnds = Callable[[Sequence[End]], Awaitable[None]]
 """Records the ends of trials that came together."""
@@ -86,6 +89,91 @@ FindBest = Callable[[], tuple[float | None, float | None]]
 """Returns the latency of the best config so far, in µs."""
 
 
+_MOST_DAMAGED = 3
+"""How often one job compiles a damaged artifact again."""
+
+
+class Reference:
+    """One job's reference: :meth:`set_candidates` names the configs, :meth:`prepare_artifact` makes one ready."""
+
+    def __init__(self, brief: JobBrief, compiling: CompileStage, artifacts: Artifacts) -> None:
+        self._brief = brief
+        self._compiling = compiling
+        self._artifacts = artifacts
+        self._candidates: list[replies.Proposal] = []
+        self._are_proposed = anyio.Event()
+        self._turn = anyio.Lock()
+        self._reasons: list[str] = []
+        self._damaged = 0
+        self._wanted = ""
+        self.unit: requests.UnitRef | None = None
+        """The reference with which lanes open the problem, until another one is prepared."""
+
+    def set_candidates(self, candidates: Sequence[replies.Proposal]) -> None:
+        """Name the configs that may be the reference; they are tried in this order."""
+        self._candidates = list(candidates)
+        self._are_proposed.set()
+
+    async def prepare_artifact(self) -> None:
+        """Make sure that the reference's artifact exists, if lanes need one to open the problem.
+
+        The caller must not hold a lane: compiling waits for other jobs, which may wait for the lane.
+
+        Raises:
+            CannotOpen: No candidate can be compiled, and loaded by the device.
+            WorkerError, StoreError: As :meth:`CompileStage.compile_attempts`.
+        """
+        if not self._brief.kernel.expects_default_outputs:
+            return
+        # Names that were learned since then would give the artifact another key, although it is the same. Compiling it
+        # again would wait for a slot, and a final round keeps the slots closed.
+        if self._wanted and self._artifacts.is_sealed(self._wanted):
+            return
+        await self._are_proposed.wait()
+        async with self._turn:
+            while self._candidates:
+                proposal = self._candidates[0]
+                reason = await self._compile_candidate(proposal)
+                if not reason:
+                    return
+                self._drop_candidate(reason)
+        more = f" (and {len(self._reasons) - 1} more cannot run)" if len(self._reasons) > 1 else ""
+        kernel = self._brief.kernel
+        raise CannotOpen(
+            f"{kernel.file}:{kernel.line}: {kernel.kernel}: reference='default', but the default config is "
+            f"{self._reasons[0]}{more}",
+            hint="give another default, or a reference",
+        )
+
+    async def _compile_candidate(self, proposal: replies.Proposal) -> str:
+        """Compile a candidate and make it :attr:`unit`; return why that failed, or nothing."""
+        if proposal.build is None:
+            return f"{proposal.outcome}: {proposal.message}"
+        attempt = Attempt(0, proposal.config, self._brief.make_unit(proposal.build))
+        for end in await self._compiling.compile_attempts([attempt], is_reference=True):
+            return f"{end.result.outcome}: {end.result.message}"
+        self.unit = attempt.unit
+        self._wanted = attempt.unit.key
+        return ""
+
+    def replace_unusable(self, unusable: ReferenceUnusable) -> None:
+        """Take note that a lane cannot use an artifact: compile it again if it is damaged, else drop the candidate."""
+        if unusable.key != self._wanted:
+            # Another lane has reported this already.
+            return
+        _log.info("reference_unusable", artifact=unusable.key, reason=unusable.message, damaged=unusable.is_damaged)
+        if unusable.is_damaged:
+            self._damaged += 1
+            self._artifacts.discard_artifact(unusable.key)
+        if not unusable.is_damaged or self._damaged > _MOST_DAMAGED:
+            self._drop_candidate(f"{Outcome.UNSUPPORTED}: {unusable.message}")
+        self._wanted = ""
+
+    def _drop_candidate(self, reason: str) -> None:
+        self._reasons.append(reason)
+        del self._candidates[0]
+
+
 class _Arrived(msgspec.Struct, frozen=True):
     """A measurement as it arrived.
 
@@ -98,6 +186,45 @@ class _Arrived(msgspec.Struct, frozen=True):
     measured: replies.Measurement
     output: Output
     at: float
+
+
+class _Turn(msgspec.Struct, eq=False):
+    """One hold of a lane, in which a batch is measured, request by request.
+
+    Each trial without an end is in one of these lists. The turn ends as soon as ``later`` or ``lost`` is not empty, so
+    that others may have the lane.
+
+    Attributes:
+        lane: The lane.
+        seed: The seed of the inputs.
+        make_request: Returns one request for some trials.
+        record: Records the ends of trials that came together.
+        waiting: Trials that wait for a request.
+        in_request: Trials of the present request that are not reported on yet.
+        later: Trials that need another turn.
+        lost: Trials that must be compiled again before another turn.
+        began: When the present request began, by ``monotonic``, and as Unix time.
+        spent_s: The time of the present request that is charged to trials, which are measured one after the other.
+    """
+
+    lane: Lane
+    seed: int
+    make_request: MakeRequest
+    record: RecordEnds
+    waiting: deque[Attempt]
+    in_request: deque[Attempt] = msgspec.field(default_factory=deque)
+    later: list[Attempt] = msgspec.field(default_factory=list)
+    lost: list[Attempt] = msgspec.field(default_factory=list)
+    began: tuple[float, float] = (0.0, 0.0)
+    spent_s: float = 0.0
+
+    def charge_trial(self, attempt: Attempt, *, seconds: float | None = None, until: float = 0.0) -> None:
+        """Charge the next ``seconds`` of the request to a trial, or else all of its time ``until`` then."""
+        began, began_at = self.began
+        seconds = max(0.0, until - began - self.spent_s) if seconds is None else seconds
+        attempt.lane_s += seconds
+        attempt.record_place("lane", self.lane.device.name, began_at + self.spent_s)
+        self.spent_s += seconds
 
 
 class MeasureStage:
@@ -116,9 +243,9 @@ class MeasureStage:
         prior: PriorResults | None = None,
     ) -> None:
         self.brief = brief
-        self.prior = prior
-        self.machine = brief.make_trial_machine()
-        self._lanes = lanes
+        self._prior = prior
+        self._machine = brief.make_trial_machine()
+        self.lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
         self._benches: dict[tuple[str, int, str], Bench] = {}
@@ -182,34 +309,48 @@ class MeasureStage:
             CannotOpen, LaneSick: The lane cannot be opened.
             RequestFailed: With code ``source_changed``.
         """
-        if ends := await self._recompile_lost_artifacts(attempts):
-            await record(ends)
-        await self.reference.prepare_artifact()
-        waiting = [attempt for attempt in attempts if attempt.outcome is None]
-        turn = _LaneTurn(self, lane, waiting, make_request, record, seed)
-        try:
-            await turn.run()
-        except ReferenceUnusable as error:
-            self.reference.replace_unusable(error)
-        return turn.remaining
-
-    async def _recompile_lost_artifacts(self, attempts: Sequence[Attempt]) -> list[End]:
-        """Compile damaged or missing artifacts again; return the ends of the trials for which that failed."""
+        turn = _Turn(lane, seed, make_request, record, deque(attempts))
         for attempt in attempts:
             if attempt.is_compiled and not self._artifacts.is_sealed(attempt.unit.key):
-                self.machine.handle_report(ArtifactGone(attempt))
-        lost = [attempt for attempt in attempts if attempt.state is TrialState.ASKED]
+                await self._handle(turn, ArtifactGone(attempt))
+        await self._compile_lost_artifacts(turn)
+        await self.reference.prepare_artifact()
+        turn.waiting = deque(one for one in turn.waiting if one.outcome is None)
+        try:
+            async with lane.hold(self.brief.job.id):
+                while turn.waiting and not (turn.later or turn.lost):
+                    first = turn.waiting[0]
+                    # A failed trial may have cost the lane its worker, so the lane is opened for each request. That
+                    # time is recorded apart: it is not a cost of the trial that comes next.
+                    began = monotonic()
+                    await self.open_lane(lane, seed)
+                    first.open_s += monotonic() - began
+                    if ends := self._end_known_twins(turn):
+                        await record(ends)
+                        continue
+                    with structlog.contextvars.bound_contextvars(trial=first.trial):
+                        await self._send_request(turn)
+        except ReferenceUnusable as error:
+            self.reference.replace_unusable(error)
+        remaining = [*turn.in_request, *turn.waiting, *turn.later, *turn.lost]
+        await self._compile_lost_artifacts(turn)
+        return remaining
+
+    async def _compile_lost_artifacts(self, turn: _Turn) -> None:
+        """Compile damaged or missing artifacts again; the caller must not hold a lane."""
+        lost, turn.lost = turn.lost, []
         for attempt in lost:
             self._artifacts.discard_artifact(attempt.unit.key)
-        return await self._compiling.compile_attempts(lost) if lost else []
+        if lost and (ends := await self._compiling.compile_attempts(lost)):
+            await turn.record(ends)
 
     def choose_well_lane(self) -> Lane:
         """Return the first lane that works, or the first of all if none does."""
-        return next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
+        return next((lane for lane in self.lanes if not lane.health.is_sick), self.lanes[0])
 
     def _find_other_lanes(self, lane: Lane) -> list[Lane]:
         """Return the other lanes that work."""
-        return [other for other in self._lanes if other is not lane and not other.health.is_sick]
+        return [other for other in self.lanes if other is not lane and not other.health.is_sick]
 
     def _choose_stand_in(self, lane: Lane) -> Lane:
         """Return another lane that works while this one is sick and not due for a new try; otherwise this one."""
@@ -245,25 +386,6 @@ class MeasureStage:
             self.find_bench(lane, seed), self.brief.deadlines, waits=waits, has_stand_in=has_stand_in
         )
 
-    def find_lane_facts(self, lane: Lane) -> LaneFacts:
-        """Return the facts about a lane that the trial machine needs."""
-        return LaneFacts(lane.device.kind == "cpu", bool(self._find_other_lanes(lane)), lane.is_doubtful)
-
-    async def try_device(self, lane: Lane, attempt: Attempt, seed: int) -> list[Instruction]:
-        """Open a lane again after a trial failed on it; return the instructions for the trial."""
-        is_sick = False
-        try:
-            await self.open_lane(lane, seed)
-        except LaneSick:
-            is_sick = True
-        except ReferenceUnusable as error:
-            self.reference.replace_unusable(error)
-        return self.machine.handle_report(DeviceTried(attempt, is_sick))
-
-    def record_measurement(self, measured: replies.Measurement) -> None:
-        """Let later configs race against this one, if it is the fastest."""
-        self._incumbent = requests.choose_incumbent(self._incumbent, measured, self.brief.wanted_bits)
-
     def _make_trial_request(
         self,
         lane: Lane,
@@ -274,7 +396,7 @@ class MeasureStage:
     ) -> tuple[requests.Trial, Mapping[str, float]]:
         """Return the request that measures trials together, and its deadlines in s by phase."""
         brief, applications, wanted_bits = self.brief, lane.applications, self.brief.wanted_bits
-        if self.machine.is_default(attempts[0]):
+        if self._machine.is_default(attempts[0]):
             best_us = best_launch_s = None
             # All other configs are compared with an anchor's bits.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
@@ -284,7 +406,7 @@ class MeasureStage:
         request = requests.Trial(
             tuple(attempt.unit for attempt in attempts),
             brief.preset,
-            brief.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
+            brief.judge_contention and self._machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By another objective than the latency a slow config may be the best.
             None if best_us is None or needs_metric(brief.search_objective) else best_us * brief.job.plan.early_stop,
             None if best_us is None else self._incumbent,
@@ -335,136 +457,85 @@ class MeasureStage:
             brief.find_environment(lane.device), brief.kernel.backend, code, identity, request, brief.learn_names
         )
 
-
-class _LaneTurn:
-    """One hold of a lane, in which a batch is measured, request by request.
-
-    Each trial without an end is in one of three lists: ``_waiting``; ``_in_request`` until it is reported on; or
-    ``_later`` if it needs another turn, or must be compiled again first. The turn ends as soon as ``_later`` is not
-    empty, so that others may have the lane.
-    """
-
-    def __init__(
-        self,
-        stage: MeasureStage,
-        lane: Lane,
-        attempts: Sequence[Attempt],
-        make_request: MakeRequest,
-        record: RecordEnds,
-        seed: int,
-    ) -> None:
-        self._stage = stage
-        self._lane = lane
-        self._make_request = make_request
-        self._seed = seed
-        self._record = record
-        self._waiting = deque(attempts)
-        self._in_request: deque[Attempt] = deque()
-        self._items = 0
-        self._later: list[Attempt] = []
-
-    @property
-    def remaining(self) -> list[Attempt]:
-        """The trials without an end, in their order."""
-        return [*self._in_request, *self._waiting, *self._later]
-
-    async def run(self) -> None:
-        """Measure until nothing waits, or something must wait for another turn.
-
-        Raises:
-            CannotOpen, LaneSick, ReferenceUnusable: The lane cannot be opened.
-            RequestFailed: With code ``source_changed``.
-        """
-        async with self._lane.hold(self._stage.brief.job.id):
-            while self._waiting and not self._later:
-                first = self._waiting[0]
-                # A failed trial may have cost the lane its worker, so the lane is opened for each request. That time
-                # is recorded apart: it is not a cost of the trial that comes next.
-                began = monotonic()
-                await self._stage.open_lane(self._lane, self._seed)
-                first.open_s += monotonic() - began
-                if ends := self._end_known_twins():
-                    await self._record(ends)
-                    continue
-                with structlog.contextvars.bound_contextvars(trial=first.trial):
-                    await self._send_request()
-
-    def _end_known_twins(self) -> list[End]:
+    def _end_known_twins(self, turn: _Turn) -> list[End]:
         """Return the ends of waiting trials that have a twin: equal bytes, called alike, on equal data."""
         ends: list[End] = []
-        prior = self._stage.prior
-        for attempt in list(self._waiting):
-            if prior is None or not attempt.is_compiled or not attempt.files or self._seed or not self._lane.data:
-                continue
-            attempt.content = self._stage.brief.identify_measurement(attempt.unit.build, attempt.files, self._lane.data)
-            twin = prior.find_twin(attempt.content)
+        if self._prior is None or turn.seed or not turn.lane.data:
+            return ends
+        for attempt in [one for one in turn.waiting if one.is_compiled and one.files]:
+            attempt.content = self.brief.identify_measurement(attempt.unit.build, attempt.files, turn.lane.data)
+            twin = self._prior.find_twin(attempt.content)
             if twin is not None:
-                self._waiting.remove(attempt)
-                ends += select_ends(self._stage.machine.handle_report(TwinFound(attempt, twin)))
+                turn.waiting.remove(attempt)
+                ends += select_ends(self._machine.handle(TwinFound(attempt, twin)))
         return ends
 
-    async def _send_request(self) -> None:
-        # The machine decides how many of the waiting trials go, and on how many cores.
-        stage, lane, machine = self._stage, self._lane, self._stage.machine
-        facts = stage.find_lane_facts(lane)
-        plan = machine.plan_request(self._waiting, facts)
+    async def _send_request(self, turn: _Turn) -> None:
+        """Measure as many waiting trials as the machine allows, in one request.
+
+        Raises:
+            RequestFailed: With code ``source_changed``.
+        """
+        lane = turn.lane
+        facts = LaneFacts(lane.device.kind == "cpu", bool(self._find_other_lanes(lane)), lane.is_doubtful)
+        plan = self._machine.plan_request(turn.waiting, facts)
         granted = await lane.reserve_cores(plan.cores)
-        attempts = [self._waiting.popleft() for _ in range(plan.count)]
-        self._in_request.extend(attempts)
+        attempts = [turn.waiting.popleft() for _ in range(plan.count)]
+        turn.in_request.extend(attempts)
         # If fewer cores were granted than planned, the launch cannot show whether the planned ones are enough.
-        request, deadlines = self._make_request(
+        request, deadlines = turn.make_request(
             lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None
         )
         # The worker reports on the trials one by one. Afterwards the machine decides about those without a report.
-        clock = _LaneClock(lane)
-        machine.handle_report(LaneTook(attempts))
+        turn.began, turn.spent_s = (monotonic(), time()), 0.0
+        await self._handle(turn, LaneTook(attempts))
         error: Failure | None = None
         try:
-            await self._exchange_request(request, deadlines, facts, clock)
+            await self._exchange_request(turn, request, deadlines, facts)
         except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
             error = raised
-            clock.charge_until(self._in_request[0], monotonic())
-        silent = list(self._in_request)
-        self._in_request.clear()
-        ends = await self._carry_out_instructions(machine.handle_report(LaneLeft(silent, facts, error)))
-        if ends:
-            await self._record(ends)
+            turn.charge_trial(turn.in_request[0], until=monotonic())
+        silent = list(turn.in_request)
+        turn.in_request.clear()
+        if ends := await self._handle(turn, LaneLeft(silent, facts, error)):
+            await turn.record(ends)
 
     async def _exchange_request(
         self,
+        turn: _Turn,
         request: requests.Request[replies.Measurement, Any],
         deadlines: Mapping[str, float],
         facts: LaneFacts,
-        clock: _LaneClock,
     ) -> None:
         """Send a request, and take its measurements in as they come, while the worker measures on.
 
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: The request failed; what had arrived was taken in.
         """
-        count, self._items = len(self._in_request), 0
+        count, lane = len(turn.in_request), turn.lane
         if count == 1:
-            measured, output = await self._lane.send_request(request, deadlines)
-            await self._take_in_measurements([_Arrived(measured, output, monotonic())], facts, clock)
+            measured, output = await lane.send_request(request, deadlines)
+            await self._take_in_measurements(turn, [_Arrived(measured, output, monotonic())], facts)
             return
         send, receive = anyio.create_memory_object_stream[_Arrived](count)
         failures: list[Failure] = []
 
         async def take_in_arrived() -> None:
             async for first in receive:
-                await self._take_in_measurements(receive_waiting(first, receive), facts, clock)
+                await self._take_in_measurements(turn, receive_waiting(first, receive), facts)
+
+        places = iter(range(count - 1))
 
         def on_item(measured: replies.Measurement) -> None:
             # Ignore excess reports: user code in the worker may write to pipes that it did not open.
-            if self._items < count - 1:
-                self._items += 1
-                send.send_nowait(_Arrived(measured, self._lane.take_output(), monotonic()))
+            if next(places, None) is not None:
+                send.send_nowait(_Arrived(measured, lane.take_output(), monotonic()))
 
         async with receive, anyio.create_task_group() as items:
             items.start_soon(take_in_arrived)
             with send:
                 try:
-                    measured, output = await self._lane.send_request(request, deadlines, on_item=on_item)
+                    measured, output = await lane.send_request(request, deadlines, on_item=on_item)
                     send.send_nowait(_Arrived(measured, output, monotonic()))
                 except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                     # Raised below: reports that have arrived must be taken in first, and the task group would wrap it.
@@ -472,61 +543,52 @@ class _LaneTurn:
         for failure in failures:
             raise failure
 
-    async def _take_in_measurements(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
+    async def _take_in_measurements(self, turn: _Turn, arrived: Sequence[_Arrived], facts: LaneFacts) -> None:
         """Take in the request's next measurements, in order; record the ends that follow from them."""
-        await self._lane.pace.wait_for_step()
-        ends: list[End] = []
+        await turn.lane.pace.wait_for_step()
+        brief, ends = self.brief, list[End]()
         for one in arrived:
-            attempt = self._in_request.popleft()
-            if one.measured.seconds is None:
-                clock.charge_until(attempt, one.at)
-            else:
-                clock.charge_seconds(attempt, one.measured.seconds)
-            await self._stage.brief.learn_names(one.measured.observed)
-            if attempt.content and self._stage.prior is not None:
-                attempt.read = await self._stage.prior.store_read_digest()
-            anchor, measured = self._stage.brief.anchor, one.measured
-            if anchor is not None:
-                measured = replace(measured, result=anchor.judge_bits(attempt.config, measured.result))
-            self._stage.record_measurement(measured)
-            report = ConfigMeasured(attempt, measured.result, one.output, facts)
-            ends += await self._carry_out_instructions(self._stage.machine.handle_report(report))
+            attempt, measured = turn.in_request.popleft(), one.measured
+            turn.charge_trial(attempt, seconds=measured.seconds, until=one.at)
+            await brief.learn_names(measured.observed)
+            if attempt.content and self._prior is not None:
+                attempt.read = await self._prior.store_read_digest()
+            if brief.anchor is not None:
+                measured = replace(measured, result=brief.anchor.judge_bits(attempt.config, measured.result))
+            # Later configs race against this one, if it is the fastest.
+            self._incumbent = requests.choose_incumbent(self._incumbent, measured, brief.wanted_bits)
+            ends += await self._handle(turn, ConfigMeasured(attempt, measured.result, one.output, facts))
         if ends:
-            await self._record(ends)
+            await turn.record(ends)
 
-    async def _carry_out_instructions(self, instructions: Sequence[Instruction]) -> list[End]:
-        """Put trials into the lists as the machine says; return the ends that it has decided."""
-        ends = select_ends(instructions)
-        for instruction in instructions:
+    async def _handle(self, turn: _Turn, event: Event) -> list[End]:
+        """Give the machine an event and carry out its instructions; return the ends that it has decided.
+
+        Raises:
+            RequestFailed: With code ``source_changed``.
+        """
+        ends: list[End] = []
+        for instruction in self._machine.handle(event):
             match instruction:
                 case Measure(attempts, at_once=True):
-                    self._waiting.extendleft(reversed(attempts))
-                case Measure(attempts) | Compile(attempts):
-                    self._later.extend(attempts)
+                    turn.waiting.extendleft(reversed(attempts))
+                case Measure(attempts):
+                    turn.later.extend(attempts)
+                case Compile(attempts):
+                    turn.lost.extend(attempts)
                 case TryDevice(attempt):
-                    ends += await self._carry_out_instructions(
-                        await self._stage.try_device(self._lane, attempt, self._seed)
-                    )
+                    is_sick = False
+                    try:
+                        await self.open_lane(turn.lane, turn.seed)
+                    except LaneSick:
+                        is_sick = True
+                    except ReferenceUnusable as error:
+                        self.reference.replace_unusable(error)
+                    ends += await self._handle(turn, DeviceTried(attempt, is_sick))
                 case EndJob(error):
                     raise error
                 case End():
-                    pass
+                    ends.append(instruction)
+                case _:
+                    assert_never(instruction)
         return ends
-
-
-class _LaneClock:
-    """Charges the time of one request to its trials, which are measured one after the other."""
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        self._began, self._began_at, self._spent_s = monotonic(), time(), 0.0
-
-    def charge_seconds(self, attempt: Attempt, seconds: float) -> None:
-        """Charge the next ``seconds`` to a trial."""
-        attempt.lane_s += seconds
-        attempt.record_place("lane", self._lane.device.name, self._began_at + self._spent_s)
-        self._spent_s += seconds
-
-    def charge_until(self, attempt: Attempt, now: float) -> None:
-        """Charge a trial with all time of the request up to ``now`` (``monotonic``) that is not charged yet."""
-        self.charge_seconds(attempt, max(0.0, now - self._began - self._spent_s))

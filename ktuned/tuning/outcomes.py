@@ -4,14 +4,13 @@
 winner, that is announced next. Then the end is counted, which may show that the job is hopeless; it is kept for the
 strategy's next question; and it is published.
 
-*When a winner may change.* Nothing becomes the winner before the config that lookups get now has an outcome
-(:mod:`~ktuned.tuning.served_configs`), because it might be worse. Until then ends are committed one by one. From then
-on a config that beats the winner replaces it at once. The final round has the last word.
+*When a winner may change.* Nothing becomes the winner before the config that lookups get now has an outcome, because it
+might be worse. Until then ends are committed one by one. From then on a config that beats the winner replaces it at
+once. The final round has the last word.
 
-*Three judgements need the results of several configs.* Exact numerics compare bits with the anchor's
-(:mod:`~ktuned.tuning.anchor`), so a new anchor re-marks all trials so far. Where the default's own outputs prove
-nothing, mismatches are taken back (:mod:`~ktuned.tuning.disputed_outputs`). And if all configs fail alike, the job is
-given up (:mod:`~ktuned.tuning.hopeless`).
+*Three judgements need the results of several configs* (:mod:`~ktuned.tuning.judgements`). Exact numerics compare bits
+with the anchor's, so a new anchor re-marks all trials so far. Where the default's own outputs prove nothing, mismatches
+are taken back. And if all configs fail alike, the job is given up.
 
 *When the job is stopped*, trials without an outcome are recorded as stopped. That is shielded from cancellation, and
 bounded in time, because a broken store may be the reason for the stop.
@@ -43,17 +42,20 @@ from ktuned.model import (
 )
 from ktuned.protocol import AnswersChanged, JobState, PublishEvent, Trial, format_notice
 from ktuned.store import IMPORTED, BitClasses, Store, Winner, find_stand_ins
-from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.evidence import is_outcome_final
 from ktuned.tuning.exploration import SearchSummary
-from ktuned.tuning.findings import Findings
-from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.judgements import (
+    DisputedOutputs,
+    Findings,
+    Hopelessness,
+    ServedConfigs,
+    choose_served_configs,
+    surely_beats,
+)
 from ktuned.tuning.prior_results import complete_result, load_admitted_trials, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
-from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs, surely_beats
-from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, Stopped, select_ends
+from ktuned.tuning.trial_machine import Attempt, End, Stopped, select_ends
 
 _log = structlog.get_logger()
 
@@ -68,6 +70,8 @@ class Outcomes:
     """The outcomes of one job's configs so far.
 
     Attributes:
+        store: The store to which outcomes are committed.
+        publish: Publishes an event.
         progress: The job's figures so far.
         summary: The search in one line, for the job's message.
         under_way: The attempts without an outcome, by trial.
@@ -82,8 +86,8 @@ class Outcomes:
         self.under_way: dict[int, Attempt] = {}
         self.served_configs = ServedConfigs()
         self._brief = brief
-        self._store = store
-        self._publish = publish
+        self.store = store
+        self.publish = publish
         self._pace = pace
         self.hopelessness = Hopelessness()
         self._findings = Findings()
@@ -139,7 +143,7 @@ class Outcomes:
         if self._brief.wanted_bits is None:
             return BitClasses()
         by = strip_numerics(self._brief.search_objective)
-        return BitClasses.from_trials(self._store.list_best_trials(self._brief.context, MOST_COMPARED, objective=by))
+        return BitClasses.from_trials(self.store.list_best_trials(self._brief.context, MOST_COMPARED, objective=by))
 
     @property
     def is_default_doubtful(self) -> bool:
@@ -157,8 +161,8 @@ class Outcomes:
         # A job for certain configs, or for measuring again, was asked for more.
         if brief.await_shared is None or plan.configs or plan.again:
             return False
-        winner = self._store.get_winner(brief.key) if await brief.await_shared(brief.present_key) else None
-        trial = None if winner is None or winner.context != brief.context else self._store.get_trial(winner.trial)
+        winner = self.store.get_winner(brief.key) if await brief.await_shared(brief.present_key) else None
+        trial = None if winner is None or winner.context != brief.context else self.store.get_trial(winner.trial)
         if (
             trial is None
             or trial.detail.failure.phase != IMPORTED
@@ -174,7 +178,7 @@ class Outcomes:
         anchor = self._brief.anchor
         if anchor is None:
             return
-        known = self._store.find_trial(self._brief.context, anchor.config)
+        known = self.store.find_trial(self._brief.context, anchor.config)
         # Bits on fewer inputs than this job compares are good enough until the anchor is launched on all.
         if known is not None and (known.detail.numerics.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
@@ -195,9 +199,9 @@ class Outcomes:
         self._compared_with = anchor.bits
         if chosen is not None:
             is_declared = canonical(chosen) == canonical(self._brief.declared_default or {})
-            await self._store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
-            self._publish(AnswersChanged(kernel=self._brief.key.kernel))
-        await self._store.mark_same_bits(self._brief.context, anchor.bits)
+            await self.store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
+            self.publish(AnswersChanged(kernel=self._brief.key.kernel))
+        await self.store.mark_same_bits(self._brief.context, anchor.bits)
 
     async def refresh_served_configs(self) -> None:
         """Look again at the served configs, before anything is measured: another job may have changed them."""
@@ -252,7 +256,7 @@ class Outcomes:
         ]
         # Shielded: cancelling must not lose a result that a worker has reported.
         with anyio.CancelScope(shield=True):
-            winner = await self._store.finish_trials(
+            winner = await self.store.finish_trials(
                 [(attempt.trial, result) for attempt, result in kept],
                 objective=self._brief.objective,
                 keeps_winner=keeps_winner,
@@ -303,10 +307,10 @@ class Outcomes:
         """Take mismatches back if the default's outputs prove nothing; let the fastest config win."""
         acquitted = self._disputed_outputs.find_acquitted()
         for trial, result in acquitted:
-            await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
+            await self.store.finish_trial(trial.id, result, objective=self._brief.objective)
             self.progress.count_acquittal(result)
             published = replace(trial, outcome=result.outcome, detail=result.detail)
-            publish_trial(self._publish, self._brief, self.progress, published)
+            publish_trial(self.publish, self._brief, self.progress, published)
         if acquitted and self.served_configs.are_judged:
             await self._elect_winner()
 
@@ -347,12 +351,12 @@ class Outcomes:
         doubt = trial.doubt()
         self._tried.append(requests.TriedConfig(config, outcome, self._brief.estimate_cost(trial), doubt))
         self._changed.set()
-        publish_trial(self._publish, self._brief, self.progress, trial)
+        publish_trial(self.publish, self._brief, self.progress, trial)
 
     def skip_unoffered_served(self) -> None:
         """Stop waiting for served configs that the strategy did not offer, because the space does not hold them."""
         while (config := self.served_configs.awaited_config) is not None:
-            if self._store.find_trial(self._brief.context, config) is not None:
+            if self.store.find_trial(self._brief.context, config) is not None:
                 return
             self.served_configs.record_outcome(config, Outcome.UNSUPPORTED)
 
@@ -366,9 +370,9 @@ class Outcomes:
             self.under_way.clear()
             machine = self._brief.make_trial_machine()
             try:
-                for end in [end for attempt in stopped for end in select_ends(machine.handle_report(Stopped(attempt)))]:
+                for end in [end for attempt in stopped for end in select_ends(machine.handle(Stopped(attempt)))]:
                     if end.attempt.known is None:
-                        await self._store.finish_trial(end.attempt.trial, end.result)
+                        await self.store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
 
@@ -378,7 +382,7 @@ class Outcomes:
         kernel, winners = brief.kernel, brief.served()
         # This may be another checkout's winner; a job here must find its own winner, which must be no worse.
         incumbent = next((winner for winner in winners if winner.key == brief.key), None)
-        own = self._store.get_winner(brief.key)
+        own = self.store.get_winner(brief.key)
         if is_exact(brief.objective):
             # Until the anchor's bits are known, no other config is known to be right.
             winners, incumbent = [], None
@@ -394,14 +398,14 @@ class Outcomes:
         return ServedConfigs(served, self._find_known_outcome)
 
     def _find_known_outcome(self, config: Config) -> Outcome | None:
-        known = self._store.find_trial(self._brief.context, config)
+        known = self.store.find_trial(self._brief.context, config)
         return known.outcome if known is not None and self.outcome_stands(known) else None
 
     async def _elect_winner(self, *, decided_only: bool = False) -> None:
         """Make the best known config of this context the winner, unless it has one that is still admitted."""
         brief = self._brief
         winner = await restore_winner(
-            self._store, brief.admission, brief.present_key, brief.preset.finalists, decided_only=decided_only
+            self.store, brief.admission, brief.present_key, brief.preset.finalists, decided_only=decided_only
         )
         if winner is not None:
             await self._announce_winner(winner)
@@ -411,11 +415,11 @@ class Outcomes:
         brief, awaited = self._brief, self.served_configs.awaited_config
         if awaited is None or needs_metric(brief.objective) or is_exact(brief.objective):
             return
-        best = await load_admitted_trials(self._store, brief.admission, brief.present_key, 1)
+        best = await load_admitted_trials(self.store, brief.admission, brief.present_key, 1)
         before = next((one for one in brief.served() if one.key == brief.key and one.config == awaited), None)
-        if not best or not surely_beats(best[0], self._store.find_trial(brief.context, awaited), before):
+        if not best or not surely_beats(best[0], self.store.find_trial(brief.context, awaited), before):
             return
-        winner = await self._store.decide_winner(best[0].id, objective=brief.objective, is_final=False)
+        winner = await self.store.decide_winner(best[0].id, objective=brief.objective, is_final=False)
         await self._announce_winner(winner)
         words = ", ".join(f"{name}={value}" for name, value in awaited.items())
         self._provisional = (
@@ -427,4 +431,8 @@ class Outcomes:
         """Publish a new winner, and remember that the space holds its config."""
         self._has_winner = True
         await self._brief.admission.store_verdict(self._brief.kernel, self._brief.problem, winner.config)
-        publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
+        self.publish_winner(winner)
+
+    def publish_winner(self, winner: Winner) -> None:
+        """Publish a new winner of the job."""
+        publish_winner(self.publish, self._brief.kernel, winner, self._brief.job.id)

@@ -17,7 +17,7 @@ the compile stage's, by slot    compiles configs of the first channel, and passe
 ==============================  =======================================================================================
 
 *Back-pressure.* A full channel stops its sender, and the strategy is not asked while too many configs are under way
-(:mod:`~ktuned.tuning.batches`). So memory does not grow with the space, and a strategy that learns proposes with fresh
+(:mod:`~ktuned.tuning.limits`). So memory does not grow with the space, and a strategy that learns proposes with fresh
 knowledge.
 
 *Lanes.* Several jobs may run on one device model, and one of them has its lanes (:meth:`Pipeline.grant_lanes`). The
@@ -45,26 +45,27 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Role, WorkerError, canonical
 from ktuned.protocol import ChannelInfo, JobState, PublishEvent, Trial
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.batches import (
+from ktuned.tuning.compile_stage import CompileStage, Enqueue
+from ktuned.tuning.exploration import Explorer, open_space
+from ktuned.tuning.final_round import FinalRound
+from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.judgements import PROBES
+from ktuned.tuning.limits import (
     LANE_S,
     MAX_BATCH,
     OPENING_AHEAD,
     BatchSize,
+    describe_stream,
     limit_configs_under_way,
     limit_question_size,
     limit_share,
+    receive_waiting,
 )
-from ktuned.tuning.compile_stage import CompileStage, Enqueue
-from ktuned.tuning.exploration import Explorer, open_space
-from ktuned.tuning.final_round import FinalRound
-from ktuned.tuning.hopeless import PROBES
-from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
-from ktuned.tuning.stages import JobStage, LaneAccess, describe_stream, receive_waiting
-from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, NotBuilt, select_ends
+from ktuned.tuning.progress import JobStage
+from ktuned.tuning.trial_machine import Attempt, End, NotBuilt, select_ends
 
 STRAGGLER_LOOK_S = 0.2
 """Interval at which the last compiles are checked for stragglers."""
@@ -78,6 +79,42 @@ ENDING_S = 2.0
 LEAST_WAIT_S, MOST_WAIT_S = 0.05, 60.0
 """Shortest and longest wait before a job checks its time limit again. Only time with the lanes counts, so it cannot
 simply wait for the whole limit."""
+
+
+class LaneAccess:
+    """One job's access to lanes that several running jobs share. It is granted and withdrawn."""
+
+    def __init__(self) -> None:
+        self._granted = anyio.Event()
+        self._since: float | None = None
+        self._earlier_s = 0.0
+
+    @property
+    def held_s(self) -> float:
+        """The seconds for which the job has had access; its time limit counts only these."""
+        return self._earlier_s + (0.0 if self._since is None else monotonic() - self._since)
+
+    @property
+    def is_granted(self) -> bool:
+        """True while the job may measure."""
+        return self._since is not None
+
+    def grant_lanes(self) -> None:
+        """Let the job measure."""
+        if not self.is_granted:
+            self._since = monotonic()
+            self._granted.set()
+
+    def withdraw_lanes(self) -> None:
+        """Let the job begin no further batch."""
+        if self._since is not None:
+            self._earlier_s, self._since = self.held_s, None
+            self._granted = anyio.Event()
+
+    async def await_lanes(self) -> None:
+        """Wait until the job may measure."""
+        while not self.is_granted:
+            await self._granted.wait()
 
 
 class Pipeline:
@@ -174,9 +211,6 @@ class Pipeline:
             ExceptionGroup: Several of these.
         """
         began = monotonic()
-        final_round = FinalRound(
-            self.brief, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
-        )
         try:
             if await self._outcomes.take_shared_winner():
                 return
@@ -205,8 +239,8 @@ class Pipeline:
                         await self._await_lanes()
                     self._report_stage(JobStage.DECIDING)
                     is_judged = not self._outcomes.is_default_doubtful
+                    final_round = FinalRound(self._outcomes, self._measuring, self._fleet)
                     await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
-                    self._outcomes.final_fault = final_round.fault
                 else:
                     await self._outcomes.elect_provisional_winner()
                 # A lane that is still being opened was not needed.
@@ -437,7 +471,7 @@ class Pipeline:
         # A config without a Build has its outcome already; the others go to the compilers.
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
-                await self._outcomes.record_ends(select_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
+                await self._outcomes.record_ends(select_ends(self._machine.handle(NotBuilt(attempt, proposal))))
         for attempt in attempts:
             if attempt.trial in self._outcomes.under_way:
                 await enqueue(attempt)

@@ -6,6 +6,7 @@ An event is published only after its facts are committed.
 from __future__ import annotations
 
 from collections import Counter
+from enum import IntEnum
 from time import monotonic
 from typing import Any, Final
 
@@ -28,6 +29,23 @@ from ktuned.tuning.job_brief import JobBrief
 
 COMPILED: Final = "compiled"
 """Name under which a job that only compiles counts the configs that have their artifact."""
+
+
+class JobStage(IntEnum):
+    """The stages of a running job, in their order; a job never goes back."""
+
+    EXPLORING = 0
+    """The strategy proposes configs, or some configs wait for a compile slot."""
+
+    COMPILING = 1
+    """All configs are compiled, or being compiled: the next job may use the idle compile slots."""
+
+    MEASURED = 2
+    """All configs are measured, and the finalists wait for the quiet window, in which no job may compile. Several jobs
+    share one window."""
+
+    DECIDING = 3
+    """The finalists compete, and keep the lanes to themselves."""
 
 
 def estimate_time_left_s(

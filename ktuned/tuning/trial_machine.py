@@ -1,11 +1,21 @@
-"""The trial machine: workers' reports in, instructions out. It decides what happens to each trial. No IO.
+"""The trial machine: events in, instructions out. It decides what happens to each trial. No IO.
 
 *Theory.* A trial is one config, tried once in one context. It is compiled, measured, and perhaps measured again as a
 finalist, and it ends exactly once. User code, compilers and devices fail in every way there is, and a worker that dies
 does not say whose fault that was. Each failure therefore raises one question: does it say something about the config?
 If so, the trial has its outcome, and the config is not tried again before it changes. If not, it must not be held
-against the config, which is tried again. :mod:`~ktuned.tuning.trial_lifecycle` has the states and the legal moves;
-this module answers the question, and nothing else in ktuned does.
+against the config, which is tried again. This module answers the question, and nothing else in ktuned does.
+
+*Moves.* :data:`MOVES` has every legal move::
+
+    asked ──▶ compiling ──▶ compiled ──▶ measuring ──▶ (an outcome)
+      ▲ ◀─retried─┘            ▲ ◀─retried─┘
+      │                        │                      measured ──▶ finalist ──▶ refining ──▶ measured, or worse
+      └── artifact found ──────┤                                      ▲ ◀─retried─┘
+                               └─ known (a twin has its outcome) ──▶ measured, slower, wrong
+
+A move that the table does not have changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message
+tells the trial's story.
 
 *Requests.* A trial is with a worker only as part of a request, which may hold several trials. The worker reports on one
 config after the other, and then leaves the request. The machine is told everything that happens:
@@ -33,7 +43,7 @@ end job    the failure concerns the whole job (its file, the disk)    ``EndJob``
   If it hangs, either may be at fault, because a load waits for the device: both are set apart, and run alone.
 
 *Excuses.* Even the first config without a report may be innocent. Each of these reasons is accepted a limited number of
-times in a trial's life (:data:`~ktuned.tuning.trial_lifecycle.EXCUSES`); the trial's story counts them.
+times in a trial's life (:data:`EXCUSES`); the trial's story counts them.
 
 ==============  ====  =============================================================================================
 excuse          most  the reason, and why it ends
@@ -73,14 +83,16 @@ would make the evidence plain, but costs more than everything else that the daem
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from itertools import takewhile
-from typing import assert_never
+from typing import Any, Final, Literal, assert_never
 
 import msgspec
 from msgspec.structs import replace
 
 from ktuned.fleet import (
+    KILLS_EXCUSED,
     DeadlineExpired,
     HostLost,
     Output,
@@ -88,17 +100,311 @@ from ktuned.fleet import (
     WorkerDied,
     is_outside_kill,
 )
-from ktuned.ipc import replies
-from ktuned.model import NO_DETAIL, Config, FailureFacts, IllegalMove, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.ipc import replies, requests
+from ktuned.model import (
+    NO_DETAIL,
+    Compiled,
+    Config,
+    FailureFacts,
+    IllegalMove,
+    Outcome,
+    Phase,
+    TrialDetail,
+    TrialResult,
+)
 from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
 from ktuned.tuning.evidence import MOST_TRIES, lacked_something, was_killed
-from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, TrialState, Verdict
+
+CONTENDED_TRIES: Final = 3
+"""How often a trial is measured while other programs use the device, before it ends as ``contended``."""
+
+
+class TrialState(StrEnum):
+    """State of a trial without an outcome, or of a finalist that is measured again."""
+
+    ASKED = "asked"
+    COMPILING = "compiling"
+    COMPILED = "compiled"
+    MEASURING = "measuring"
+    FINALIST = "finalist"
+    REFINING = "refining"
+
+
+class TrialEvent(StrEnum):
+    """Events of a trial. They are stored as its story, so their values must not change."""
+
+    REFUSED = "refused"
+    ARTIFACT_FOUND = "artifact_found"
+    KNOWN = "known"
+    KNOWN_SLOWER = "known_slower"
+    KNOWN_WRONG = "known_wrong"
+    COMPILE_STARTED = "compile_started"
+    COMPILE_DONE = "compile_done"
+    COMPILE_FAILED = "compile_failed"
+    COMPILE_EXPIRED = "compile_expired"
+    LANE_TAKEN = "lane_taken"
+    CHOSEN = "chosen"
+    TIMED = "timed"
+    STOPPED_EARLY = "stopped_early"
+    WRONG = "wrong"
+    RAISED = "raised"
+    DIED = "died"
+    EXPIRED = "expired"
+    CANNOT_RUN = "cannot_run"
+    KILLED = "killed"
+    HOST_LOST = "host_lost"
+    WORKER_DAMAGED = "worker_damaged"
+    DEVICE_SICK = "device_sick"
+    CROWDED = "crowded"
+    DISTURBED = "disturbed"
+    DISTURBED_AGAIN = "disturbed_again"
+    SPARED = "spared"
+    SET_APART = "set_apart"
+    NEEDS_CORES = "needs_cores"
+    ARTIFACT_DAMAGED = "artifact_damaged"
+    UNPROVEN = "unproven"
+    CANCELLED = "cancelled"
+    DAEMON_DIED = "daemon_died"
+
+
+EXCUSES: Final[Mapping[TrialEvent, int]] = {
+    TrialEvent.KILLED: KILLS_EXCUSED,
+    TrialEvent.CROWDED: KILLS_EXCUSED,
+    TrialEvent.DEVICE_SICK: 1,
+    TrialEvent.WORKER_DAMAGED: 1,
+    TrialEvent.DISTURBED: CONTENDED_TRIES - 1,
+}
+"""How often in its life a trial is tried again, for each reason that may lie outside its config."""
+
+Place = TrialState | Outcome
+_Moves = dict[TrialEvent, Place]
+
+_STOPPED: _Moves = {
+    TrialEvent.CANCELLED: Outcome.CANCELLED,
+    # It failed for a reason that says nothing about the config.
+    TrialEvent.UNPROVEN: Outcome.INTERRUPTED,
+    # The next daemon finds the trial's row without an outcome.
+    TrialEvent.DAEMON_DIED: Outcome.INTERRUPTED,
+}
+
+
+def _make_retry_moves(waiting: TrialState, *also: TrialEvent) -> _Moves:
+    """Return moves of a trial that goes back to ``waiting``, for another try."""
+    return dict.fromkeys((TrialEvent.KILLED, TrialEvent.HOST_LOST, TrialEvent.SPARED, *also), waiting)
+
+
+_ON_LANE: _Moves = {
+    TrialEvent.WRONG: Outcome.MISMATCH,
+    TrialEvent.RAISED: Outcome.LAUNCH_ERROR,
+    TrialEvent.DIED: Outcome.CRASHED,
+    TrialEvent.EXPIRED: Outcome.HUNG,
+    TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
+}
+
+MOVES: Final[dict[Place, _Moves]] = {
+    TrialState.ASKED: {
+        TrialEvent.REFUSED: Outcome.COMPILE_ERROR,
+        TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
+        TrialEvent.ARTIFACT_FOUND: TrialState.COMPILED,
+        TrialEvent.COMPILE_STARTED: TrialState.COMPILING,
+        **_STOPPED,
+    },
+    TrialState.COMPILING: {
+        TrialEvent.COMPILE_DONE: TrialState.COMPILED,
+        TrialEvent.COMPILE_FAILED: Outcome.COMPILE_ERROR,
+        TrialEvent.COMPILE_EXPIRED: Outcome.COMPILE_TIMEOUT,
+        TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
+        TrialEvent.DIED: Outcome.CRASHED,
+        **_make_retry_moves(TrialState.ASKED),
+        **_STOPPED,
+    },
+    TrialState.COMPILED: {
+        TrialEvent.LANE_TAKEN: TrialState.MEASURING,
+        TrialEvent.KNOWN: Outcome.MEASURED,
+        TrialEvent.KNOWN_SLOWER: Outcome.SLOWER,
+        TrialEvent.KNOWN_WRONG: Outcome.MISMATCH,
+        TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
+        **_STOPPED,
+    },
+    TrialState.MEASURING: {
+        TrialEvent.TIMED: Outcome.MEASURED,
+        TrialEvent.STOPPED_EARLY: Outcome.SLOWER,
+        TrialEvent.DISTURBED_AGAIN: Outcome.CONTENDED,
+        TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
+        **_make_retry_moves(
+            TrialState.COMPILED,
+            TrialEvent.WORKER_DAMAGED,
+            TrialEvent.CROWDED,
+            TrialEvent.DEVICE_SICK,
+            TrialEvent.DISTURBED,
+            TrialEvent.SET_APART,
+            TrialEvent.NEEDS_CORES,
+        ),
+        **_ON_LANE,
+        **_STOPPED,
+    },
+    Outcome.MEASURED: {TrialEvent.CHOSEN: TrialState.FINALIST},
+    # A finalist whose next measurement is stopped or disturbed keeps its first figure.
+    TrialState.FINALIST: {
+        TrialEvent.LANE_TAKEN: TrialState.REFINING,
+        **dict.fromkeys(_STOPPED, Outcome.MEASURED),
+    },
+    TrialState.REFINING: {
+        TrialEvent.TIMED: Outcome.MEASURED,
+        TrialEvent.DISTURBED: Outcome.MEASURED,
+        **_make_retry_moves(TrialState.FINALIST, TrialEvent.WORKER_DAMAGED, TrialEvent.CROWDED, TrialEvent.DEVICE_SICK),
+        **_ON_LANE,
+        **dict.fromkeys(_STOPPED, Outcome.MEASURED),
+    },
+}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """A trial's end, before it is recorded.
+
+    Attributes:
+        event: The event that leads to the outcome.
+        result: The result, as far as it is known from a worker or a twin.
+        output: The output that the config printed.
+    """
+
+    event: TrialEvent
+    result: TrialResult = TrialResult(None)
+    output: Output = Output()
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """One trial under way: its config and Build, its state, its story and its costs.
+
+    Only the machine moves it and sets ``accused``. The stages record its costs, except the deadline of an expired
+    compile, which the machine adds; either may set ``cores``.
+
+    Attributes:
+        trial: The trial's id.
+        config: The config that it tries.
+        unit: Its Build and the key of its artifact; no key if the kernel function gave no Build.
+        state: Its state, or its outcome.
+        story: Its events so far.
+        cores: The number of cores that the config uses on a CPU, once it is known.
+        declares_cores: Whether the kernel file declares ``cores``. Otherwise the first launch shows them.
+        accused: The verdict that the trial gets unless its device turns out to be sick.
+        facts: The backend's facts about the artifact.
+        files: The digest of its machine code.
+        content: Identifies its measurement, once a lane has its data. Empty, like ``files``, if other code than the
+            artifact's decides what runs.
+        read: The digest of the files and variables that the kernel's data depended on when it was measured.
+        known: The trial as the store has it, if it was measured before and only lacks a figure.
+        tries: In how many earlier jobs it ended without evidence about the config.
+        expected_s: The time of its compile in an earlier state of the kernel; 0 if unknown.
+        lowered: The translated function, until it is compiled; only for backends that lower.
+        compile_s, lane_s, open_s: Seconds for its compile, on a lane, and for opening the lane before it.
+        spans: For ``compile`` and ``lane``, the last place where the trial was, and since when (Unix s).
+    """
+
+    trial: int
+    config: Config
+    unit: requests.UnitRef
+    state: Place = TrialState.ASKED
+    story: list[TrialEvent] = msgspec.field(default_factory=list)
+    cores: int | None = None
+    declares_cores: bool = False
+    accused: Verdict | None = None
+    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    files: str = ""
+    content: str = ""
+    read: str = ""
+    known: Trial | None = None
+    tries: int = 0
+    expected_s: float = 0.0
+    lowered: bytes | None = None
+    compile_s: float = 0.0
+    lane_s: float = 0.0
+    open_s: float = 0.0
+    spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def from_finalist(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
+        """Return the attempt that measures a finalist again."""
+        attempt = cls(trial.id, trial.config, unit, Outcome.MEASURED, compile_s=trial.compile_s, lane_s=trial.lane_s)
+        attempt.make_move(TrialEvent.CHOSEN)
+        return attempt
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome, or ``None`` while the trial is under way."""
+        return self.state if isinstance(self.state, Outcome) else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """True while the trial has its artifact and waits for a lane."""
+        return self.state is TrialState.COMPILED
+
+    @property
+    def known_us(self) -> float | None:
+        """The latency, if the config was measured before and only lacks another figure."""
+        return None if self.known is None else self.known.latency_us
+
+    def record_place(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
+        """Record the slot (``compile``) or the ``lane`` in which the trial was, and since when (Unix s)."""
+        self.spans[kind] = place, round(began, 3)
+
+    def has_excuse(self, event: TrialEvent) -> bool:
+        """Return whether the trial may be excused once more for this reason."""
+        return self.story.count(event) < EXCUSES[event]
+
+    def make_move(self, event: TrialEvent) -> None:
+        """Make the move of ``event``.
+
+        Raises:
+            IllegalMove: The table has no such move; the trial is unchanged.
+        """
+        moves = MOVES.get(self.state, {})
+        if event not in moves:
+            story = " → ".join(self.story) or "no events"
+            raise IllegalMove(f"a trial that is {self.state} does not admit {event} (its story: {story})")
+        self.story.append(event)
+        self.state = moves[event]
+
+    def end_trial(self, verdict: Verdict) -> TrialResult:
+        """Make the move to an outcome; return the verdict's result with this outcome and the attempt's facts and costs.
+
+        Raises:
+            IllegalMove: As :meth:`make_move`.
+        """
+        self.make_move(verdict.event)
+        outcome = self.outcome
+        assert outcome is not None, f"{verdict.event} ends no trial"
+        is_failed = outcome is not Outcome.MEASURED
+        detail, output = verdict.result.detail, verdict.output if is_failed else Output()
+        failure = NO_DETAIL.failure
+        if is_failed or EXCUSES.keys() & self.story:
+            story = tuple(map(str, self.story))
+            failure = replace(detail.failure, story=story, stdout=output.stdout, stderr=output.stderr)
+        return replace(
+            verdict.result,
+            outcome=outcome,
+            compile_s=self.compile_s,
+            lane_s=self.lane_s,
+            artifact=self.unit.key or None,
+            detail=replace(
+                detail,
+                compiled=Compiled(self.unit.build, self.facts, self.content),
+                profile=replace(
+                    detail.profile,
+                    read=self.read or detail.profile.read,
+                    open_s=round(self.open_s, 3) or 0,
+                    spans=tuple((kind, *span) for kind, span in self.spans.items()),
+                ),
+                failure=failure,
+            ),
+        )
+
+
+# Events
 
 Failure = WorkerDied | DeadlineExpired | RequestFailed
 """The ways in which a request fails."""
-
-# Reports
 
 
 class NotBuilt(msgspec.Struct, frozen=True):
@@ -198,7 +504,7 @@ class Stopped(msgspec.Struct, frozen=True):
     attempt: Attempt
 
 
-Report = (
+Event = (
     NotBuilt
     | ArtifactFound
     | TwinFound
@@ -289,7 +595,7 @@ _MAY_BE_DEVICE = frozenset({TrialEvent.RAISED, TrialEvent.DIED, TrialEvent.EXPIR
 
 
 class TrialMachine:
-    """The rules for one job's trials. The trials' state is in their :class:`~ktuned.tuning.trial_lifecycle.Attempt`.
+    """The rules for one job's trials. The trials' state is in their :class:`~ktuned.tuning.trial_machine.Attempt`.
 
     Args:
         default: The declared default, which has each request for itself, because it is measured in full.
@@ -299,49 +605,60 @@ class TrialMachine:
     def __init__(self, default: Config | None = None, *, compiles_one_by_one: bool = True) -> None:
         self._default = default
         self.compiles_one_by_one = compiles_one_by_one
+        self._instructions: list[Instruction] = []
+        """What follows from the event that is being handled."""
 
-    def handle_report(self, report: Report) -> list[Instruction]:
-        """Take in a report; return what must be done.
+    def handle(self, event: Event) -> list[Instruction]:
+        """Handle an event; return the instructions that follow from it, in order.
 
         Raises:
-            IllegalMove: The report makes no sense for the present state of a trial; that trial has not moved.
+            IllegalMove: The event makes no sense for the present state of a trial; that trial has not moved.
         """
-        return list(self._dispatch_report(report))
-
-    def _dispatch_report(self, report: Report) -> Iterator[Instruction]:
-        match report:
+        self._instructions = []
+        match event:
             case NotBuilt(attempt, proposal):
                 is_refused = proposal.outcome is not Outcome.UNSUPPORTED
-                event = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
-                yield _end_trial(attempt, _make_failure(event, proposal.message, FailureFacts(Phase.BUILD)))
+                move = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
+                self._end_trial(attempt, _make_failure(move, proposal.message, FailureFacts(Phase.BUILD)))
             case ArtifactFound(attempt):
                 attempt.make_move(TrialEvent.ARTIFACT_FOUND)
             case TwinFound(attempt, twin):
-                yield _end_trial(attempt, _carry_over_outcome(twin))
+                self._end_trial(attempt, _carry_over_outcome(twin))
             case CompilerTook(attempts):
                 _move_all(attempts, TrialEvent.COMPILE_STARTED)
             case ConfigCompiled():
-                yield from self._judge_compiled(report)
+                self._judge_compiled(event)
             case CompilerLeft(attempts, error):
                 _require_state(attempts, TrialState.COMPILING)
-                yield from self._leave_compiler(attempts, error)
+                self._leave_compiler(attempts, error)
             case LaneTook(attempts):
                 _move_all(attempts, TrialEvent.LANE_TAKEN)
             case ConfigMeasured(attempt):
                 _require_state([attempt], TrialState.MEASURING, TrialState.REFINING)
-                yield from self._judge_measured(report)
+                self._judge_measured(event)
             case LaneLeft(attempts, lane, error):
                 _require_state(attempts, TrialState.MEASURING, TrialState.REFINING)
-                yield from self._leave_lane(attempts, lane, error)
+                self._leave_lane(attempts, lane, error)
             case DeviceTried(attempt, is_sick):
-                yield self._judge_accused(attempt, is_sick=is_sick)
+                self._judge_accused(attempt, is_sick=is_sick)
             case ArtifactGone(attempt):
                 attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
-                yield Compile([attempt])
+                self._add(Compile([attempt]))
             case Stopped(attempt):
-                yield _end_trial(attempt, _make_failure(TrialEvent.CANCELLED, "stopped before it had an outcome"))
+                self._end_trial(attempt, _make_failure(TrialEvent.CANCELLED, "stopped before it had an outcome"))
             case _:
-                assert_never(report)
+                assert_never(event)
+        return self._instructions
+
+    def _add(self, instruction: Instruction) -> None:
+        self._instructions.append(instruction)
+
+    def _end_trial(self, attempt: Attempt, verdict: Verdict, *, is_unproven: bool = False) -> None:
+        """End a trial. If the failure ``is_unproven``, it says nothing about the config, unless each job ends so."""
+        if is_unproven and attempt.tries + 1 < MOST_TRIES:
+            result = verdict.result.add_facts("failure", tries=attempt.tries + 1)
+            verdict = Verdict(TrialEvent.UNPROVEN, result, verdict.output)
+        self._add(End(attempt, attempt.end_trial(verdict)))
 
     # Queries
 
@@ -374,38 +691,38 @@ class TrialMachine:
 
     # Compiling
 
-    def _judge_compiled(self, report: ConfigCompiled) -> Iterator[Instruction]:
-        if report.outcome is None:
-            report.attempt.make_move(TrialEvent.COMPILE_DONE)
+    def _judge_compiled(self, compiled: ConfigCompiled) -> None:
+        if compiled.outcome is None:
+            compiled.attempt.make_move(TrialEvent.COMPILE_DONE)
             return
         # The worker lives, but somebody killed the compiler below it.
-        is_killed = was_killed(report.message)
-        if is_killed and report.attempt.has_excuse(TrialEvent.KILLED):
-            report.attempt.make_move(TrialEvent.KILLED)
-            yield Compile([report.attempt])
+        is_killed = was_killed(compiled.message)
+        if is_killed and compiled.attempt.has_excuse(TrialEvent.KILLED):
+            compiled.attempt.make_move(TrialEvent.KILLED)
+            self._add(Compile([compiled.attempt]))
             return
-        is_refused = report.outcome is not Outcome.UNSUPPORTED
+        is_refused = compiled.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        verdict = _make_failure(event, report.message, FailureFacts(Phase.COMPILE))
-        is_unproven = is_killed or lacked_something(report.message)
-        yield _end_unproven(report.attempt, verdict) if is_unproven else _end_trial(report.attempt, verdict)
+        verdict = _make_failure(event, compiled.message, FailureFacts(Phase.COMPILE))
+        self._end_trial(compiled.attempt, verdict, is_unproven=is_killed or lacked_something(compiled.message))
 
-    def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> Iterator[Instruction]:
+    def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> None:
         if error is not None and not isinstance(error, HostLost) and _is_fault_of_job(error):
-            yield EndJob(error)
+            self._add(EndJob(error))
         elif not attempts:
             return
         elif error is None:
             message = "the backend reported nothing about this config"
             silent = _make_failure(TrialEvent.COMPILE_FAILED, message, FailureFacts(Phase.COMPILE))
-            yield from (_end_trial(attempt, silent) for attempt in attempts)
+            for attempt in attempts:
+                self._end_trial(attempt, silent)
         elif isinstance(error, HostLost):
             _move_all(attempts, TrialEvent.HOST_LOST)
-            yield Compile(attempts)
+            self._add(Compile(attempts))
         else:
-            yield from self._blame_compiled(attempts, error)
+            self._blame_compiled(attempts, error)
 
-    def _blame_compiled(self, attempts: Sequence[Attempt], error: Failure) -> Iterator[Instruction]:
+    def _blame_compiled(self, attempts: Sequence[Attempt], error: Failure) -> None:
         # In a batch the first config was at work; in a group any may be at fault.
         at_work = attempts[:1] if self.compiles_one_by_one else attempts
         others = attempts[len(at_work) :]
@@ -413,66 +730,62 @@ class TrialMachine:
         # Killed from outside: no config is to blame as long as each of them may use this excuse.
         if is_outside_kill(error) and all(attempt.has_excuse(TrialEvent.KILLED) for attempt in at_work):
             _move_all(at_work, TrialEvent.KILLED)
-            yield Compile(attempts)
+            self._add(Compile(attempts))
             return
         # A group proves nothing about its members: halve it.
         if len(at_work) > 1:
             _move_all(at_work, TrialEvent.SPARED)
             half = len(at_work) // 2
-            yield Compile(at_work[:half])
-            yield Compile(at_work[half:])
+            self._add(Compile(at_work[:half]))
+            self._add(Compile(at_work[half:]))
             return
         # A single config: it has its outcome.
         if isinstance(error, DeadlineExpired):
             at_work[0].compile_s += error.deadline_s
         verdict = _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED)
-        yield _end_unproven(at_work[0], verdict) if is_outside_kill(error) else _end_trial(at_work[0], verdict)
+        self._end_trial(at_work[0], verdict, is_unproven=is_outside_kill(error))
         if others:
-            yield Compile(others)
+            self._add(Compile(others))
 
     # Measuring
 
-    def _judge_measured(self, report: ConfigMeasured) -> Iterator[Instruction]:
-        attempt, result = report.attempt, report.result
+    def _judge_measured(self, measured: ConfigMeasured) -> None:
+        attempt, result = measured.attempt, measured.result
         is_finalist = attempt.state is TrialState.REFINING
         if is_finalist and result.outcome not in _EVENT_OF_OUTCOME:
             # A disturbed finalist keeps its figure.
-            yield _end_trial(attempt, _make_failure(TrialEvent.DISTURBED, result.message))
+            self._end_trial(attempt, _make_failure(TrialEvent.DISTURBED, result.message))
         # Without an outcome the config was not judged: it needs more cores, or its artifact was damaged.
         elif result.outcome is None and result.detail.profile.cores is not None:
             attempt.make_move(TrialEvent.NEEDS_CORES)
             attempt.cores = result.detail.profile.cores
-            yield Measure([attempt], at_once=True)
+            self._add(Measure([attempt], at_once=True))
         elif result.outcome is None:
             attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
-            yield Compile([attempt])
+            self._add(Compile([attempt]))
         elif result.outcome not in _EVENT_OF_OUTCOME and attempt.has_excuse(TrialEvent.DISTURBED):
-            attempt.make_move(TrialEvent.DISTURBED)
-            yield Measure([attempt], at_once=False)
+            self._excuse_trial(attempt, TrialEvent.DISTURBED)
         else:
             known = (
                 result if result.detail.profile.cores is not None else result.add_facts("profile", cores=attempt.cores)
             )
             event = _EVENT_OF_OUTCOME.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
-            verdict = Verdict(event, known, report.output)
-            if (
-                event is TrialEvent.RAISED
-                and result.detail.failure.phase == Phase.LOAD
-                and lacked_something(result.message)
-            ):
-                yield _end_unproven(attempt, verdict)
-                return
-            yield self._judge_verdict(attempt, verdict, report.lane)
+            verdict = Verdict(event, known, measured.output)
+            is_load = event is TrialEvent.RAISED and result.detail.failure.phase == Phase.LOAD
+            if is_load and lacked_something(result.message):
+                self._end_trial(attempt, verdict, is_unproven=True)
+            else:
+                self._judge_verdict(attempt, verdict, measured.lane)
 
-    def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> Iterator[Instruction]:
+    def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> None:
         if error is None:
             # The worker stopped before these configs, because the last one had left it in a doubtful state.
             _move_all(attempts, TrialEvent.SPARED)
             if attempts:
-                yield Measure(attempts, at_once=True)
+                self._add(Measure(attempts, at_once=True))
             return
         if _is_source_change(error):
-            yield EndJob(error)
+            self._add(EndJob(error))
             return
         # A failed request has at least one trial without a report, because the last report ends the request. The first
         # of them was at work, unless the worker was also loading the next one.
@@ -482,67 +795,59 @@ class TrialMachine:
             if isinstance(error, DeadlineExpired):
                 _move_all(attempts[:2], TrialEvent.SET_APART)
                 _move_all(attempts[2:], TrialEvent.SPARED)
-                yield Measure(others, at_once=True)
-                yield Measure([first], at_once=False)
+                self._add(Measure(others, at_once=True))
+                self._add(Measure([first], at_once=False))
                 return
-            first.make_move(TrialEvent.SPARED)
-            yield Measure([first], at_once=False)
+            self._excuse_trial(first, TrialEvent.SPARED)
             first, others = others[0], others[1:]
         # The others had not begun. The first is either excused or found guilty.
         _move_all(others, TrialEvent.SPARED)
         if others:
-            yield Measure(others, at_once=True)
+            self._add(Measure(others, at_once=True))
         if isinstance(error, HostLost):
-            first.make_move(TrialEvent.HOST_LOST)
-            yield Measure([first], at_once=False)
+            self._excuse_trial(first, TrialEvent.HOST_LOST)
         elif is_outside_kill(error) and first.has_excuse(TrialEvent.KILLED):
-            first.make_move(TrialEvent.KILLED)
-            yield Measure([first], at_once=False)
+            self._excuse_trial(first, TrialEvent.KILLED)
         elif is_outside_kill(error):
-            yield _end_unproven(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED))
+            verdict = _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED)
+            self._end_trial(first, verdict, is_unproven=True)
         else:
-            yield self._judge_verdict(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
+            self._judge_verdict(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
 
-    def _judge_verdict(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> Instruction:
+    def _judge_verdict(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> None:
         """End a trial by a verdict, unless the worker or the device may be the reason for it."""
         if lane.is_doubtful and verdict.event in _MAY_BE_DAMAGE and attempt.has_excuse(TrialEvent.WORKER_DAMAGED):
-            attempt.make_move(TrialEvent.WORKER_DAMAGED)
-            return Measure([attempt], at_once=False)
-        if not lane.is_cpu and _lacked_memory(verdict) and attempt.has_excuse(TrialEvent.CROWDED):
-            attempt.make_move(TrialEvent.CROWDED)
-            return Measure([attempt], at_once=False)
-        may_be_device = not lane.is_cpu and lane.has_stand_in and attempt.has_excuse(TrialEvent.DEVICE_SICK)
-        if may_be_device and verdict.event in _MAY_BE_DEVICE:
+            self._excuse_trial(attempt, TrialEvent.WORKER_DAMAGED)
+        elif not lane.is_cpu and _lacked_memory(verdict) and attempt.has_excuse(TrialEvent.CROWDED):
+            self._excuse_trial(attempt, TrialEvent.CROWDED)
+        elif (
+            (not lane.is_cpu and lane.has_stand_in)
+            and verdict.event in _MAY_BE_DEVICE
+            and attempt.has_excuse(TrialEvent.DEVICE_SICK)
+        ):
             attempt.accused = verdict
-            return TryDevice(attempt)
-        return _end_trial(attempt, verdict)
+            self._add(TryDevice(attempt))
+        else:
+            self._end_trial(attempt, verdict)
 
-    def _judge_accused(self, attempt: Attempt, *, is_sick: bool) -> Instruction:
+    def _judge_accused(self, attempt: Attempt, *, is_sick: bool) -> None:
         verdict, attempt.accused = attempt.accused, None
         if verdict is None:
             raise IllegalMove(f"trial {attempt.trial} stands accused of nothing")
-        if not is_sick:
-            return _end_trial(attempt, verdict)
-        attempt.make_move(TrialEvent.DEVICE_SICK)
-        return Measure([attempt], at_once=False)
+        if is_sick:
+            self._excuse_trial(attempt, TrialEvent.DEVICE_SICK)
+        else:
+            self._end_trial(attempt, verdict)
+
+    def _excuse_trial(self, attempt: Attempt, reason: TrialEvent) -> None:
+        """Have a trial measured once more, behind the others."""
+        attempt.make_move(reason)
+        self._add(Measure([attempt], at_once=False))
 
 
 def select_ends(instructions: Sequence[Instruction]) -> list[End]:
     """Return the ends of trials among instructions."""
     return [instruction for instruction in instructions if isinstance(instruction, End)]
-
-
-def _end_unproven(attempt: Attempt, verdict: Verdict) -> End:
-    """End a trial whose failure says nothing about its config, unless this has happened in every job."""
-    tries = attempt.tries + 1
-    if tries >= MOST_TRIES:
-        return _end_trial(attempt, verdict)
-    result = verdict.result.add_facts("failure", tries=tries)
-    return _end_trial(attempt, Verdict(TrialEvent.UNPROVEN, result, verdict.output))
-
-
-def _end_trial(attempt: Attempt, verdict: Verdict) -> End:
-    return End(attempt, attempt.end_trial(verdict))
 
 
 def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:

@@ -35,7 +35,7 @@ from ktuned.tuning.exploration import open_space
 from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.trial_lifecycle import Attempt, TrialState
+from ktuned.tuning.trial_machine import Attempt, TrialState
 
 SLOWDOWN = 30.0
 """Factor for all deadlines under a sanitizer, which slows kernels down this much."""

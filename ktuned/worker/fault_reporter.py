@@ -10,9 +10,13 @@ import ctypes
 import faulthandler
 import signal
 from collections.abc import Iterable
+from typing import Final
 
 from ktuned.checking import Region
 from ktuned.ipc import FAULT_AT
+
+FATAL_SIGNALS: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+"""Signals whose handlers are put back before each config."""
 
 
 class _Region(ctypes.Structure):
@@ -56,6 +60,6 @@ def restore_default_signals() -> None:
     the signal on to the handler that it has found.
     """
     faulthandler.disable()
-    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+    for number in FATAL_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(all_threads=False)

@@ -14,13 +14,14 @@ from contextlib import suppress
 from typing import Final
 
 from ktuned.dependencies import ACCESSES
+from ktuned.worker.fault_reporter import FATAL_SIGNALS
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _SIGACTION_WORDS: Final = 32
 """More than any ``struct sigaction``, which begins with the handler's address (sigaction(2))."""
 
-_SIGNALS: Final = sorted(signal.valid_signals())
+_SIGNALS: Final = sorted(signal.valid_signals() - {*FATAL_SIGNALS})
 
 _SEARCHES: Final = 20
 """How often processes are searched for, because those that end may leave children of their own."""

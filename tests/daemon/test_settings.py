@@ -10,7 +10,7 @@ from ktuned.catalog.roots import make_root
 from ktuned.daemon.settings import load_settings
 from ktuned.fleet import choose_compile_slots
 from ktuned.model.errors import SettingsError
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES
+from ktuned.tuning.limits import DEFAULT_DEADLINES
 
 
 @pytest.fixture

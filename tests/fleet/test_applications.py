@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 from ktuned.fleet.applications import Applications
 from ktuned.fleet.executor import Environment, KernelCode
-from ktuned.fleet.failures import CannotOpen, LaneCrowded
-from ktuned.fleet.health import Health
-from ktuned.fleet.lane_machine import Bench
+from ktuned.fleet.failures import CannotOpen, Health, LaneCrowded
+from ktuned.fleet.lane_machine import Bench, DeviceUsed
 from ktuned.fleet.lanes import Lane
 from ktuned.ipc import requests
 from ktuned.model.device import Device
@@ -113,7 +112,7 @@ class TestHold:
             fleet.applications = known
             lane = Lane(GPU, fleet, is_waited_for=lambda job: job == waited_for)
             now = monotonic()
-            fleet.machine.record_device_use(GPU, now - used_s, now, is_shared=True)
+            fleet.handle(DeviceUsed(GPU, now - used_s, now, is_shared=True))
             with anyio.fail_after(DEADLINE_S):
                 async with lane.hold(1):
                     return monotonic() - now

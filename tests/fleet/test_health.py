@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.fleet.health import FIRST_PAUSE_S, LAST_PAUSE_S, Health
+from ktuned.fleet.failures import FIRST_PAUSE_S, LAST_PAUSE_S, Health
 from tests.fleet.playground import FakeClock
 
 

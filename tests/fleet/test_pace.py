@@ -8,7 +8,7 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from ktuned.fleet.pace import Pace
+from ktuned.fleet.quiet import Pace
 
 pytestmark = pytest.mark.anyio
 

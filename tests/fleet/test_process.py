@@ -21,8 +21,8 @@ from ktuned.fleet.failures import (
     describe_exit,
     name_signal,
 )
-from ktuned.fleet.output_tail import TAIL_BYTES, OutputTail
 from ktuned.fleet.process import WorkerProcess, spawn_worker
+from ktuned.fleet.process_group import TAIL_BYTES, OutputTail
 from ktuned.ipc import Places, replies, requests
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Phase, Role

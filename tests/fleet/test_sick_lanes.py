@@ -11,9 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, KernelCode
-from ktuned.fleet.failures import CannotOpen, DeadlineExpired
+from ktuned.fleet.failures import CannotOpen, DeadlineExpired, Health
 from ktuned.fleet.fleet import Fleet
-from ktuned.fleet.health import Health
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import REAP_S, Lane
 from ktuned.fleet.process import WorkerProcess

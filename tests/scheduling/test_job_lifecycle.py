@@ -6,25 +6,25 @@ import pytest
 
 from ktuned.model.errors import IllegalMove
 from ktuned.protocol.jobs import JobState
-from ktuned.scheduling.job_lifecycle import MOVES, STATES, STOPPING, STORY_LENGTH, JobEvent, JobLife, JobPlace
+from ktuned.scheduling.job_machine import MOVES, STATES, STOPPING, STORY_LENGTH, JobLife, JobMove, JobPlace
 
 ENDED = {JobPlace.DONE, JobPlace.FAILED, JobPlace.CANCELLED, JobPlace.LEFT}
-ENDS = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.INTERRUPTED, JobEvent.STOPPED)
+ENDS = (JobMove.SUCCEEDED, JobMove.FAILED, JobMove.INTERRUPTED, JobMove.STOPPED)
 
 
 @pytest.mark.parametrize("place", JobPlace, ids=str)
 def test_a_move_is_made_as_the_table_says_or_not_at_all(place: JobPlace) -> None:
     """A legal event moves and is remembered; an illegal one changes nothing and names job, place, event and story."""
-    for event in JobEvent:
+    for event in JobMove:
         life = JobLife(7, place)
-        life.story.extend([JobEvent.STARTED, JobEvent.PREEMPTED])
+        life.story.extend([JobMove.STARTED, JobMove.PREEMPTED])
         if event in MOVES.get(place, {}):
             assert life.make_move(event) is life.place is MOVES[place][event]
-            assert list(life.story) == [JobEvent.STARTED, JobEvent.PREEMPTED, event]
+            assert list(life.story) == [JobMove.STARTED, JobMove.PREEMPTED, event]
             continue
         with pytest.raises(IllegalMove) as caught:
             life.make_move(event)
-        assert (life.place, list(life.story)) == (place, [JobEvent.STARTED, JobEvent.PREEMPTED])
+        assert (life.place, list(life.story)) == (place, [JobMove.STARTED, JobMove.PREEMPTED])
         assert caught.value.message == f"job 7 is {place} and cannot be {event} (so far: started → preempted)"
 
 
@@ -34,13 +34,13 @@ def test_every_place_can_be_reached_and_every_event_is_of_use() -> None:
     while more := {then for place in reached for then in MOVES.get(place, {}).values()} - reached:
         reached |= more
     assert reached == set(JobPlace) == set(STATES)
-    assert {event for moves in MOVES.values() for event in moves} == set(JobEvent)
+    assert {event for moves in MOVES.values() for event in moves} == set(JobMove)
 
 
 def test_an_end_is_final() -> None:
     """What has ended takes no event; whatever has not can be cancelled."""
     assert set(JobPlace) - set(MOVES) == ENDED
-    assert all(JobEvent.CANCELLED in moves for moves in MOVES.values())
+    assert all(JobMove.CANCELLED in moves for moves in MOVES.values())
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_a_stopped_job_goes_where_the_stop_wanted_it(place: JobPlace, goal: JobP
 
 def test_the_stronger_reason_to_stop_decides() -> None:
     """A pause is stronger than making way, a cancel than both; only a pause is taken back."""
-    assert MOVES[JobPlace.YIELDING][JobEvent.PAUSED] is JobPlace.PAUSING
-    assert JobEvent.PREEMPTED not in MOVES[JobPlace.PAUSING] | MOVES[JobPlace.CANCELLING]
-    assert JobEvent.PAUSED not in MOVES[JobPlace.CANCELLING]
-    assert MOVES[JobPlace.PAUSING][JobEvent.RESUMED] is JobPlace.YIELDING
-    assert MOVES[JobPlace.CANCELLING][JobEvent.RESUMED] is JobPlace.CANCELLING
+    assert MOVES[JobPlace.YIELDING][JobMove.PAUSED] is JobPlace.PAUSING
+    assert JobMove.PREEMPTED not in MOVES[JobPlace.PAUSING] | MOVES[JobPlace.CANCELLING]
+    assert JobMove.PAUSED not in MOVES[JobPlace.CANCELLING]
+    assert MOVES[JobPlace.PAUSING][JobMove.RESUMED] is JobPlace.YIELDING
+    assert MOVES[JobPlace.CANCELLING][JobMove.RESUMED] is JobPlace.CANCELLING
 
 
 def test_a_job_with_a_pipeline_is_running_to_clients() -> None:
@@ -78,13 +78,13 @@ def test_a_story_is_bounded() -> None:
     """A job that is preempted again and again keeps its last moves."""
     life = JobLife(1)
     for _ in range(STORY_LENGTH):
-        for event in (JobEvent.STARTED, JobEvent.PREEMPTED, JobEvent.STOPPED):
+        for event in (JobMove.STARTED, JobMove.PREEMPTED, JobMove.STOPPED):
             life.make_move(event)
     assert len(life.story) == STORY_LENGTH
-    assert life.story[-1] is JobEvent.STOPPED
+    assert life.story[-1] is JobMove.STOPPED
 
 
 def test_a_job_without_a_story_says_so() -> None:
     """The message reads well before anything has happened, too."""
     with pytest.raises(IllegalMove, match=r"job 3 is waiting and cannot be succeeded \(so far: nothing\)"):
-        JobLife(3).make_move(JobEvent.SUCCEEDED)
+        JobLife(3).make_move(JobMove.SUCCEEDED)

@@ -19,7 +19,10 @@ from ktuned.model.plan import Plan
 from ktuned.protocol import JobQueued
 from ktuned.protocol.jobs import Job, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
-from ktuned.scheduling.job_events import (
+from ktuned.scheduling.job_machine import (
+    CHANGES_EXCUSED,
+    MOST_RUNNING,
+    PATIENCE_S,
     Advanced,
     Arrived,
     BeginAgainAsked,
@@ -31,6 +34,7 @@ from ktuned.scheduling.job_events import (
     GrantLanes,
     Inspected,
     Instruction,
+    JobMachine,
     Joined,
     PauseAsked,
     Publish,
@@ -42,7 +46,6 @@ from ktuned.scheduling.job_events import (
     StoreMended,
     TakenUp,
 )
-from ktuned.scheduling.job_machine import CHANGES_EXCUSED, MOST_RUNNING, PATIENCE_S, JobMachine
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.ranks import AGE_S, TURN_S
 from ktuned.tuning import JobStage
@@ -58,7 +61,7 @@ def make_machine(*events: Event | Callable[[JobMachine], None], **options: Any) 
         if callable(event):
             event(machine)
         else:
-            machine.handle_event(event)
+            machine.handle(event)
     return machine
 
 
@@ -208,20 +211,20 @@ def test_every_event_in_every_place(place: str, name: str) -> None:
     before = describe_machine(machine)
     expected = EXPECTED[place].get(name)
     if expected is not None:
-        assert summarize(machine.handle_event(ASKED[name]())) == expected
+        assert summarize(machine.handle(ASKED[name]())) == expected
         return
     with pytest.raises(IllegalMove, match="job 1 is"):
-        machine.handle_event(ASKED[name]())
+        machine.handle(ASKED[name]())
     assert describe_machine(machine) == before
 
 
 def test_a_job_lives_from_its_arrival_to_its_end() -> None:
     """It is published, started with the time of now, and closed with its figures."""
     machine = make_machine()
-    assert machine.handle_event(ARRIVED) == [Publish(JobQueued, make_job())]
-    assert machine.handle_event(Reviewed()) == [Start(make_job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
-    assert machine.handle_event(Reviewed()) == []
-    (close,) = machine.handle_event(Ended(replace(machine.running[0], best_us=3.0), Ending.DONE))
+    assert machine.handle(ARRIVED) == [Publish(JobQueued, make_job())]
+    assert machine.handle(Reviewed()) == [Start(make_job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
+    assert machine.handle(Reviewed()) == []
+    (close,) = machine.handle(Ended(replace(machine.running[0], best_us=3.0), Ending.DONE))
     assert close == Close(make_job(state=JobState.DONE, started=NOW, finished=NOW, best_us=3.0))
     assert (machine.find_job(1), machine.running, len(machine.queue)) == (None, [], 0)
 
@@ -229,14 +232,14 @@ def test_a_job_lives_from_its_arrival_to_its_end() -> None:
 def test_a_higher_rank_makes_a_running_job_yield() -> None:
     """It stops what runs; an equal one waits; another device is free."""
     machine = make_machine(Arrived(make_job(1)), Reviewed(), Arrived(make_job(2)), Arrived(make_job(3, device="y")))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 3", "GrantLanes 3"]
-    machine.handle_event(Arrived(make_job(4, priority=300)))
-    assert summarize(machine.handle_event(Reviewed())) == ["Stop 1"]
-    assert machine.handle_event(Reviewed()) == []
-    record, _ = machine.handle_event(Ended(machine.running[0], Ending.STOPPED))
+    assert summarize(machine.handle(Reviewed())) == ["Start 3", "GrantLanes 3"]
+    machine.handle(Arrived(make_job(4, priority=300)))
+    assert summarize(machine.handle(Reviewed())) == ["Stop 1"]
+    assert machine.handle(Reviewed()) == []
+    record, _ = machine.handle(Ended(machine.running[0], Ending.STOPPED))
     assert isinstance(record, Record)
     assert (record.job.message, record.is_vital) == ("made way for a more important job", False)
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 4", "GrantLanes 4"]
+    assert summarize(machine.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
 def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
@@ -244,26 +247,26 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     policy = IdlePolicy("idle")
     machine = make_machine(*STARTED, idle_policy=policy)
     policy.take_reading(Reading(on_battery=True))
-    assert summarize(machine.handle_event(Reviewed())) == ["Stop 1"]
-    machine.handle_event(end_running_job(machine, Ending.STOPPED))
-    assert machine.handle_event(Reviewed()) == []
+    assert summarize(machine.handle(Reviewed())) == ["Stop 1"]
+    machine.handle(end_running_job(machine, Ending.STOPPED))
+    assert machine.handle(Reviewed()) == []
     (waiting,) = machine.queue
     assert waiting.message == "made way: the machine runs on battery"
     policy.take_reading(Reading())
     machine.queue.pauses = {EVERYTHING}
-    assert machine.handle_event(Reviewed()) == []
+    assert machine.handle(Reviewed()) == []
     machine.queue.pauses = set()
-    assert summarize(machine.handle_event(Reviewed())) == STARTS
+    assert summarize(machine.handle(Reviewed())) == STARTS
 
 
 def test_what_is_outdated_begins_again() -> None:
     """A running job is stopped, waits with the reason, and is prepared again, even if it had just come to its end."""
     for ending in (Ending.STOPPED, Ending.DONE, Ending.SOURCE_CHANGED):
         machine = make_machine(*STARTED, BeginAgainAsked(1, "its files changed"), Inspected("p:k"))
-        machine.handle_event(end_running_job(machine, ending))
+        machine.handle(end_running_job(machine, ending))
         (waiting,) = machine.queue
         assert (waiting.state, waiting.message) == (JobState.QUEUED, "its files changed")
-        assert summarize(machine.handle_event(Reviewed())) == STARTS
+        assert summarize(machine.handle(Reviewed())) == STARTS
 
 
 def test_work_is_found_where_it_is_done() -> None:
@@ -272,14 +275,14 @@ def test_work_is_found_where_it_is_done() -> None:
     machine = make_machine(Arrived(make_job(1, plan=Plan(trials=10))), Reviewed())
     assert machine.find_matching_job(key, Plan(trials=5)) == machine.find_matching_job(key, None) == machine.running[0]
     assert machine.find_matching_job(key, Plan(trials=50)) is None
-    machine.handle_event(Arrived(make_job(2, problem={"M": 1}, plan=Plan(trials=50))))
+    machine.handle(Arrived(make_job(2, problem={"M": 1}, plan=Plan(trials=50))))
     found = machine.find_matching_job(key, Plan(trials=60))
     assert found is not None
     assert found.id == 2
-    (record,) = machine.handle_event(Joined(2, 200, "asked", Plan(trials=60)))
+    (record,) = machine.handle(Joined(2, 200, "asked", Plan(trials=60)))
     assert isinstance(record, Record)
     assert record.job.plan.trials == 60
-    machine.handle_event(CancelAsked(1))
+    machine.handle(CancelAsked(1))
     found = machine.find_matching_job(key, None)
     assert found is not None
     assert found.id == 2
@@ -289,18 +292,18 @@ def test_joining_raises_what_runs() -> None:
     """Priority and reason of a running job follow who wants it; a request by name takes back a pause."""
     machine = make_machine(*STARTED, PauseAsked(1), Joined(1, Priority.REQUESTED, "asked for"))
     assert (machine.running[0].priority, machine.running[0].reason) == (Priority.REQUESTED, "asked for")
-    assert summarize(machine.handle_event(end_running_job(machine, Ending.STOPPED))) == _REQUEUED
+    assert summarize(machine.handle(end_running_job(machine, Ending.STOPPED))) == _REQUEUED
 
 
 def test_a_full_store_stops_every_start() -> None:
     """The job waits with the reason; nothing starts until the store is mended."""
     machine = make_machine(*STARTED, Arrived(make_job(2, device="y")))
-    machine.handle_event(end_running_job(machine, Ending.NOT_RECORDED, "the disk is full"))
+    machine.handle(end_running_job(machine, Ending.NOT_RECORDED, "the disk is full"))
     assert machine.stalled == "the disk is full"
     assert [one.message for one in machine.queue] == ["the disk is full", ""]
-    assert machine.handle_event(Reviewed()) == []
-    machine.handle_event(StoreMended())
-    assert summarize(machine.handle_event(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
+    assert machine.handle(Reviewed()) == []
+    machine.handle(StoreMended())
+    assert summarize(machine.handle(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
@@ -308,11 +311,11 @@ def test_kills_from_outside_are_excused_while_the_job_gets_on(gets_on: bool) -> 
     """A job without progress that is killed again and again has failed."""
     machine = make_machine(ARRIVED)
     for _ in range(KILLS_EXCUSED):
-        machine.handle_event(Reviewed())
-        machine.handle_event(end_running_job(machine, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+        machine.handle(Reviewed())
+        machine.handle(end_running_job(machine, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
         assert [one.message for one in machine.queue] == ["taken up again: killed by SIGKILL"]
-    machine.handle_event(Reviewed())
-    last = machine.handle_event(end_running_job(machine, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+    machine.handle(Reviewed())
+    last = machine.handle(end_running_job(machine, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
     assert summarize(last) == (_REQUEUED if gets_on else ["Close 1"])
 
 
@@ -321,11 +324,11 @@ def test_a_changed_source_holds_its_job_until_it_is_inspected(is_inspected: bool
     """An inspection that came while the job ran counts, too."""
     machine = make_machine(*STARTED)
     if is_inspected:
-        machine.handle_event(Inspected("p:k"))
-    machine.handle_event(end_running_job(machine, Ending.SOURCE_CHANGED, "changed"))
-    assert summarize(machine.handle_event(Reviewed())) == (STARTS if is_inspected else [])
-    machine.handle_event(Inspected("p:k"))
-    assert summarize(machine.handle_event(Reviewed())) == ([] if is_inspected else STARTS)
+        machine.handle(Inspected("p:k"))
+    machine.handle(end_running_job(machine, Ending.SOURCE_CHANGED, "changed"))
+    assert summarize(machine.handle(Reviewed())) == (STARTS if is_inspected else [])
+    machine.handle(Inspected("p:k"))
+    assert summarize(machine.handle(Reviewed())) == ([] if is_inspected else STARTS)
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
@@ -333,19 +336,17 @@ def test_a_job_whose_files_change_all_the_while_fails_unless_it_gets_on(gets_on:
     """Each time its files are inspected, also where the watcher sees no change; in the end it says so."""
     machine = make_machine(*STARTED)
     for _ in range(CHANGES_EXCUSED):
-        assert "Inspect 1" in summarize(
-            machine.handle_event(end_running_job(machine, Ending.SOURCE_CHANGED, "changed"))
-        )
-        machine.handle_event(Inspected("p:k"))
-        machine.handle_event(Reviewed())
-    last = machine.handle_event(end_running_job(machine, Ending.SOURCE_CHANGED, "changed", gets_on=gets_on))
+        assert "Inspect 1" in summarize(machine.handle(end_running_job(machine, Ending.SOURCE_CHANGED, "changed")))
+        machine.handle(Inspected("p:k"))
+        machine.handle(Reviewed())
+    last = machine.handle(end_running_job(machine, Ending.SOURCE_CHANGED, "changed", gets_on=gets_on))
     assert ("Close 1" in summarize(last)) is not gets_on
 
 
 def test_what_the_last_daemon_left_is_taken_up_once() -> None:
     """A job that was asked for meanwhile keeps what it has become."""
     machine = make_machine(Arrived(make_job(1)), Joined(1, 350, "asked for"))
-    machine.handle_event(TakenUp([make_job(1), make_job(2, state=JobState.PAUSED), make_job(3, priority=100)]))
+    machine.handle(TakenUp([make_job(1), make_job(2, state=JobState.PAUSED), make_job(3, priority=100)]))
     assert [(one.id, one.priority, one.state) for one in machine.queue] == [
         (1, 350, JobState.QUEUED),
         (3, 100, JobState.QUEUED),
@@ -358,9 +359,9 @@ def test_a_client_that_waits_lifts_its_job() -> None:
     machine = make_machine(Arrived(make_job(1)), Reviewed(), Arrived(make_job(2)))
     machine.queue.add_waiter("me", [2])
     machine.queue.remove_waiter("me")
-    assert machine.handle_event(Reviewed()) == []
+    assert machine.handle(Reviewed()) == []
     machine.queue.add_waiter("me", [2])
-    assert summarize(machine.handle_event(Reviewed())) == ["Stop 1"]
+    assert summarize(machine.handle(Reviewed())) == ["Stop 1"]
 
 
 def make_starting_events(*numbers: int) -> list[Event]:
@@ -374,39 +375,39 @@ def make_starting_events(*numbers: int) -> list[Event]:
 def test_the_next_job_starts_while_one_measures() -> None:
     """As soon as no config of the running ones waits for a slot; it measures when the one before has ended."""
     machine = make_machine(Arrived(make_job(1)), Arrived(make_job(2)), Arrived(make_job(3)), Reviewed())
-    assert machine.handle_event(Reviewed()) == []
-    machine.handle_event(Advanced(1, JobStage.COMPILING))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 2"]
-    assert machine.handle_event(Reviewed()) == []
-    machine.handle_event(Advanced(2, JobStage.COMPILING))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 3"]
+    assert machine.handle(Reviewed()) == []
+    machine.handle(Advanced(1, JobStage.COMPILING))
+    assert summarize(machine.handle(Reviewed())) == ["Start 2"]
+    assert machine.handle(Reviewed()) == []
+    machine.handle(Advanced(2, JobStage.COMPILING))
+    assert summarize(machine.handle(Reviewed())) == ["Start 3"]
     assert machine.find_lane_holder("x") == machine.running[0]
-    machine.handle_event(Ended(machine.running[0], Ending.DONE))
-    assert summarize(machine.handle_event(Reviewed())) == ["GrantLanes 2"]
+    machine.handle(Ended(machine.running[0], Ending.DONE))
+    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
 
 
 def finish_measuring(machine: JobMachine, number: int) -> list[str]:
     """Have a job say that it has measured all; return what is instructed then."""
-    machine.handle_event(Advanced(number, JobStage.MEASURED))
-    return summarize(machine.handle_event(Reviewed()))
+    machine.handle(Advanced(number, JobStage.MEASURED))
+    return summarize(machine.handle(Reviewed()))
 
 
 def test_jobs_decide_together_when_none_measures_any_more() -> None:
     """Those that have measured all let the others measure first; while they decide, nothing starts."""
     machine = make_machine(*(Arrived(make_job(number)) for number in (1, 2, 3)), *make_starting_events(1, 2))
     assert finish_measuring(machine, 1) == ["Start 3", "GrantLanes 2"]
-    machine.handle_event(Advanced(3, JobStage.COMPILING))
+    machine.handle(Advanced(3, JobStage.COMPILING))
     assert finish_measuring(machine, 2) == ["GrantLanes 3"]
     assert finish_measuring(machine, 3) == ["GrantLanes 1"]
-    machine.handle_event(Arrived(make_job(4)))
-    machine.handle_event(Advanced(1, JobStage.DECIDING))
+    machine.handle(Arrived(make_job(4)))
+    machine.handle(Advanced(1, JobStage.DECIDING))
     for decides in (2, 3):
-        assert machine.handle_event(Reviewed()) == []
-        machine.handle_event(Ended(machine.running[0], Ending.DONE))
-        assert summarize(machine.handle_event(Reviewed())) == [f"GrantLanes {decides}"]
-        machine.handle_event(Advanced(decides, JobStage.DECIDING))
-    machine.handle_event(Ended(machine.running[0], Ending.DONE))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 4", "GrantLanes 4"]
+        assert machine.handle(Reviewed()) == []
+        machine.handle(Ended(machine.running[0], Ending.DONE))
+        assert summarize(machine.handle(Reviewed())) == [f"GrantLanes {decides}"]
+        machine.handle(Advanced(decides, JobStage.DECIDING))
+    machine.handle(Ended(machine.running[0], Ending.DONE))
+    assert summarize(machine.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
 def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
@@ -414,16 +415,16 @@ def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
     now = 0.0
     machine = JobMachine(clock=lambda: now, now=lambda: NOW)
     for event in (Arrived(make_job(1)), Arrived(make_job(2)), *make_starting_events(1, 2)):
-        machine.handle_event(event)
+        machine.handle(event)
     assert finish_measuring(machine, 1) == ["GrantLanes 2"]
     now = PATIENCE_S - 0.1
-    assert machine.handle_event(Reviewed()) == []
+    assert machine.handle(Reviewed()) == []
     now = PATIENCE_S
-    machine.handle_event(Arrived(make_job(3)))
-    assert summarize(machine.handle_event(Reviewed())) == ["GrantLanes 1"]
-    machine.handle_event(Advanced(1, JobStage.DECIDING))
-    machine.handle_event(Ended(machine.running[0], Ending.DONE))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 3", "GrantLanes 2"]
+    machine.handle(Arrived(make_job(3)))
+    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 1"]
+    machine.handle(Advanced(1, JobStage.DECIDING))
+    machine.handle(Ended(machine.running[0], Ending.DONE))
+    assert summarize(machine.handle(Reviewed())) == ["Start 3", "GrantLanes 2"]
 
 
 def test_a_more_important_job_decides_before_others_measure() -> None:
@@ -437,9 +438,9 @@ def test_only_so_many_jobs_run_at_once() -> None:
     numbers = range(1, MOST_RUNNING + 2)
     machine = make_machine(*(Arrived(make_job(number)) for number in numbers), *make_starting_events(*numbers[:-1]))
     assert [one.id for one in machine.list_running_on("x")] == list(numbers[:-1])
-    assert machine.handle_event(Reviewed()) == []
-    machine.handle_event(Ended(machine.running[3], Ending.DONE))
-    assert summarize(machine.handle_event(Reviewed())) == [f"Start {numbers[-1]}"]
+    assert machine.handle(Reviewed()) == []
+    machine.handle(Ended(machine.running[3], Ending.DONE))
+    assert summarize(machine.handle(Reviewed())) == [f"Start {numbers[-1]}"]
 
 
 def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
@@ -452,14 +453,14 @@ def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
         Arrived(make_job(4)),
         *make_starting_events(1),
     )
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 4"]
-    machine.handle_event(Advanced(4, JobStage.COMPILING))
+    assert summarize(machine.handle(Reviewed())) == ["Start 4"]
+    machine.handle(Advanced(4, JobStage.COMPILING))
     machine.queue.add_waiter("me", [2])
-    assert summarize(machine.handle_event(Reviewed())) == ["Stop 1", "Stop 4"]
-    machine.handle_event(Ended(machine.running[1], Ending.STOPPED))
-    assert machine.handle_event(Reviewed()) == []
-    machine.handle_event(Ended(machine.running[0], Ending.STOPPED))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 2", "GrantLanes 2"]
+    assert summarize(machine.handle(Reviewed())) == ["Stop 1", "Stop 4"]
+    machine.handle(Ended(machine.running[1], Ending.STOPPED))
+    assert machine.handle(Reviewed()) == []
+    machine.handle(Ended(machine.running[0], Ending.STOPPED))
+    assert summarize(machine.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
 
 
 def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
@@ -467,12 +468,12 @@ def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
     machine = make_machine(
         Arrived(make_job(1, priority=300)), Arrived(make_job(2)), Arrived(make_job(3)), *make_starting_events(1, 2, 3)
     )
-    machine.handle_event(Arrived(make_job(4, priority=300)))
-    assert summarize(machine.handle_event(Reviewed())) == ["Stop 2", "Stop 3"]
-    assert machine.handle_event(Reviewed()) == []
+    machine.handle(Arrived(make_job(4, priority=300)))
+    assert summarize(machine.handle(Reviewed())) == ["Stop 2", "Stop 3"]
+    assert machine.handle(Reviewed()) == []
     for running in machine.running[1:]:
-        machine.handle_event(Ended(running, Ending.STOPPED))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 4"]
+        machine.handle(Ended(running, Ending.STOPPED))
+    assert summarize(machine.handle(Reviewed())) == ["Start 4"]
     assert machine.find_lane_holder("x") == machine.running[0]
 
 
@@ -482,32 +483,32 @@ def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
         Arrived(make_job(1)), Arrived(make_job(2)), Arrived(make_job(3)), *make_starting_events(1, 2, 3)
     )
     machine.queue.add_waiter("me", [3])
-    assert summarize(machine.handle_event(Reviewed())) == ["GrantLanes 3"]
+    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 3"]
     machine.queue.remove_waiter("me")
-    assert machine.handle_event(Reviewed()) == []
+    assert machine.handle(Reviewed()) == []
     assert finish_measuring(machine, 3) == ["GrantLanes 1"]
     machine.queue.add_waiter("me", [3])
-    assert summarize(machine.handle_event(Reviewed())) == ["GrantLanes 3"]
-    machine.handle_event(Advanced(3, JobStage.DECIDING))
+    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 3"]
+    machine.handle(Advanced(3, JobStage.DECIDING))
     machine.queue.remove_waiter("me")
     machine.queue.add_waiter("me", [2])
-    assert machine.handle_event(Reviewed()) == []
-    machine.handle_event(Ended(machine.running[2], Ending.DONE))
-    assert summarize(machine.handle_event(Reviewed())) == ["GrantLanes 2"]
+    assert machine.handle(Reviewed()) == []
+    machine.handle(Ended(machine.running[2], Ending.DONE))
+    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
 
 
 @pytest.mark.parametrize("stopped", [PauseAsked(1), CancelAsked(1), BeginAgainAsked(1, "changed")])
 def test_a_job_that_stops_leaves_the_lanes_to_the_next(stopped: Event) -> None:
     """At once: the next one need not wait until its pipeline has ended."""
     machine = make_machine(Arrived(make_job(1)), Arrived(make_job(2)), *make_starting_events(1, 2), stopped)
-    assert summarize(machine.handle_event(Reviewed())) == ["GrantLanes 2"]
+    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
 
 
 def test_a_job_that_cannot_be_prepared_leaves_the_lanes() -> None:
     """It has no pipeline, and ends as soon as it has started."""
     machine = make_machine(Arrived(make_job(1)), Arrived(make_job(2)), Reviewed())
-    machine.handle_event(Ended(machine.running[0], Ending.FAILED, "no"))
-    assert summarize(machine.handle_event(Reviewed())) == ["Start 2", "GrantLanes 2"]
+    machine.handle(Ended(machine.running[0], Ending.FAILED, "no"))
+    assert summarize(machine.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
 
 
 def test_slots_go_to_the_job_that_measures_sooner() -> None:
@@ -519,7 +520,7 @@ def test_slots_go_to_the_job_that_measures_sooner() -> None:
     )
     assert [machine.find_slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
     machine.queue.add_waiter("me", [3])
-    machine.handle_event(Reviewed())
+    machine.handle(Reviewed())
     machine.queue.remove_waiter("me")
     assert [machine.find_slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
 
@@ -529,10 +530,10 @@ def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
     now = 0.0
     machine = JobMachine(clock=lambda: now, now=lambda: NOW)
     for event in (Arrived(make_job(1)), Arrived(make_job(2)), *make_starting_events(1, 2)):
-        machine.handle_event(event)
+        machine.handle(event)
     now = AGE_S
     assert (machine.queue.find_rank(1), machine.queue.find_rank(2)) == (200, 300)
-    assert summarize(machine.handle_event(Reviewed())) == ["GrantLanes 2"]
+    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
     now += TURN_S
     assert (machine.queue.find_rank(1), machine.queue.find_rank(2)) == (200, 200)
 
@@ -553,10 +554,10 @@ class RandomEvents(RuleBasedStateMachine):
         self.closed: dict[int, Job] = {}
         self.rows: dict[int, JobState] = {}
 
-    def handle_event(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         before = describe_machine(self.machine)
         try:
-            instructions = self.machine.handle_event(event)
+            instructions = self.machine.handle(event)
         except IllegalMove:
             assert describe_machine(self.machine) == before
             return
@@ -589,19 +590,19 @@ class RandomEvents(RuleBasedStateMachine):
         self.count += 1
         self.rows[self.count] = JobState.QUEUED
         problem = {"M": self.count // 2}
-        self.handle_event(Arrived(make_job(self.count, device=device, priority=priority, problem=problem), is_fixed))
+        self.handle(Arrived(make_job(self.count, device=device, priority=priority, problem=problem), is_fixed))
 
     @rule(number=IDS, priority=st.sampled_from([200, 350]), trials=st.sampled_from([None, 10**6]))
     def join_job(self, number: int, priority: int, trials: int | None) -> None:
-        self.handle_event(Joined(number, priority, "joined", None if trials is None else Plan(trials=trials)))
+        self.handle(Joined(number, priority, "joined", None if trials is None else Plan(trials=trials)))
 
     @rule(number=IDS, kind=st.sampled_from([CancelAsked, PauseAsked, ResumeAsked]))
     def send_request(self, number: int, kind: Callable[[int], Event]) -> None:
-        self.handle_event(kind(number))
+        self.handle(kind(number))
 
     @rule(number=IDS)
     def begin_again(self, number: int) -> None:
-        self.handle_event(BeginAgainAsked(number, "changed"))
+        self.handle(BeginAgainAsked(number, "changed"))
 
     @rule(devices=st.sets(st.sampled_from(["x", "y", EVERYTHING]), max_size=1))
     def pause_devices(self, devices: set[str]) -> None:
@@ -616,23 +617,23 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule()
     def review_jobs(self) -> None:
-        self.handle_event(Reviewed())
+        self.handle(Reviewed())
 
     @precondition(lambda self: self.pipelines)
     @rule(data=st.data())
     def advance_job(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.pipelines)))
         self.stages[number] = JobStage(min(self.stages[number] + 1, JobStage.DECIDING))
-        self.handle_event(Advanced(number, self.stages[number]))
-        self.handle_event(Reviewed())
+        self.handle(Advanced(number, self.stages[number]))
+        self.handle(Reviewed())
 
     @rule()
     def inspect_kernel(self) -> None:
-        self.handle_event(Inspected("p:k"))
+        self.handle(Inspected("p:k"))
 
     @rule()
     def mend_store(self) -> None:
-        self.handle_event(StoreMended())
+        self.handle(StoreMended())
 
     @precondition(lambda self: self.pipelines)
     @rule(data=st.data(), ending=st.sampled_from(Ending), gets_on=st.booleans())
@@ -644,7 +645,7 @@ class RandomEvents(RuleBasedStateMachine):
             # A pipeline is stopped only when that was instructed.
             return
         del self.pipelines[number]
-        self.handle_event(Ended(running, ending, "why", gets_on))
+        self.handle(Ended(running, ending, "why", gets_on))
 
     @invariant()
     def runs_what_it_started(self) -> None:
@@ -661,7 +662,7 @@ class RandomEvents(RuleBasedStateMachine):
     def gives_the_lanes_to_the_highest_rank(self) -> None:
         if self.machine.stalled:
             return
-        self.handle_event(Reviewed())
+        self.handle(Reviewed())
         rank = self.machine.queue.find_rank
         for device in ("x", "y"):
             able = [one for one in self.machine.list_running_on(device) if self.pipelines[one.id]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ktuned.model.plan import Plan
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_machine import Attempt
 from tests.daemon_parts import Parts, make_winner_key
 
 

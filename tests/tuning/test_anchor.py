@@ -8,7 +8,7 @@ import pytest
 
 from ktuned.model import Outcome
 from ktuned.protocol import Trial
-from ktuned.tuning.anchor import Anchor
+from ktuned.tuning.judgements import Anchor
 from tests.trials import make_detail, make_result, make_trial
 
 CONFIG = {"K": 1}

@@ -21,7 +21,7 @@ from ktuned.store.contexts import Context
 from ktuned.store.rows import decode_detail, encode_detail
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress
-from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, Verdict
+from ktuned.tuning.trial_machine import Attempt, TrialEvent, Verdict
 from tests.trials import make_detail, make_result
 
 KERNEL = KernelInfo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.tuning.batches import (
+from ktuned.tuning.limits import (
     LANE_S,
     MAX_BATCH,
     OPENING_AHEAD,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ktuned.tuning.batches import TRY_EVERY, GroupSize, limit_share
+from ktuned.tuning.limits import TRY_EVERY, GroupSize, limit_share
 
 
 def list_next_sizes(group_size: GroupSize, count: int, *, starve: bool = False) -> list[int]:

@@ -14,7 +14,7 @@ from ktuned.ipc.manifest import MANIFEST_NAME
 from ktuned.model.errors import BackendError
 from ktuned.protocol.jobs import Job, JobState
 from ktuned.scheduling.job_requests import TuningRequest
-from ktuned.tuning.batches import MAX_BATCH
+from ktuned.tuning.limits import MAX_BATCH
 from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio

@@ -1,7 +1,7 @@
 import pytest
 
 from ktuned.model.plan import PRESETS
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES, HOPELESS_RATIO, merge_deadlines, shorten_for_trial
+from ktuned.tuning.limits import DEFAULT_DEADLINES, HOPELESS_RATIO, merge_deadlines, shorten_for_trial
 
 FAST = PRESETS["fast"]
 FLOOR_S = DEFAULT_DEADLINES["floor"]

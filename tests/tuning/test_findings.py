@@ -15,8 +15,7 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.values import Config, Outcome, Scalar
 from ktuned.protocol.trials import Trial
 from ktuned.scheduling import TuningRequest
-from ktuned.tuning.disputed_outputs import DisputedOutputs
-from ktuned.tuning.findings import COMPARED, Findings, find_knobs_without_effect
+from ktuned.tuning.judgements import COMPARED, DisputedOutputs, Findings, find_knobs_without_effect
 from tests.daemon_parts import Parts, make_kernel_text
 from tests.trials import make_detail
 from tests.tuning.jobs import run_job

@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.model.objective import LATENCY
 from ktuned.model.values import Config, Outcome
-from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
+from ktuned.tuning.judgements import ENOUGH, PROBES, Hopelessness, find_symptom
 from tests.daemon_parts import Parts, make_kernel_text
 from tests.tuning.jobs import run_job
 

@@ -17,7 +17,7 @@ from ktuned.ipc import requests
 from ktuned.model import WorkerError
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_machine import Attempt
 from tests.daemon_parts import PATIENCE_S, Parts, make_kernel_text
 from tests.fleet.playground import wait_until
 from tests.tuning.jobs import make_attempts, prepare_brief

@@ -14,11 +14,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ktuned.fleet.failures import CannotOpen, LaneSick, Output, WorkerDied
-from ktuned.fleet.health import Health
+from ktuned.fleet.failures import CannotOpen, Health, LaneSick, Output, WorkerDied
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
-from ktuned.fleet.pace import Pace
+from ktuned.fleet.quiet import Pace
 from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
@@ -26,12 +25,19 @@ from ktuned.model.values import Outcome
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.limits import DEFAULT_DEADLINES
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
-from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
+from ktuned.tuning.trial_machine import (
+    ArtifactFound,
+    Attempt,
+    CompilerTook,
+    ConfigCompiled,
+    End,
+    TrialEvent,
+    TrialMachine,
+)
 from tests.daemon_parts import Parts, make_kernel_text
 from tests.fake_tensors import REFERENCE
 from tests.trials import make_measurement
@@ -131,12 +137,12 @@ class FakeCompileStage:
     async def compile_attempts(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make the attempts' artifacts."""
         machine = TrialMachine()
-        machine.handle_report(CompilerTook(attempts))
+        machine.handle(CompilerTook(attempts))
         for attempt in attempts:
             self.compiled.append(attempt.unit.key)
             self._artifacts.locate_artifact(attempt.unit.key).mkdir(parents=True)
             (self._artifacts.locate_artifact(attempt.unit.key) / "manifest.json").touch()
-            machine.handle_report(ConfigCompiled(attempt))
+            machine.handle(ConfigCompiled(attempt))
         return []
 
 
@@ -156,7 +162,7 @@ async def measure_attempts(
         artifact = artifacts.locate_artifact(attempt.unit.key)
         artifact.mkdir(parents=True)
         (artifact / "manifest.json").touch()
-        TrialMachine().handle_report(ArtifactFound(attempt))
+        TrialMachine().handle(ArtifactFound(attempt))
 
     async def record_ends(is_batch_over: Sequence[End]) -> None:
         outcomes.extend(end.result.outcome for end in is_batch_over if end.result.outcome is not None)
@@ -424,7 +430,7 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):
         attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-        TrialMachine().handle_report(ArtifactFound(attempt))
+        TrialMachine().handle(ArtifactFound(attempt))
         await measure_stage.measure_batch(
             cast("Lane", lane), [attempt], partial(lambda us: (us, us and us / 1e6), best_us), record_ends
         )

@@ -12,8 +12,7 @@ from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store import Context, KnownConfig, Winner
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import PriorResults, sort_by_similarity
-from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
+from ktuned.tuning.prior_results import MAX_NEAR, PriorResults, choose_near_configs, order_configs, sort_by_similarity
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text, make_winner_key
 from tests.fake_tensors import REFERENCE
 

@@ -23,8 +23,8 @@ from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.contexts import Context
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
+from ktuned.tuning.judgements import ServedConfigs, choose_served_configs
 from ktuned.tuning.outcomes import Outcomes
-from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.made_state import make_state
 from tests.trials import make_detail

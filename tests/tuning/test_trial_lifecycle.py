@@ -8,7 +8,7 @@ from ktuned.cli.trials import TRIED_AGAIN
 from ktuned.ipc.requests import UnitRef
 from ktuned.model.errors import IllegalMove
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome
-from ktuned.tuning.trial_lifecycle import EXCUSES, MOVES, Attempt, Place, TrialEvent, TrialState
+from ktuned.tuning.trial_machine import EXCUSES, MOVES, Attempt, Place, TrialEvent, TrialState
 
 PLACES: list[Place] = [*TrialState, *Outcome]
 STOPS = {TrialEvent.CANCELLED, TrialEvent.DAEMON_DIED}

@@ -18,10 +18,12 @@ from ktuned.ipc.replies import Failure, Proposal
 from ktuned.ipc.requests import UnitRef
 from ktuned.model import IllegalMove, Outcome, Phase, TrialResult
 from ktuned.protocol import Trial
-from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, EXCUSES, Attempt, Place, TrialEvent, TrialState, Verdict
 from ktuned.tuning.trial_machine import (
+    CONTENDED_TRIES,
+    EXCUSES,
     ArtifactFound,
     ArtifactGone,
+    Attempt,
     Compile,
     CompilerLeft,
     CompilerTook,
@@ -30,17 +32,21 @@ from ktuned.tuning.trial_machine import (
     DeviceTried,
     End,
     EndJob,
+    Event,
     Instruction,
     LaneFacts,
     LaneLeft,
     LaneTook,
     Measure,
     NotBuilt,
-    Report,
+    Place,
     Stopped,
+    TrialEvent,
     TrialMachine,
+    TrialState,
     TryDevice,
     TwinFound,
+    Verdict,
 )
 from tests.trials import make_detail, make_result
 
@@ -111,7 +117,7 @@ ERRORS: list[Error] = [
     make_refusal("usage", Phase.TIMING),
     HostLost("n", "gone", Phase.TIMING),
 ]
-REPORTS: list[Callable[[Attempt], Report]] = [
+REPORTS: list[Callable[[Attempt], Event]] = [
     lambda instruction: NotBuilt(instruction, Proposal({}, outcome=Outcome.COMPILE_ERROR, message="no")),
     lambda instruction: NotBuilt(instruction, Proposal({}, outcome=Outcome.UNSUPPORTED, message="not here")),
     ArtifactFound,
@@ -154,7 +160,7 @@ def test_each_report_in_each_state_is_illegal_or_leaves_one_instruction(place: P
     for make in REPORTS:
         (attempt,) = make_trials(1, place)
         try:
-            instructions = TrialMachine().handle_report(make(attempt))
+            instructions = TrialMachine().handle(make(attempt))
         except IllegalMove:
             assert (attempt.state, attempt.story) == (place, [])
             continue
@@ -194,11 +200,11 @@ class RandomJob:
                 self._measure_batch()
 
     def _compile_batch(self, batch: list[Attempt]) -> None:
-        self.machine.handle_report(CompilerTook(batch))
+        self.machine.handle(CompilerTook(batch))
         reported = self._choose_reported(batch, is_prefix=self.machine.compiles_one_by_one)
         for attempt in reported:
             outcome = None if self._never_fails else self._rng.choice([None, None, Outcome.COMPILE_ERROR])
-            instructions = self.machine.handle_report(ConfigCompiled(attempt, outcome))
+            instructions = self.machine.handle(ConfigCompiled(attempt, outcome))
             self._carry_out(instructions)
             if outcome is None:
                 assert instructions == []
@@ -223,12 +229,10 @@ class RandomJob:
         batch = [self._to_measure.popleft() for _ in range(plan.count)]
         assert len(batch) == 1 or all(attempt.config != {"x": 1} for attempt in batch)
         assert not any(TrialEvent.SET_APART in attempt.story for attempt in batch[1:])
-        self.machine.handle_report(LaneTook(batch))
+        self.machine.handle(LaneTook(batch))
         reported = self._choose_reported(batch, is_prefix=True)
         for attempt in reported:
-            self._carry_out(
-                self.machine.handle_report(ConfigMeasured(attempt, self._choose_result(), Output(), self._lane))
-            )
+            self._carry_out(self.machine.handle(ConfigMeasured(attempt, self._choose_result(), Output(), self._lane)))
         unreported = batch[len(reported) :]
         if not unreported:
             return
@@ -263,7 +267,7 @@ class RandomJob:
     def _leave_batch(self, report: CompilerLeft | LaneLeft, suspects: Sequence[Attempt], error: Error) -> None:
         before = {attempt: attempt.story.count(TrialEvent.KILLED) for attempt in report.attempts}
         size = len(report.attempts)
-        instructions = self.machine.handle_report(report)
+        instructions = self.machine.handle(report)
         ended = [instruction.attempt for instruction in instructions if isinstance(instruction, End)]
         assert set(ended) <= set(suspects), "blamed without evidence"
         assert not ended or len(suspects) == 1, "blamed for what others may have done"
@@ -300,7 +304,7 @@ class RandomJob:
                     self._later.extend(attempts)
                 case TryDevice(attempt):
                     is_sick = self._rng.random() < 0.5
-                    self._carry_out(self.machine.handle_report(DeviceTried(attempt, is_sick)))
+                    self._carry_out(self.machine.handle(DeviceTried(attempt, is_sick)))
                 case End(attempt, result):
                     self.ends[attempt] += 1
                     assert attempt.outcome is result.outcome
@@ -340,22 +344,22 @@ MACHINE = TrialMachine()
 
 def leave_lane(attempts: Sequence[Attempt], error: Error | None, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
     """Let a lane take trials and leave without a report on them."""
-    MACHINE.handle_report(LaneTook(attempts))
-    return MACHINE.handle_report(LaneLeft(attempts, lane, error))
+    MACHINE.handle(LaneTook(attempts))
+    return MACHINE.handle(LaneLeft(attempts, lane, error))
 
 
 def measure_on_lane(attempt: Attempt, result: TrialResult, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
     """Let a lane take one trial and report on it."""
-    MACHINE.handle_report(LaneTook([attempt]))
-    return MACHINE.handle_report(ConfigMeasured(attempt, result, Output(), lane))
+    MACHINE.handle(LaneTook([attempt]))
+    return MACHINE.handle(ConfigMeasured(attempt, result, Output(), lane))
 
 
 def leave_compiler(
     attempts: Sequence[Attempt], error: Error | None, machine: TrialMachine = MACHINE
 ) -> list[Instruction]:
     """Let a compiler take trials and leave without a report on them."""
-    machine.handle_report(CompilerTook(attempts))
-    return machine.handle_report(CompilerLeft(attempts, error))
+    machine.handle(CompilerTook(attempts))
+    return machine.handle(CompilerLeft(attempts, error))
 
 
 def list_outcomes(instructions: Sequence[Instruction]) -> list[Outcome | None]:
@@ -386,7 +390,7 @@ def test_kills_while_compiling_and_while_measuring_count_together() -> None:
     """One each is excused, and not the third."""
     (attempt,) = make_trials(1, TrialState.ASKED)
     assert leave_compiler([attempt], make_kill(Phase.COMPILE)) == [Compile([attempt])]
-    MACHINE.handle_report(ArtifactFound(attempt))
+    MACHINE.handle(ArtifactFound(attempt))
     assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
     assert list_outcomes(leave_lane([attempt], make_kill())) == [Outcome.INTERRUPTED]
 
@@ -414,10 +418,10 @@ def test_a_compiler_below_the_worker_that_is_killed_says_nothing_about_the_confi
 def _compile_until_excuses_end(machine: TrialMachine, attempt: Attempt, message: str) -> End:
     report = ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message)
     for _ in range(EXCUSES[TrialEvent.KILLED]):
-        machine.handle_report(CompilerTook([attempt]))
-        assert machine.handle_report(report) == [Compile([attempt])]
-    machine.handle_report(CompilerTook([attempt]))
-    (end,) = machine.handle_report(report)
+        machine.handle(CompilerTook([attempt]))
+        assert machine.handle(report) == [Compile([attempt])]
+    machine.handle(CompilerTook([attempt]))
+    (end,) = machine.handle(report)
     assert isinstance(end, End)
     return end
 
@@ -432,8 +436,8 @@ def _compile_until_excuses_end(machine: TrialMachine, attempt: Attempt, message:
 def test_what_the_machine_lacked_says_nothing_about_the_config(message: str) -> None:
     """A full disk or a missing library leaves it untried, in a compile and in a load; a launch's own error stands."""
     (attempt,) = make_trials(1, TrialState.ASKED)
-    TrialMachine().handle_report(CompilerTook([attempt]))
-    (end,) = TrialMachine().handle_report(ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message))
+    TrialMachine().handle(CompilerTook([attempt]))
+    (end,) = TrialMachine().handle(ConfigCompiled(attempt, Outcome.COMPILE_ERROR, message))
     assert isinstance(end, End)
     assert end.result.outcome is Outcome.INTERRUPTED
     for phase, outcome in ((Phase.LOAD, Outcome.INTERRUPTED), (Phase.FIRST_LAUNCH, Outcome.LAUNCH_ERROR)):
@@ -532,7 +536,7 @@ def test_a_trial_of_a_gpu_that_turns_out_sick_is_measured_on_another_one(failure
     """This happens once: if the second GPU is sick afterwards, too, the config is the cause."""
     (attempt,) = make_trials(1)
     assert leave_lane([attempt], failure, GPU) == [TryDevice(attempt)]
-    assert MACHINE.handle_report(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
+    assert MACHINE.handle(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
     assert len(list_outcomes(leave_lane([attempt], failure, GPU))) == 1
 
 
@@ -540,7 +544,7 @@ def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
     """The outcome is that of before the device was tried."""
     (attempt,) = make_trials(1)
     measure_on_lane(attempt, RAISED, GPU)
-    (end,) = MACHINE.handle_report(DeviceTried(attempt, is_sick=False))
+    (end,) = MACHINE.handle(DeviceTried(attempt, is_sick=False))
     assert isinstance(end, End)
     assert (end.result.outcome, end.result.message) == (Outcome.LAUNCH_ERROR, "refused")
 
@@ -620,7 +624,7 @@ def test_a_damaged_artifact_is_compiled_again() -> None:
     """So is an artifact that was removed while it waited."""
     damaged, removed = make_trials(2)
     assert measure_on_lane(damaged, DAMAGED) == [Compile([damaged])]
-    assert MACHINE.handle_report(ArtifactGone(removed)) == [Compile([removed])]
+    assert MACHINE.handle(ArtifactGone(removed)) == [Compile([removed])]
 
 
 def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
@@ -655,7 +659,7 @@ def test_a_finalist_that_is_killed_is_launched_again() -> None:
 def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     """The trial needs no lane."""
     (attempt,) = make_trials(1)
-    (end,) = MACHINE.handle_report(TwinFound(attempt, TWIN))
+    (end,) = MACHINE.handle(TwinFound(attempt, TWIN))
     assert isinstance(end, End)
     assert (end.result.latency_us, end.result.detail.timing.carried_from, end.result.detail.timing.count) == (3.0, 7, 5)
 

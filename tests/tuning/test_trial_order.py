@@ -10,7 +10,7 @@ import pytest
 
 from ktuned.model import Outcome
 from ktuned.store import KnownConfig
-from ktuned.tuning.trial_order import LAST_OF_SLOT, order_by_compile_time
+from ktuned.tuning.prior_results import LAST_OF_SLOT, order_by_compile_time
 
 
 def make_configs(*compile_s: float) -> list[KnownConfig]:

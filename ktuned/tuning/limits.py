@@ -1,4 +1,4 @@
-"""Sizes of requests: how many configs share one, and how many configs may be under way at once. No IO.
+"""Limits of a job's requests: how many configs share one, how many are under way at once, how long each phase may take.
 
 *Batches.* Each message wakes a process, which costs as much as everything else that the daemon does for a trial. So
 short work shares a request, as long as nothing is decided in between. Long work has a request for itself: its result is
@@ -10,13 +10,23 @@ but it delays results: a group delivers nothing until it is complete. So the gai
 and groups grow only while they pay and the lanes have work.
 
 *Sharing out.* The last configs are divided among all lanes and slots, so that they finish at about the same time.
+
+*Deadlines.* Each phase of a trial has a deadline. A known best config shortens those of later trials.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from ktuned.model import median
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from ktuned.model import Phase, Preset, median
+from ktuned.protocol import ChannelInfo
 
 MAX_BATCH = 16
 """Most configs in one request. On one machine, eight are enough to make a message's cost small; to another machine a
@@ -134,3 +144,75 @@ class GroupSize:
         if not (self._alone and self._together):
             return False
         return median(self._together) <= WORTHWHILE * median(self._alone)
+
+
+T = TypeVar("T")
+
+
+def describe_stream(stream: MemoryObjectSendStream[Any]) -> ChannelInfo:
+    """Return how full a channel is."""
+    now = stream.statistics()
+    return ChannelInfo(now.current_buffer_used, int(now.max_buffer_size))
+
+
+def receive_waiting(first: T, channel: MemoryObjectReceiveStream[T], most: int | None = None) -> list[T]:
+    """Return ``first``, which was received already, and items that wait in its channel; in total at most ``most``."""
+    received = [first]
+    with suppress(anyio.WouldBlock, anyio.EndOfStream):
+        while most is None or len(received) < most:
+            received.append(channel.receive_nowait())
+    return received
+
+
+DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
+    {
+        # An interpreter starts in 0.1 s, but may need many seconds on a swapping machine or a cold network file system.
+        "spawn": 30.0,
+        # A kernel file may import torch: 2 to 10 s when the disk is cold.
+        "inspect": 60.0,
+        # nvcc takes half a minute for a heavy template; ptxas sometimes never ends.
+        "compile": 180.0,
+        # Loading is a dlopen or a module load, but the first one on a GPU makes a context.
+        "load": 60.0,
+        # The reference is an unoptimised program, run once.
+        "reference": 120.0,
+        # One run of a kernel takes milliseconds; ten seconds are for kernels that build tables first.
+        "first_launch": 10.0,
+        # Comparing two tensors, or the kernel file's own check.
+        "check": 60.0,
+        # The preset caps the total of many runs; this deadline is for a single run that never returns.
+        "timing": 30.0,
+        # The least that a deadline is shortened to: thread pools start, pages fault in, the machine may be busy.
+        "floor": 2.0,
+    }
+)
+"""Seconds that a phase may take before its worker is killed; ``floor`` is not a phase."""
+
+HOPELESS_RATIO = 50.0
+"""A config that takes this many times as long as the best is given up before the fixed deadline."""
+
+
+def merge_deadlines(*layers: Mapping[str, float]) -> dict[str, float]:
+    """Return the defaults overridden by each layer in turn (``config.toml``, then the kernel file)."""
+    result = dict(DEFAULT_DEADLINES)
+    for layer in layers:
+        result.update(layer)
+    return result
+
+
+def shorten_for_trial(deadlines: Mapping[str, float], preset: Preset, best_launch_s: float | None) -> dict[str, float]:
+    """Return a trial's deadlines, in s by phase; some are shorter if a launch of the best config so far is known.
+
+    The first launch may then take :data:`HOPELESS_RATIO` times ``best_launch_s``, but at least the ``floor``. Timing
+    may take this time in addition to the preset's. A launch's time is that of the wall clock, and not its latency: a
+    program that prepares for seconds may print a few milliseconds.
+    """
+    result = dict(deadlines)
+    # The next config of a batch is loaded while this one is timed.
+    result[Phase.LOAD_NEXT] = result["load"]
+    if best_launch_s is None:
+        return result
+    hopeless_s = max(deadlines["floor"], HOPELESS_RATIO * best_launch_s)
+    result["first_launch"] = min(result["first_launch"], hopeless_s)
+    result["timing"] = min(result["timing"], preset.timing_s + hopeless_s)
+    return result
