@@ -55,6 +55,25 @@ def pytest_unconfigure() -> None:
         atexit.unregister(launch_counts.leave_launch_counts)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test that is marked ``gpu(alone=True)`` run while no other process tests on the GPU.
+
+    A turn covers all fixtures of a test: those of a module tune on the GPU, too. Waiting for a turn is not part of a
+    test's timeout.
+    """
+    mark = item.get_closest_marker("gpu")
+    if mark is None:
+        return (yield)
+    # The files that are locked are any two that all processes of this checkout share.
+    with Path(__file__).open() as entry, Path(leaks.__file__).open() as gpu:
+        # No test enters while one waits to be alone: otherwise a shared lock might never become free.
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        fcntl.flock(gpu, fcntl.LOCK_EX if mark.kwargs.get("alone") else fcntl.LOCK_SH)
+        fcntl.flock(entry, fcntl.LOCK_UN)
+        return (yield)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip GPU tests on a machine without a driver, with the reason."""
     if item.get_closest_marker("gpu") and not Path("/dev/nvidiactl").exists():
@@ -125,23 +144,6 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SHARED_HEADERS, str(cache / "tvm_ffi"))
         yield cache
-
-
-@pytest.fixture(autouse=True)
-def _gpu_turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """Let a test that is marked ``gpu(alone=True)`` run while no other process tests on the GPU."""
-    mark = request.node.get_closest_marker("gpu")
-    if mark is None:
-        yield
-        return
-    base = tmp_path_factory.getbasetemp()
-    locks = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with (locks / "gpu-entry").open("w") as entry, (locks / "gpu").open("w") as gpu:
-        # No test enters while one waits to be alone: otherwise a shared lock might never become free.
-        fcntl.flock(entry, fcntl.LOCK_EX)
-        fcntl.flock(gpu, fcntl.LOCK_EX if mark.kwargs.get("alone") else fcntl.LOCK_SH)
-        fcntl.flock(entry, fcntl.LOCK_UN)
-        yield
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ class Daemon:
         directory: the directory of all its files.
         env: further environment variables.
         config: further lines of ``config.toml``.
-        spares: whether spare workers replace killed ones; most tests kill none.
+        spares: whether spare workers replace killed ones; most tests kill none. With torch a job is
+            slow without spares: each of its final rounds takes a new worker, which imports torch.
         tensors: the library of the fake backend's tensors; importing torch costs 2 s of CPU.
         forked: whether the daemon and its workers are forked from processes that have imported their modules.
     """

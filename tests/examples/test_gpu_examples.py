@@ -66,7 +66,7 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
         pytest.importorskip("cutlass")
     # `fast` leaves a compile that takes much longer than the others, as torch.compile's do, to the next job.
     preset = "default" if name == "attention_choice" else "fast"
-    with Daemon(tmp_path, tensors="torch") as daemon:
+    with Daemon(tmp_path, tensors="torch", spares=True) as daemon:
         _, jobs = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         assert jobs, daemon.log.read_text()
         for job in jobs:
@@ -77,7 +77,7 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
             assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, describe_job(daemon, job)
         hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
         first = [describe_job(daemon, job) for job in jobs]
-    with Daemon(tmp_path, tensors="torch") as daemon:
+    with Daemon(tmp_path, tensors="torch", spares=True) as daemon:
         _, again = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         for job in again:
             assert job["state"] == "done", describe_job(daemon, job)

@@ -148,7 +148,7 @@ def explain_missing_backend(backend: str) -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon for all tests of this module."""
-    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as running:
+    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch", spares=True) as running:
         # Its connection is the fixture's, and no test's leak.
         running.client.lookup("none", {})
         yield running

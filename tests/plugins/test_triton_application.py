@@ -24,10 +24,10 @@ APPLICATION = Path(__file__).parent / "triton_app" / "application.py"
 DEADLINE_S = 120.0
 
 
-def make_daemon(directory: Path) -> Daemon:
+def make_daemon(directory: Path, *, spares: bool = False) -> Daemon:
     """Return a daemon, not started, whose triton backend is the stand-in; applications have its home."""
     path = os.pathsep.join([str(STAND_IN), *filter(None, sys.path)])
-    return Daemon(directory, tensors="torch", env={"PYTHONPATH": path})
+    return Daemon(directory, tensors="torch", spares=spares, env={"PYTHONPATH": path})
 
 
 @pytest.fixture

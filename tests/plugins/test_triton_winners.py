@@ -43,7 +43,7 @@ if __name__ == "__main__":
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the files of a daemon that tuned two functions for applications; it has ended."""
     directory = tmp_path_factory.mktemp("exported")
-    with make_daemon(directory) as daemon:
+    with make_daemon(directory, spares=True) as daemon:
         call(daemon, "4096,9000")
         call(daemon, "4000", KTUNED_RUN_NUMERICS="exact")
         call(daemon, "700", "end", "stretch")
