@@ -93,10 +93,14 @@ def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, table_ro
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(_write_versions(1))
         daemon.tune(path=str(path))
-        with _looking_up(daemon, CLIENTS if scale.is_full else 1) as told:
+        with (
+            _looking_up(daemon, CLIENTS if scale.is_full else 1) as told,
+            daemon.client.events(types=["reloaded"]) as seen,
+        ):
             for save in range(saves):
                 path.write_text(_write_versions(save))
                 if save % 5 == 4:
+                    next(seen)
                     daemon.wait_until(lambda: _is_settled(daemon), "the jobs of some saves")
                 if save == 99:
                     before = _count_held(daemon)

@@ -160,7 +160,7 @@ class TrialListener(threading.Thread):
         self.measured = threading.Semaphore(0)
         self._events = daemon.client.events(types=["trial_done"])
 
-    def listen_until_broken(self) -> None:
+    def run(self) -> None:
         """Read events until the connection breaks."""
         try:
             for event in self._events:
