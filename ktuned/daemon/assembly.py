@@ -317,10 +317,8 @@ class Parts:
         )
 
         self.repetition = Repetition(
-            catalog=catalog,
+            known,
             fleet=fleet,
-            machine=machine,
-            store=store,
             traces=traces,
             deadlines=deadlines,
             list_used_kernels=lookups.publication.list_used_kernels,

@@ -26,13 +26,13 @@ from typing import NamedTuple
 import anyio
 import structlog
 
-from ktuned.catalog import Catalog, Changes, Traces
-from ktuned.devices import Machine
+from ktuned.answers import Knowledge
+from ktuned.catalog import Changes, Traces
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import MADE, KernelInfo, KtunedError, Observation, Role, canonical, reduce_digest
 from ktuned.protocol import AnswersChanged, PublishEvent
-from ktuned.store import Store, Winner
+from ktuned.store import Winner
 
 _log = structlog.get_logger()
 
@@ -70,11 +70,9 @@ class Repetition:
 
     def __init__(
         self,
+        known: Knowledge,
         *,
-        catalog: Catalog,
         fleet: Fleet,
-        machine: Machine,
-        store: Store,
         traces: Traces,
         deadlines: Mapping[str, float],
         list_used_kernels: Callable[[], Iterable[str]],
@@ -82,10 +80,8 @@ class Repetition:
         publish: PublishEvent,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._catalog = catalog
+        self._known = known
         self._fleet = fleet
-        self._machine = machine
-        self._store = store
         self._traces = traces
         self._deadlines = deadlines
         self._list_used_kernels = list_used_kernels
@@ -135,14 +131,14 @@ class Repetition:
         """Have answers say so if their kernels were not repeated for too long."""
         now = self._clock()
         overdue = {name for name in self._list_used_kernels() if now - self._find_last(name) > OVERDUE_S}
-        if overdue != self._catalog.unrepeated:
-            self._catalog.unrepeated = overdue
+        if overdue != self._known.catalog.unrepeated:
+            self._known.catalog.unrepeated = overdue
             self._publish(AnswersChanged())
 
     async def repeat_kernel(self, name: str) -> None:
         """Make a kernel's newest winner again, and compare it with the baseline."""
         cpu_s = 0.0
-        kernel = self._catalog.find_kernel(name)
+        kernel = self._known.catalog.find_kernel(name)
         winner = None if kernel is None else self._find_newest_winner(kernel)
         try:
             if kernel is not None and winner is not None:
@@ -160,7 +156,7 @@ class Repetition:
     def _find_newest_winner(self, kernel: KernelInfo) -> Winner | None:
         # Also a winner from before the last repetition differed: what was hidden may be as it was.
         digests = {kernel.digest, reduce_digest(kernel.digest, _list_made(kernel))}
-        winners = [one for one in self._store.list_winners(kernel.name) if one.context.digest in digests]
+        winners = [one for one in self._known.store.list_winners(kernel.name) if one.context.digest in digests]
         return max(winners, key=lambda one: one.decided or 0.0, default=None)
 
     async def _compare_with_baseline(self, kernel: KernelInfo, winner: Winner) -> float:
@@ -190,9 +186,9 @@ class Repetition:
         return first.cpu_s + second.cpu_s
 
     async def _remake(self, kernel: KernelInfo, winner: Winner) -> replies.Remade:
-        environment = self._catalog.find_kernel_environment(kernel)
-        device = self._machine.find_device(environment, kernel.backend, winner.context.device)
-        problem = self._store.load_job_problems([winner.trial]).get(winner.trial, winner.problem)
+        environment = self._known.catalog.find_kernel_environment(kernel)
+        device = self._known.machine.find_device(environment, kernel.backend, winner.context.device)
+        problem = self._known.store.load_job_problems([winner.trial]).get(winner.trial, winner.problem)
         request = requests.Remake(
             requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd),
             problem,

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,11 +72,10 @@ async def test_hidden_change_is_stale_after_a_repetition(tmp_path: Path, hidden:
 def make_repetition(clock: list[float], used: list[str], catalog: Catalog | None = None) -> Repetition:
     """Return a repetition whose clock and used kernels are lists, and that repeats nothing."""
     unused: Any = None
+    known: Any = SimpleNamespace(catalog=catalog or Catalog(), machine=unused, store=unused)
     return Repetition(
-        catalog=catalog or Catalog(),
+        known,
         fleet=unused,
-        machine=unused,
-        store=unused,
         traces=unused,
         deadlines={},
         list_used_kernels=lambda: used,
