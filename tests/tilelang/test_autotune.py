@@ -291,7 +291,7 @@ class TestClasses:
     """A class is adopted, so instances are adopted wherever they were made."""
 
     @pytest.fixture
-    def in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def adopt_all_tuners(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Adopt all tuners, as ``ktuned run`` does."""
         monkeypatch.setattr(autotuner, "_process_policy", None)
         autotuner.adopt_process(theirs, "wait")
@@ -449,7 +449,7 @@ class TestWinners:
     """A winners file fixes the config of each key; the daemon is not asked, and nothing is recorded."""
 
     @pytest.fixture
-    def file(self, tmp_path: Path, link: FakeLink) -> Callable[..., Path]:
+    def write_winners_file(self, tmp_path: Path, link: FakeLink) -> Callable[..., Path]:
         """A function that writes a file with a winner of ``scale``, whose key a recorded call shows."""
         link.known = Answer(is_open=True)
         app.make_autotuned_function(mode="background")(app.SIZE)
