@@ -35,7 +35,6 @@ def make_state(kernel: KernelInfo, winners: Iterable[Winner], context: Context |
         fault="",
         suspicion="",
         notice="",
-        doubt="",
         places=tuple(places),
         winners={winner.key: winner for winner in winners},
         **{**nothing, **facts},

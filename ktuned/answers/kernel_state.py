@@ -63,7 +63,6 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
         fault: Why its file cannot be read; empty if it can.
         suspicion: Why its files are about to be inspected; empty if they are not.
         notice: What answers say although they are fresh; empty if nothing.
-        doubt: Why its project's toolchain must be probed again; empty if it need not.
         places: The devices that it may be measured on, the first one first.
         winners: Its winners, and those of other checkouts that hold here, too.
         measured: The whole problem that each winner was measured for, by trial, if keys are only a part of problems.
@@ -81,7 +80,6 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     fault: str
     suspicion: str
     notice: str
-    doubt: str
     places: tuple[Place, ...]
     winners: Mapping[WinnerKey, Winner]
     measured: Mapping[int, Problem]
@@ -103,6 +101,13 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     def make_context(self, place: Place, problem: Problem) -> Context:
         """Return the context of a measurement that is made now for a problem."""
         return replace(place.context, problem=self.kernel.make_key_problem(problem))
+
+    def find_doubt(self, place: Place, files: str) -> str:
+        """Return why it is not certain that nothing has changed since the state was made; empty if it is.
+
+        ``files`` is why the kernel's files may have changed, if that was looked at apart from the state.
+        """
+        return self.suspicion or files or place.doubt
 
     def find_verdict(self, problem: Problem, config: Config) -> bool | None:
         """Return whether the space has a config for a problem; None if a worker must be asked."""
@@ -163,7 +168,6 @@ def make_kernel_state(kernel: KernelInfo, known: Knowledge) -> KernelState:
         fault=catalog.find_file_fault(kernel),
         suspicion=f"{suspect} changed, or what it depends on, and is being inspected" if suspect else "",
         notice=UNREPEATED if kernel.name in catalog.unrepeated else "",
-        doubt=doubt,
         places=places,
         winners=by_key,
         measured={} if kernel.specialize is None else store.load_job_problems([winner.trial for winner in winners]),

@@ -129,7 +129,8 @@ def find_answer(state: KernelState, question: Question, *, tune: bool = False) -
     """
     place = state.find_place(question.device)
     context = None if place is None or state.fault else state.make_context(place, question.problem)
-    doubt = _find_doubt(state, question, place)
+    # Without a device there is nothing to be certain of, and the answer is stale at best anyway.
+    doubt = "" if place is None or state.fault else state.find_doubt(place, question.doubt)
     found = decide_answer(state, question, place, context, doubt)
     failure = _find_failure(state, question, place, context)
     tuning = None
@@ -225,16 +226,6 @@ def _is_near_tuned(state: KernelState, key: WinnerKey, values: Problem) -> bool:
     """Return whether a problem near this one was tuned, so that a portfolio's expected loss holds for it."""
     tuned = (one.problem for other, one in state.winners.items() if other[2:] == key[2:])
     return any(count_octaves(values, problem) <= CLOSE_OCTAVES for problem in tuned)
-
-
-def _find_doubt(state: KernelState, question: Question, place: Place | None) -> str:
-    """Return why it is not certain that nothing has changed since the state was made; empty if it is.
-
-    Without a device there is nothing to be certain of, and the answer is stale at best anyway.
-    """
-    if place is None or state.fault:
-        return ""
-    return state.suspicion or question.doubt or place.doubt
 
 
 def _find_failure(state: KernelState, question: Question, place: Place | None, context: Context | None) -> str:

@@ -57,7 +57,7 @@ class Explainer(msgspec.Struct, frozen=True):
         if place is None:
             return _describe_as_stale(standing, f"its device {winner.context.device} is not here")
         now = state.make_context(place, winner.problem)
-        doubt = state.suspicion or self.states.start_doubts.find_doubt(state) or place.doubt
+        doubt = state.find_doubt(place, self.states.start_doubts.find_doubt(state))
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
             standing = _describe_as_stale(standing, self._read_log_since(winner), changes)
