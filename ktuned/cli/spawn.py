@@ -94,7 +94,8 @@ def start_daemon(
     """Start a daemon in a new session, wait until it answers, and return its pid.
 
     Its output goes to ``serve.log`` in the state directory. Commands that start a daemon at the same time share one:
-    the daemon's lock decides, and the other processes end by themselves (:mod:`ktuned.serve.lock`). Then the pid is 0.
+    the daemon's lock decides (:mod:`ktuned.serve.lock`), and each command ends its own process if another one serves.
+    Then the pid is 0.
 
     Raises:
         DaemonNotStarted: the daemon ended, or did not answer before the deadline.
@@ -131,9 +132,14 @@ def start_daemon(
         break
     ended = process.poll() is not None
     if server is not None:
+        if server != process.pid:
+            # A process that still waits for the lock would become the daemon when somebody stops the one that serves.
+            process.kill()
+            process.wait()
+            return 0
         # The daemon outlives this process on purpose, so dropping the handle must not warn.
         process.returncode = 0
-        return server if server == process.pid else 0
+        return server
     if not ended:
         process.kill()
         process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from ktuned.serve import find_holder
@@ -24,6 +25,17 @@ def start_at_once(daemon: Daemon) -> list[str]:
     return outputs
 
 
+def list_daemons(home: Path) -> list[int]:
+    """Return the processes that are a home's daemon, or wait to become it."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"--foreground" in (place / "cmdline").read_bytes().split(b"\0"):
+                variables = (place / "environ").read_bytes().split(b"\0")
+                found += [int(place.name)] if f"KTUNED_HOME={home}".encode() in variables else []
+    return found
+
+
 def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
     """All succeed, one of them says that it has started the daemon, and the lock's file names that process.
 
@@ -39,6 +51,7 @@ def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
         assert holder.socket == str(daemon.socket)
         assert starts == [f"started a daemon (pid {holder.pid}); `ktuned stop` ends it"]
         assert daemon.client.call("hello")["pid"] == holder.pid
+        assert list_daemons(daemon.home) == [holder.pid], "another one would serve when this one is stopped"
         daemon.client.call("shutdown")
     assert daemon.run_ktuned("start").returncode == 0
     assert daemon.run_ktuned("stop").returncode == 0
