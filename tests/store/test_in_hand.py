@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
@@ -109,7 +110,7 @@ async def test_suspects_are_in_hand_one_at_a_time_and_others_beside_them(tmp_pat
         async with in_hand.hold(9, [trial]):
             inside.add(trial)
             seen.append(set(inside))
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             inside.discard(trial)
 
     async with in_hand.hold(9, [3]), anyio.create_task_group() as tasks:
