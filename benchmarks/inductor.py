@@ -1,4 +1,4 @@
-"""``torch.compile`` under ``ktuned run`` beside Inductor alone: first steps, steady steps, and what is timed in-process.
+"""``torch.compile`` under ``ktuned run`` beside Inductor alone: first steps, steady steps, and what Inductor times.
 
 Each side is a process of its own. Inductor's default mode and its max-autotune begin with empty caches and are started
 a second time; ours begins with empty caches and an empty store, is tuned after the program's end, and is started twice

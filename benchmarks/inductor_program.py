@@ -1,4 +1,4 @@
-"""A program that compiles a model with ``torch.compile``; it knows nothing of ktuned. Its last line is a JSON object."""
+"""A program that compiles a model with ``torch.compile`` and prints its figures as JSON. It knows nothing of ktuned."""
 
 import argparse
 import json
@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import relu
 
 STEADY_STEPS = 20
 
@@ -25,7 +25,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output."""
-        return F.relu(x + self.second(F.relu(self.norm(self.first(x)))))
+        found: torch.Tensor = relu(x + self.second(relu(self.norm(self.first(x)))))
+        return found
 
 
 class ConvNet(nn.Module):
@@ -42,7 +43,8 @@ class ConvNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
-        return self.head(self.layers(x).mean((2, 3)))
+        found: torch.Tensor = self.head(self.layers(x).mean((2, 3)))
+        return found
 
 
 def make_llama(layers: int, compiled: Callable[[nn.Module], Any]) -> Callable[[], torch.Tensor]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ktuned.dropin import AdoptedFiles
+from ktuned.model import canonical
 from ktuned.spool import CALLS
 from ktuned_inductor.backend import Build
 from ktuned_inductor.decisions import Declaration
-from ktuned_inductor.operators import OPERATOR_MODULE, OUTPUT, OperatorCall
+from ktuned_inductor.operators import CHOICE, OPERATOR_MODULE, OUTPUT, OperatorCall
 from ktuned_triton.adoption import ATOL, MAX_MISMATCHED_RATIO, RTOL
 from ktuned_triton.build import Library
 from ktuned_triton.call import Call
@@ -85,7 +86,15 @@ def _declare_operator(files: AdoptedFiles[OperatorCall], name: str, declared: De
             args=tuple(call.tensors),
             library=Library("torch"),
             operator={key: value for key, value in plain.items() if key not in ("choices", "content")},
-            choice=config,
+            choice=json.loads(config)[CHOICE],
         )
 
-    files.declare_kernel("inductor", name, declared, lambda call: call.choices, declare_inputs, make_build, **_CHECKS)
+    files.declare_kernel(
+        "inductor",
+        name,
+        declared,
+        lambda call: [canonical({CHOICE: name}) for name in call.choices],
+        declare_inputs,
+        make_build,
+        **_CHECKS,
+    )

@@ -1,8 +1,8 @@
 """The backend: generated kernels and rendered templates are Triton functions; the rest are calls of torch.
 
-A choice of an operator has to be rendered before it is a Triton function. The front end does that, and Triton's front end
-then lowers it; compile workers and lanes get the result. The library's own choice is a call of torch in the lane. Both
-are timed alike, on the same tensors, and each must give what the library's choice gives.
+A choice of an operator has to be rendered before it is a Triton function. The front end does that, and Triton's own
+front end then lowers it; compile workers and lanes get the result. The library's own choice is a call of torch in the
+lane. Both are timed alike, on the same tensors, and each must give what the library's choice gives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ktuned import backends
 from ktuned.backends import Compiled, Kernel, Launch, Unit, compile_singly, refuse_unit
 from ktuned.dropin import digest_content
 from ktuned.model import Device
-from ktuned_inductor.operators import LIBRARY, OUTPUT
+from ktuned_inductor.operators import CONVOLUTION, LIBRARY, OUTPUT
 from ktuned_triton.artifact import LAUNCH_FILE
 from ktuned_triton.backend import Triton
 from ktuned_triton.build import Library
@@ -37,7 +37,7 @@ class Build(ktuned_triton.build.Build):
 
     Attributes:
         operator: the operator, as plain data; empty for a generated kernel.
-        choice: the choice's config as text.
+        choice: the choice's name.
     """
 
     backend: ClassVar[str] = "inductor"
@@ -48,7 +48,7 @@ class Build(ktuned_triton.build.Build):
     @property
     def is_library(self) -> bool:
         """Whether the library's own kernel is called."""
-        return bool(self.operator) and str(json.loads(self.choice)["choice"]).startswith(LIBRARY)
+        return self.choice.startswith(LIBRARY)
 
 
 class Inductor(Triton):
@@ -186,7 +186,9 @@ class LibraryKernel(Kernel):
         layouts = [*((f"in{place}", layout) for place, layout in enumerate(operator["inputs"]))]
         inputs = [_view_tensor(tensors[name], layout) for name, layout in layouts]
         output = _view_tensor(tensors[OUTPUT], operator["output"])
-        function: Callable[..., Any] = getattr(torch, operator["operator"])
+        function: Callable[..., Any] = (
+            _call_convolution if operator["operator"] == CONVOLUTION else getattr(torch, operator["operator"])
+        )
         if operator["operator"] == "addmm" and len(inputs[0].shape) == 2 and inputs[0].stride(0) == 0:
             # Inductor calls it with the row, too, which cuBLAS adds by itself.
             inputs[0] = inputs[0][0]
@@ -195,6 +197,17 @@ class LibraryKernel(Kernel):
             function(*inputs, **scalars, out=output)
 
         return launch
+
+
+def _call_convolution(
+    given: Any, weight: Any, *, out: Any, stride: Any, padding: Any, dilation: Any, groups: int, **_: Any
+) -> None:
+    """Call cuDNN's convolution as torch does, with the output given."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    choice = bool(cudnn.benchmark), bool(cudnn.deterministic), bool(cudnn.allow_tf32)
+    torch.ops.aten.cudnn_convolution.out(given, weight, padding, stride, dilation, groups, *choice, out=out)
 
 
 def _view_tensor(row: Any, layout: Mapping[str, Any]) -> Any:

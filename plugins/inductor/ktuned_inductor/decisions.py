@@ -15,12 +15,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 from ktuned import dropin
 from ktuned.dropin import (
     RECORDED,
     TUNED,
+    Answer,
     CallRecord,
     FunctionName,
     NotTunable,
@@ -39,6 +41,9 @@ FRAMEWORK: Final = "Inductor"
 
 FIRST_LOOK_DEADLINE_S: Final = 1.0
 """Deadline of a question to the daemon. Compiling takes longer, and an unanswered question costs a start more."""
+
+RETRY_S: Final = 0.05
+"""Pause before a question is asked again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +108,8 @@ class Decisions:
         self._known: dict[str, Decision] = {}
         self._lock = threading.Lock()
         self._graph = _Graph()
+        self._pause = threading.Event()
+        self._has_daemon = True
 
     def decide(self, declaration: Declaration, problem: Problem, model: str | None) -> Decision:
         """Return the decision about a kernel or an operator of the graph that this thread compiles."""
@@ -133,7 +140,7 @@ class Decisions:
             leave_to_framework(FRAMEWORK, label, reason)
             return decision
         account.record_adopted(declaration.name.full)
-        answer = daemon_link().ask_about(key, FIRST_LOOK_DEADLINE_S)
+        answer = self._await_answer(key)
         if answer is None:
             return decision
         if answer.is_final and answer.config is not None:
@@ -147,6 +154,14 @@ class Decisions:
         elif answer.is_open:
             account.record_key(label, RECORDED)
         return decision
+
+    def _await_answer(self, key: CallKey) -> Answer | None:
+        """Ask the daemon; again, if the connection fails. A process that got no answer waits for none again."""
+        until = monotonic() + (FIRST_LOOK_DEADLINE_S if self._has_daemon else 0.0)
+        while (answer := daemon_link().ask_about(key, FIRST_LOOK_DEADLINE_S)) is None and monotonic() < until:
+            self._pause.wait(RETRY_S)
+        self._has_daemon = answer is not None
+        return answer
 
     def record(
         self,

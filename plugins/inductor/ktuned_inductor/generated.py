@@ -71,7 +71,7 @@ def _walk_origins(nodes: Any) -> Iterator[Any]:
 
 
 def locate_origin(origins: Iterator[Any]) -> tuple[str, ...]:
-    """Return where the user wrote the last of some FX nodes: its file, its line and its module; ``backward`` if it is."""
+    """Return where the user wrote the last of some FX nodes: file, line and module, and ``backward`` in a backward."""
     from torch._inductor.virtualized import V
 
     direction = "backward" if getattr(V.graph, "is_backward", False) else ""
@@ -102,7 +102,7 @@ def decide_kernel(kernel_name: str, source: str) -> Decision | None:
     file, line, *rest = source_lines.find(kernel_name)
     operations = re.sub(r"^triton_\w{3}_fused_|_\d+$", "", kernel_name)
     declaration = Declaration(
-        name=name_function(file, line or "L0", *rest[:1], operations[:60], *rest[1:]),
+        name=name_function(file, line or decorator[1], *rest[:1], operations[:60], *rest[1:]),
         module=_name_module(kernel_name, source),
         qualname=KERNEL,
         specialize=("size",),
@@ -131,7 +131,8 @@ def list_candidates(default: Knobs, listed: Sequence[Knobs]) -> list[dict[str, A
     >>> [len(list_candidates(dict(XBLOCK=x, num_warps=4, num_stages=1), [])) for x in (64, 1)]
     [6, 5]
     """
-    found = {canonical(dict(knobs)): dict(knobs) for knobs in (default, *listed)}
+    alike = [knobs for knobs in listed if knobs.keys() == default.keys()]
+    found = {canonical(dict(knobs)): dict(knobs) for knobs in (default, *alike)}
     for knobs in list(found.values()):
         for neighbour in _walk_neighbours(knobs):
             found.setdefault(canonical(neighbour), neighbour)
@@ -195,12 +196,14 @@ def describe_launch(
         NotTunable: another process cannot make the launch.
     """
     signature = triton_meta["signature"]
-    names = [name for name, kind in signature.items() if kind != "constexpr"]
+    names = [name for name in signature if name not in candidates[0]]
     if len(args) != len(names):
         raise NotTunable(f"its launch has {len(args)} arguments, and its signature {len(names)}")
     given = dict(zip(names, args, strict=True))
+    # Sizes that Inductor writes into the kernel are passed all the same.
+    fixed = {name: value for name, value in given.items() if signature[name] == "constexpr"}
     reader = ArgumentReader(())
-    packed = tuple(reader.read_argument(name, value) for name, value in given.items())
+    packed = tuple(reader.read_argument(name, value) for name, value in given.items() if name not in fixed)
     # Nothing reads the content of an output.
     outputs = [name for name in reader.captured if name.startswith("out_ptr")]
     reader.zeroed |= {id(reader.captured[name]) for name in outputs}
@@ -210,7 +213,7 @@ def describe_launch(
     recipes = {}
     for knobs in candidates:
         recipes[canonical(dict(knobs))] = Recipe(
-            constants={name: value for name, value in knobs.items() if signature.get(name) == "constexpr"},
+            constants={**fixed, **{name: value for name, value in knobs.items() if name in signature}},
             grid=_evaluate_grid(inductor_meta, knobs, given),
             sizes={name: knobs[name] for name in ("num_warps", "num_stages")},
             options=options,

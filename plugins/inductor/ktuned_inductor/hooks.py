@@ -18,10 +18,11 @@ from ktuned.dropin import account
 from ktuned_inductor.decisions import Decision, decisions
 from ktuned_inductor.generated import arm_recorder, decide_kernel, make_loader, source_lines
 from ktuned_inductor.loading import META_KEY
-from ktuned_inductor.operators import decide_product, take_choice
+from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
 from ktuned_inductor.seams import (
     CHOICES,
     COMPILE_KERNEL,
+    CONVOLUTIONS,
     DEFINE_KERNEL,
     LOAD_KERNEL,
     PRECOMPILE,
@@ -56,6 +57,7 @@ def install_hooks() -> None:
         (PRECOMPILE, _hook_precompile),
         (SAVE_GRAPH, _hook_save_graph),
         (CHOICES, _hook_choices),
+        (CONVOLUTIONS, _hook_convolutions),
         (SELECT, _hook_select),
     ]
     try:
@@ -141,11 +143,11 @@ def _hook_precompile(precompile: Callable[..., Any]) -> Callable[..., Any]:
     return precompile_kernel
 
 
-def _decide_product(choices: list[Any], kernel_inputs: Any, operator: str) -> list[Any]:
+def _decide_operator(decide: Callable[..., list[Any]], choices: list[Any], *described: Any) -> list[Any]:
     if setting := explain_setting():
         account.record_left_alone(NAME, f"{setting} is set")
         return choices
-    return decide_product(choices, kernel_inputs, operator)
+    return decide(choices, *described)
 
 
 def _hook_choices(finalize: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,14 +155,30 @@ def _hook_choices(finalize: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any
     ) -> Any:
         choices = finalize(self, template_choices, kernel_inputs, templates, op_name, *args, **kwargs)
-        return switch.attempt(choices, _decide_product, choices, kernel_inputs, op_name)
+        return switch.attempt(choices, _decide_operator, decide_product, choices, kernel_inputs, op_name)
 
     return finalize_decided
 
 
+def _hook_convolutions(find: Callable[..., Any]) -> Callable[..., Any]:
+    def find_decided(self: Any, *args: Any, **kwargs: Any) -> Any:
+        list_configs = find(self, *args, **kwargs)
+
+        def list_decided(*sizes: Any, **more: Any) -> Any:
+            configs = list(list_configs(*sizes, **more))
+            return switch.attempt(configs, _decide_operator, decide_convolution, configs)
+
+        return list_decided
+
+    return find_decided
+
+
 def _hook_select(select: Callable[..., Any]) -> Callable[..., Any]:
-    def select_decided(self: Any, name: str, choices: Any, *args: Any, **kwargs: Any) -> Any:
-        return select(self, name, switch.attempt(choices, take_choice, choices), *args, **kwargs)
+    def select_decided(
+        self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        choices = switch.attempt(choices, take_choice, choices, input_nodes, layout)
+        return select(self, name, choices, input_nodes, layout, *args, **kwargs)
 
     return select_decided
 

@@ -66,8 +66,10 @@ def make_up_gpu(properties: Mapping[str, Any] = H100) -> None:
     if torch.version.cuda is None:
         torch.version.cuda = "12.8"
     import torch._inductor.async_compile as async_compile
+    import torch._subclasses.fake_tensor as fake_tensor
     from torch._inductor.runtime import triton_heuristics
 
+    fake_tensor.init_gpu_context = lambda device: None
     async_compile._load_triton_kernel_from_source = load_without_driver
     triton_heuristics.CachingAutotuner._make_launchers = lambda self: None
 

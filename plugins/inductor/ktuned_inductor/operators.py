@@ -1,10 +1,13 @@
-"""Matrix products in the program: which choice Inductor lowers them to, and the record of one that is not tuned yet.
+"""Matrix products and convolutions in the program: which choice Inductor lowers them to, and the record of an open one.
 
 A case
     Inductor lowers ``aten.bmm`` and has 22 choices: cuBLAS, and a Triton template with 21 configs. Rendering, compiling
     and timing them takes seconds. The hook gets the choices before they are rendered, and returns one: the winner that
     the daemon knows, else cuBLAS, which the default mode would call. The record holds the operator, the layouts of its
-    inputs and the choices' parameters as plain data. A front end renders them again (:mod:`~ktuned_inductor.rendering`).
+    inputs and the choices' names as plain data. A front end renders them again (:mod:`~ktuned_inductor.rendering`).
+
+*Convolutions.* Inductor renders a template for each config that one of its methods lists. The hook lists the winner's
+config alone, or none. The layouts of the operator's tensors are known when a choice is taken; then it is recorded.
 """
 
 from __future__ import annotations
@@ -16,13 +19,12 @@ from math import prod
 from typing import Any, Final
 
 from ktuned.dropin import RecordedCall, find_device_model, shorten_dtype
-from ktuned.model import canonical
 from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function
 from ktuned_inductor.generated import locate_origin
 from ktuned_triton.environment import find_deciding_variables
 
 CHOICE: Final = "choice"
-"""The knob that names a choice's template: ``aten::mm``, ``triton::mm``."""
+"""The only knob of an operator: a choice's template and its parameters, as in ``triton::mm BLOCK_K=32 num_warps=4``."""
 
 OPERATOR_MODULE: Final = "aten"
 """What an operator's declaration has in place of a module."""
@@ -32,12 +34,15 @@ LIBRARY: Final = "aten::"
 
 OUTPUT: Final = "out"
 
-_DECIDED: Final = "ktuned_decided"
-"""Marks an operator's node in the graph."""
+_DECIDED: Final = "ktuned_decision"
+_NAMES: Final = "ktuned_choices"
+"""Keys of an operator's node in the graph: its decision, and the names of a convolution's choices."""
 
 OPERATORS: Final = ("mm", "addmm", "bmm", "baddbmm")
 
-_DERIVED = ("EVEN_K", "hint_override")
+CONVOLUTION: Final = "convolution"
+
+_DERIVED = ("EVEN_K=", "hint_override=")
 """Parameters that follow from the shapes."""
 
 _PROPERTIES = (
@@ -84,7 +89,7 @@ class OperatorCall(RecordedCall):
         symbolic: the dimensions of inputs that are symbolic, as ``[input, dimension]``.
         settings: Inductor's and torch's settings that decide what a choice is rendered to.
         device: the GPU's properties.
-        choices: the texts of the configs.
+        choices: their names.
     """
 
     operator: str
@@ -102,13 +107,20 @@ class OperatorCall(RecordedCall):
         return {**{f"in{number}": layout for number, layout in enumerate(self.inputs)}, OUTPUT: self.output}
 
 
-def read_choice(choice: Any) -> dict[str, Any]:
-    """Return a choice that is not rendered yet as a config."""
-    knobs: dict[str, Any] = {CHOICE: choice.template.uid}
-    for name, value in choice.params.to_serializeable_dict().items():
-        if isinstance(value, bool | int | float | str) and name not in _DERIVED:
-            knobs[name] = value
-    return knobs
+def name_choice(choice: Any) -> str:
+    """Return the name of a matrix product's choice that is not rendered yet."""
+    return _join_name(choice.template.uid, choice.params.to_serializeable_dict())
+
+
+def name_config(config: Any) -> str:
+    """Return the name of a convolution's config."""
+    sizes = {"num_stages": config.num_stages, "num_warps": config.num_warps}
+    return _join_name(CONVOLUTION, {**config.kwargs, **sizes})
+
+
+def _join_name(uid: str, parameters: Mapping[str, Any]) -> str:
+    named = [f"{name}={value}" for name, value in sorted(parameters.items()) if value is not None]
+    return " ".join([str(uid), *(text for text in named if not text.startswith(_DERIVED))])
 
 
 def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) -> list[Any]:
@@ -131,24 +143,95 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
     templates = [choice for choice in choices if type(choice.template).__name__ == "TritonTemplate"]
     if not templates:
         return library
-    default = {CHOICE: f"{LIBRARY}{operator}"}
-    by_text = {canonical(read_choice(choice)): choice for choice in templates}
-    call = _describe_product(kernel_inputs, operator, (canonical(default), *by_text))
-    decision = _decide(call, kernel_inputs.device().index)
+    by_name = {name_choice(choice): choice for choice in templates}
+    call = _describe_product(kernel_inputs, operator, (f"{LIBRARY}{operator}", *by_name))
+    layouts = [(layout.dtype, layout.shape, layout.strides) for layout in call.inputs]
+    source = [operator, layouts, call.scalars, call.symbolic, call.settings, call.choices]
+    shape = "x".join(map(str, (*call.output.shape, call.inputs[-2].shape[-1])))
+    index = kernel_inputs.device().index
+    decision = _decide(operator, source, shape, call.inputs[-1].dtype, index, tuple(call.tensors))
     if not decision.is_recorded:
-        decisions.record(decision, list(map(json.loads, call.choices)), lambda: (call, {}, {}))
-    V.graph.current_node.meta[_DECIDED] = True
-    winner = None if decision.winner is None else by_text.get(canonical(dict(decision.winner)))
+        decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+    V.graph.current_node.meta[_DECIDED] = decision
+    winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
     return library if winner is None else [winner]
 
 
-def take_choice(choices: Sequence[Any]) -> list[Any]:
+def decide_convolution(configs: Sequence[Any]) -> list[Any]:
+    """Return the configs of which Inductor renders templates for the convolution that it lowers: at most one.
+
+    Raises:
+        Exception: whatever Inductor raises when it describes the operator.
+    """
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    node = V.graph.current_node
+    is_tuned = config.max_autotune or config.max_autotune_gemm
+    has_library = "ATEN" in config.max_autotune_conv_backends.upper()
+    if str(node.target) != "aten.convolution.default" or not is_tuned or not has_library:
+        return list(configs)
+    tensors, scalars = _split_arguments(node)
+    by_name = {name_config(entry): entry for entry in configs}
+    names = (f"{LIBRARY}{CONVOLUTION}", *by_name)
+    shapes = [(str(value.dtype), list(map(str, value.shape)), list(map(str, value.stride()))) for value in tensors]
+    source = [CONVOLUTION, shapes, scalars, bool(V.graph.layout_opt), read_settings(), names]
+    text = "x".join(map(str, (*tensors[0].shape, *tensors[1].shape)))
+    decision = _decide(CONVOLUTION, source, text, tensors[0].dtype, tensors[0].device.index, ("in0", "in1", OUTPUT))
+    node.meta[_DECIDED], node.meta[_NAMES] = decision, names
+    winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
+    return [] if winner is None else [winner]
+
+
+def _split_arguments(node: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return a convolution's input and weight, and its other arguments; Inductor adds the bias by itself."""
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    rest = [list(map(int, value)) if isinstance(value, list | tuple) else value for value in node.args[3:]]
+    return [node.args[place].meta["val"] for place in (0, 1)], dict(zip(names, rest, strict=True))
+
+
+def _record_convolution(node: Any, input_nodes: Sequence[Any], layout: Any) -> None:
+    from torch._inductor.virtualized import V
+
+    def describe(entry: Any) -> Layout:
+        sizes = V.graph.sizevars
+        read = getattr(sizes, "optimization_hints", None) or sizes.size_hints
+        shape, strides = read(entry.get_size()), read(entry.get_stride())
+        dtype = str(entry.get_dtype()).removeprefix("torch.")
+        return Layout(dtype, tuple(map(int, shape)), tuple(map(int, strides)))
+
+    index = layout.device.index
+    call = OperatorCall(
+        operator=CONVOLUTION,
+        inputs=tuple(describe(entry) for entry in input_nodes[:2]),
+        output=describe(_Described(layout)),
+        scalars=_split_arguments(node)[1],
+        symbolic=(),
+        settings=read_settings(),
+        device=_read_device(index),
+        choices=node.meta[_NAMES],
+    )
+    decisions.record(node.meta[_DECIDED], [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+
+
+class _Described:
+    """A layout with the methods of a tensor."""
+
+    def __init__(self, layout: Any) -> None:
+        self.get_size, self.get_stride = (lambda: layout.size), (lambda: layout.stride)
+        self.get_dtype = lambda: layout.dtype
+
+
+def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> list[Any]:
     """Return the one rendered choice of an operator that was decided; all choices of any other operator."""
     from torch._inductor.virtualized import V
 
     node = getattr(V.graph, "current_node", None)
-    if len(choices) < 2 or node is None or not node.meta.get(_DECIDED):
+    decision = None if node is None else node.meta.get(_DECIDED)
+    if decision is None:
         return list(choices)
+    if _NAMES in node.meta and not decision.is_recorded:
+        _record_convolution(node, input_nodes, layout)
     templates = [choice for choice in choices if type(choice).__name__ == "TritonTemplateCaller"]
     return list(templates[-1:] or choices[:1])
 
@@ -202,26 +285,24 @@ def _read_device(index: int | None) -> dict[str, Any]:
     return {name: getattr(found, name) for name in _PROPERTIES if hasattr(found, name)}
 
 
-def _decide(call: OperatorCall, index: int | None) -> Decision:
+def _decide(
+    operator: str, source: Sequence[Any], shape: str, dtype: Any, index: int | None, tensors: tuple[str, ...]
+) -> Decision:
+    """Return the decision about the operator of the node that Inductor lowers."""
     import torch
     import triton
     from torch._inductor.virtualized import V
 
-    node = V.graph.current_node
-    file, line, *rest = (*locate_origin(iter([node])), "", "")
-    layouts = [(layout.dtype, layout.shape, layout.strides) for layout in call.inputs]
+    file, line, *rest = (*locate_origin(iter([V.graph.current_node])), "", "")
     declaration = Declaration(
-        name=name_function(file, line, *rest[:1], call.operator, *rest[1:2]),
+        name=name_function(file, line, *rest[:1], operator, *rest[1:2]),
         module=OPERATOR_MODULE,
-        qualname=call.operator,
+        qualname=operator,
         specialize=("shape", "dtype"),
         variables=find_deciding_variables(),
         versions=(str(torch.__version__), str(triton.__version__)),
-        source=canonical(
-            {"call": json.dumps([call.operator, layouts, call.scalars, call.symbolic, call.settings, call.choices])}
-        ),
-        tensors=tuple(call.tensors),
+        source=json.dumps(source),
+        tensors=tensors,
     )
-    shape = "x".join(map(str, (*call.output.shape, call.inputs[-2].shape[-1])))
-    problem = {"shape": shape, "dtype": shorten_dtype(call.inputs[-1].dtype)}
+    problem = {"shape": shape, "dtype": shorten_dtype(dtype)}
     return decisions.decide(declaration, problem, find_device_model(index or 0))

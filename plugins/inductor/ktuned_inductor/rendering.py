@@ -1,22 +1,22 @@
 """Renders a recorded operator's choice again, as Inductor renders it in the program: in a front end, without a GPU.
 
-A graph with this one operator is lowered for a made-up GPU with the properties of the program's. The hook on the choices
-takes the recorded one, has Inductor render its template, and ends the lowering there. The rendered source then is a
+A graph with this one operator is lowered for a made-up GPU with the properties of the program's. A hook keeps the
+recorded choice alone, Inductor renders its template, and another hook ends the lowering there. The rendered source is a
 Triton file like any other: its tensors and sizes are the arguments, and its blocks are written into it.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned.model import canonical
 from ktuned_inductor.generated import KERNEL
 from ktuned_inductor.made_up_gpu import make_up_gpu
-from ktuned_inductor.operators import OUTPUT, read_choice
-from ktuned_inductor.seams import CHOICES, SELECT, hook_seam
+from ktuned_inductor.operators import CONVOLUTION, OUTPUT, name_choice, name_config
+from ktuned_inductor.seams import CHOICES, CONVOLUTIONS, SELECT, hook_seam
 
 _DECORATOR = re.compile(r"@triton_heuristics\.template\(\n.*?\n\)\n(?=@triton\.jit)", re.DOTALL)
 
@@ -39,8 +39,8 @@ class _Found(BaseException):
         self.caller = caller
 
 
-def render_choice(operator: Mapping[str, Any], config: str) -> Rendered:
-    """Render one choice of an operator; ``operator`` are the fields of an ``OperatorCall`` as plain data.
+def render_choice(operator: Mapping[str, Any], wanted: str) -> Rendered:
+    """Render the choice of an operator with the name ``wanted``; ``operator`` are the fields of an ``OperatorCall``.
 
     Raises:
         LookupError: Inductor does not offer this choice for the operator here.
@@ -56,20 +56,41 @@ def render_choice(operator: Mapping[str, Any], config: str) -> Rendered:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = settings["reduced_bf16"]
 
     def keep_recorded_choice(finalize: Any) -> Any:
+        # The self-test renders in a process with the program's hooks.
+        finalize = inspect.unwrap(finalize)
+
         def finalize_choices(*args: Any, **kwargs: Any) -> Any:
-            return [choice for choice in finalize(*args, **kwargs) if canonical(read_choice(choice)) == config]
+            return [choice for choice in finalize(*args, **kwargs) if name_choice(choice) == wanted]
 
         return finalize_choices
 
+    def keep_recorded_config(find: Any) -> Any:
+        find = inspect.unwrap(find)
+
+        def find_configs(*args: Any, **kwargs: Any) -> Any:
+            list_configs = find(*args, **kwargs)
+            return lambda *sizes, **more: [
+                config for config in list_configs(*sizes, **more) if name_config(config) == wanted
+            ]
+
+        return find_configs
+
     def end_lowering(select: Any) -> Any:
-        def select_choice(self: Any, name: str, choices: Any, *args: Any, **kwargs: Any) -> Any:
-            if choices:
-                raise _Found(choices[0])
-            raise LookupError(f"Inductor does not offer {config} for this operator here")
+        def select_choice(self: Any, name: str, choices: Any, nodes: Any, layout: Any, *_: Any, **__: Any) -> Any:
+            if [*map(int, layout.stride)] != [*operator["output"]["strides"]]:
+                raise LookupError(f"its output has the strides {layout.stride} here")
+            templates = [choice for choice in choices if type(choice).__name__ == "TritonTemplateCaller"]
+            if templates:
+                raise _Found(templates[0])
+            raise LookupError(f"Inductor does not offer {wanted} for this operator here")
 
         return select_choice
 
-    put_back = [hook_seam(CHOICES, keep_recorded_choice), hook_seam(SELECT, end_lowering)]
+    put_back = [
+        hook_seam(CHOICES, keep_recorded_choice),
+        hook_seam(CONVOLUTIONS, keep_recorded_config),
+        hook_seam(SELECT, end_lowering),
+    ]
     try:
         with inductor.patch(
             max_autotune_gemm=True, max_autotune_gemm_search_space=settings["search_space"], fx_graph_cache=False
@@ -101,7 +122,9 @@ def _lower_operator(operator: Mapping[str, Any]) -> None:
             )
             for layout in operator["inputs"]
         ]
-        traced = make_fx(lambda *tensors: function(*tensors, **scalars))(*given)
+        # A convolution's bias is added apart from it.
+        none = (None,) if operator["operator"] == CONVOLUTION else ()
+        traced = make_fx(lambda *tensors: function(*tensors, *none, **scalars))(*given)
         graph = GraphLowering(traced, shape_env=environment)
         with V.set_graph_handler(graph), V.set_fake_mode(mode):
             graph.run(*given)

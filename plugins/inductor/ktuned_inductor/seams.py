@@ -67,6 +67,7 @@ CHOICES = Seam(
     "InductorChoices._finalize_template_configs",
     ("self", "template_choices", "kernel_inputs", "templates", "op_name"),
 )
+CONVOLUTIONS = Seam("torch._inductor.choices", "InductorChoices.get_conv_configs", ("self", "device_type"))
 SELECT = Seam(
     "torch._inductor.select_algorithm",
     "AlgorithmSelectorCache.__call__",
@@ -86,6 +87,7 @@ SEAMS: Final = (
     GRID,
     SAVE_GRAPH,
     CHOICES,
+    CONVOLUTIONS,
     SELECT,
 )
 

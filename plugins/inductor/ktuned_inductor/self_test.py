@@ -1,4 +1,4 @@
-"""Checks once for each build of torch and Triton that the hooks have the effect on Inductor that they are meant to have.
+"""Checks once for each build of torch and Triton that the hooks affect Inductor as they are meant to.
 
 It needs no GPU, takes some ten seconds in a process of its own, and compiles real kernels in real compile workers for a
 made-up GPU (:mod:`~ktuned_inductor.made_up_gpu`). Its result is kept in the user's cache.
@@ -142,7 +142,8 @@ def check_kernels_and_graphs() -> None:
         return compiled, counters["inductor"]["fxgraph_cache_hit"] == 1
 
     first, _ = compile_softmax(1024)
-    assert first and all(len(configs) == 1 for configs in first), f"on a miss {first} were compiled"
+    assert first, "no kernel was compiled"
+    assert all(len(configs) == 1 for configs in first), f"on a miss {first} were compiled"
     link.answer = Answer(json.dumps(WINNER), is_final=True)
     second, _ = compile_softmax(2048)
     assert WINNER in [known for (known,) in second], f"with a winner {second} were compiled"
@@ -151,5 +152,42 @@ def check_kernels_and_graphs() -> None:
     assert compile_softmax(1024)[1], "a settled graph was not saved"
 
 
+def check_products() -> None:
+    """Check that a matrix product is lowered to one choice, and that each recorded choice is rendered again.
+
+    Raises:
+        AssertionError: one of these does not hold.
+    """
+    import torch
+    from torch._inductor import config
+
+    import ktuned_inductor.decisions as module
+    from ktuned_inductor import operators
+    from ktuned_inductor.hooks import decisions, switch
+    from ktuned_inductor.made_up_gpu import compile_graph
+    from ktuned_inductor.rendering import render_choice
+
+    module.daemon_link = _Link  # type: ignore[assignment]
+    recorded: list[Any] = []
+    decisions.record = lambda decision, configs, pack_call: recorded.append(pack_call()[0])  # type: ignore[method-assign]
+    decisions.forget()
+    # Timing anything raises an error, because nothing can be launched.
+    with config.patch(max_autotune=True, fx_graph_cache=False):
+        compile_graph(lambda *tensors: (torch.bmm(*tensors),), [((4, 64, 128), "bfloat16"), ((4, 128, 64), "bfloat16")])
+        compile_graph(
+            lambda *tensors: (torch.addmm(*tensors),),
+            [((64,), "bfloat16"), ((64, 128), "bfloat16"), ((128, 64), "bfloat16")],
+        )
+    assert not switch.reason, switch.reason
+    assert [call.operator for call in recorded] == ["bmm", "addmm"], f"{len(recorded)} products were decided"
+    for call in recorded:
+        plain = json.loads(call.to_json())
+        rendered = render_choice(plain, call.choices[1])
+        names = [name for name in rendered.args if isinstance(name, str)]
+        assert names == [*call.tensors], f"a rendered {call.operator} takes {names}"
+    assert operators.LIBRARY in recorded[0].choices[0]
+
+
 if __name__ == "__main__":
     check_kernels_and_graphs()
+    check_products()
