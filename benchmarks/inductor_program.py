@@ -67,7 +67,7 @@ def make_llama(layers: int, compiled: Callable[[nn.Module], Any]) -> Callable[[]
 
     def step() -> torch.Tensor:
         loss: torch.Tensor = run(input_ids=tokens, labels=tokens).loss
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         return loss
@@ -92,7 +92,8 @@ def make_encoder(layers: int, compiled: Callable[[nn.Module], Any]) -> Callable[
 
 def make_convolutions(layers: int, compiled: Callable[[nn.Module], Any]) -> Callable[[], torch.Tensor]:
     """Return an inference step."""
-    model = ConvNet(layers).to("cuda", torch.bfloat16, memory_format=torch.channels_last).eval()
+    model: Any = ConvNet(layers).eval()
+    model.to("cuda", torch.bfloat16, memory_format=torch.channels_last)
     run = compiled(model)
     images = torch.randn(32, 3, 224, 224, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
 

@@ -80,8 +80,8 @@ def fail() -> dict[str, Any]:
     def raise_error(*args: Any) -> None:
         raise RuntimeError("a hook fails")
 
-    hooks.decide_kernel = raise_error  # type: ignore[assignment]
-    hooks.decide_product = raise_error  # type: ignore[assignment]
+    for name in ("decide_kernel", "decide_product"):
+        setattr(hooks, name, raise_error)
     kernels = collect_kernels()
     with config.patch(max_autotune_pointwise=True, coordinate_descent_tuning=True):
         compile_graph(lambda x: (x.sum(0),), [((256, 1024), "bfloat16")])

@@ -102,9 +102,10 @@ class _Graph(threading.local):
 
 
 class Decisions:
-    """All decisions of this process."""
+    """All decisions of this process; ``find_link`` returns its link to the daemon."""
 
-    def __init__(self) -> None:
+    def __init__(self, find_link: Callable[[], Any] = daemon_link) -> None:
+        self.find_link = find_link
         self._known: dict[str, Decision] = {}
         self._lock = threading.Lock()
         self._graph = _Graph()
@@ -158,10 +159,14 @@ class Decisions:
     def _await_answer(self, key: CallKey) -> Answer | None:
         """Ask the daemon; again, if the connection fails. A process that got no answer waits for none again."""
         until = monotonic() + (FIRST_LOOK_DEADLINE_S if self._has_daemon else 0.0)
-        while (answer := daemon_link().ask_about(key, FIRST_LOOK_DEADLINE_S)) is None and monotonic() < until:
+        while (answer := self._ask_link(key)) is None and monotonic() < until:
             self._pause.wait(RETRY_S)
         self._has_daemon = answer is not None
         return answer
+
+    def _ask_link(self, key: CallKey) -> Answer | None:
+        found: Answer | None = self.find_link().ask_about(key, FIRST_LOOK_DEADLINE_S)
+        return found
 
     def record(
         self,

@@ -148,7 +148,7 @@ def _hook_check(check: Callable[..., Any]) -> Callable[..., Any]:
         if not _loading.is_active or _loading.default is None:
             return check(configs, filename, inductor_meta, *args, **more)
         _loading.listed = deepcopy(configs)
-        chosen = read_knobs(_loading.default)
+        chosen: Knobs = read_knobs(_loading.default)
         if _loading.winner is not None and _loading.winner.keys() == chosen.keys():
             chosen = _loading.winner
         inductor_meta.update(dict.fromkeys(_BENCHMARKING_FLAGS, False))

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+from ktuned_inductor.seams import LOAD_KERNEL
+
 H100: Final = {
     "name": "NVIDIA H100 80GB HBM3",
     "major": 9,
@@ -61,17 +63,22 @@ def make_up_gpu(properties: Mapping[str, Any] = H100) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     # A torch for the CPU has no such functions.
-    torch._C._cuda_getDevice = lambda: 0
-    torch._C._cuda_getCurrentRawStream = lambda _: 0
+    library: Any = torch._C
+    library._cuda_getDevice = lambda: 0
+    library._cuda_getCurrentRawStream = lambda _: 0
     if torch.version.cuda is None:
         torch.version.cuda = "12.8"
-    import torch._inductor.async_compile as async_compile
-    import torch._subclasses.fake_tensor as fake_tensor
+    from torch._inductor import async_compile
     from torch._inductor.runtime import triton_heuristics
+    from torch._subclasses import fake_tensor
 
-    fake_tensor.init_gpu_context = lambda device: None
-    async_compile._load_triton_kernel_from_source = load_without_driver
-    triton_heuristics.CachingAutotuner._make_launchers = lambda self: None
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (fake_tensor, "init_gpu_context", lambda device: None),
+        (async_compile, LOAD_KERNEL.name, load_without_driver),
+        (triton_heuristics.CachingAutotuner, "_make_launchers", lambda self: None),
+    ]
+    for owner, name, answer in replaced:
+        setattr(owner, name, answer)
 
 
 def _make_up_driver(found: Any) -> None:

@@ -194,7 +194,7 @@ def _record_convolution(node: Any, input_nodes: Sequence[Any], layout: Any) -> N
     from torch._inductor.virtualized import V
 
     def describe(entry: Any) -> Layout:
-        sizes = V.graph.sizevars
+        sizes: Any = V.graph.sizevars
         read = getattr(sizes, "optimization_hints", None) or sizes.size_hints
         shape, strides = read(entry.get_size()), read(entry.get_stride())
         dtype = str(entry.get_dtype()).removeprefix("torch.")
@@ -227,9 +227,9 @@ def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any)
     from torch._inductor.virtualized import V
 
     node = getattr(V.graph, "current_node", None)
-    decision = None if node is None else node.meta.get(_DECIDED)
-    if decision is None:
+    if node is None or _DECIDED not in node.meta:
         return list(choices)
+    decision = node.meta[_DECIDED]
     if _NAMES in node.meta and not decision.is_recorded:
         _record_convolution(node, input_nodes, layout)
     templates = [choice for choice in choices if type(choice).__name__ == "TritonTemplateCaller"]

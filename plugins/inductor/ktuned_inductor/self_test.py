@@ -124,17 +124,17 @@ def check_kernels_and_graphs() -> None:
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
-    import ktuned_inductor.decisions as module
+    from ktuned_inductor.decisions import decisions
     from ktuned_inductor.hooks import install_hooks, switch
 
     link = _Link()
-    module.daemon_link = lambda: link  # type: ignore[assignment, return-value]
+    decisions.find_link = lambda: link
     install_hooks()
     AsyncCompile.wait_pool_ready()
 
     def compile_softmax(columns: int) -> tuple[list[list[dict[str, Any]]], bool]:
         """Return the configs that were compiled for each kernel of a graph, and whether the graph was cached."""
-        module.decisions.forget()
+        decisions.forget()
         counters.clear()
         with _watch_configs() as compiled, config.patch(max_autotune=True, coordinate_descent_tuning=True):
             compile_graph(lambda x, y: (torch.softmax(x + y, -1), x.sum(0)), [((256, columns), "bfloat16")] * 2)
@@ -161,13 +161,13 @@ def check_products() -> None:
     import torch
     from torch._inductor import config
 
-    import ktuned_inductor.decisions as module
     from ktuned_inductor import operators
-    from ktuned_inductor.hooks import decisions, switch
+    from ktuned_inductor.decisions import decisions
+    from ktuned_inductor.hooks import switch
     from ktuned_inductor.made_up_gpu import compile_graph
     from ktuned_inductor.rendering import render_choice
 
-    module.daemon_link = _Link  # type: ignore[assignment]
+    decisions.find_link = _Link
     recorded: list[Any] = []
     decisions.record = lambda decision, configs, pack_call: recorded.append(pack_call()[0])  # type: ignore[method-assign]
     decisions.forget()
