@@ -129,7 +129,7 @@ def render_document(document: WinnersDocument) -> str:
     """Return a file's text: sorted, with a line for each field, name, part and winner, so that diffs show changes."""
     head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
     lines = [
-        f" {json.dumps(name)}: {_render_map(value, _DEPTHS[name], '  ') if name in _DEPTHS else _to_canonical_json(value)}"
+        f" {json.dumps(name)}: {_render_map(value, _DEPTHS.get(name, 0), '  ')}"
         for name, value in sorted(head.items(), key=_order_mark_first)
     ]
     if document.get("objectives"):
@@ -143,7 +143,7 @@ _DEPTHS: Final = {"names": 1, "parts": 2}
 """Fields of which each entry has a line, and the depth of their maps."""
 
 
-def _render_map(values: Mapping[str, Any], depth: int, indent: str) -> str:
+def _render_map(values: Any, depth: int, indent: str) -> str:
     if not depth or not values:
         return _to_canonical_json(values)
     entries = [
