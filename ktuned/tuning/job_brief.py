@@ -40,7 +40,7 @@ from ktuned.model import (
     strip_numerics,
 )
 from ktuned.protocol import Job, Trial
-from ktuned.store import Context, Winner
+from ktuned.store import Context, InHand, Winner
 from ktuned.tuning.evidence import Grants
 from ktuned.tuning.judgements import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
@@ -118,6 +118,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         declared_default: The default that the kernel file declares, if the kernel's default is the anchor.
         grants: What configs are granted.
         learns: Whether what is read becomes part of the kernel; not if configs are compiled otherwise than for use.
+        in_hand: Records which trials workers have in hand.
     """
 
     job: Job
@@ -144,6 +145,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     declared_default: Config | None = None
     grants: Grants = Grants({})
     learns: bool = True
+    in_hand: InHand = msgspec.field(default_factory=InHand)
     _named: requests.KernelRef | None = None
 
     def __post_init__(self) -> None:
@@ -236,7 +238,11 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
 
     def make_trial_machine(self) -> TrialMachine:
         """Return the rules for the job's trials."""
-        return TrialMachine(self.kernel.default, compiles_one_by_one=self.group_size == 1 and not self.lowers)
+        return TrialMachine(
+            self.kernel.default,
+            suspects=self.in_hand.suspects,
+            compiles_one_by_one=self.group_size == 1 and not self.lowers,
+        )
 
     async def check_configs(self, configs: Sequence[Config]) -> list[bool]:
         """Return for each config whether the kernel's space holds it for the job's problem."""
