@@ -81,6 +81,7 @@ def wait_until_tuned(daemon: PrivateDaemon) -> dict[str, Any]:
     """Wait until no job is open; return how long that took, and how many jobs ended in which state."""
     began = quiet = perf_counter()
     states: dict[str, int] = {}
+    jobs: list[Any] = []
     with daemon.client() as client:
         while perf_counter() - quiet < QUIET_S and perf_counter() - began < LIMIT_S:
             Event().wait(LOOK_S)
@@ -88,7 +89,8 @@ def wait_until_tuned(daemon: PrivateDaemon) -> dict[str, Any]:
             states = {state: sum(job["state"] == state for job in jobs) for state in {job["state"] for job in jobs}}
             if any(job["state"] not in ENDED_STATES for job in jobs) or not jobs:
                 quiet = perf_counter()
-    return {"tuned_after_s": round(quiet - began, 1), "jobs": states}
+    failed = {f"{job['kernel']} {job['problem']}": job["message"] for job in jobs if job["state"] == "failed"}
+    return {"tuned_after_s": round(quiet - began, 1), "jobs": states, "failed": failed}
 
 
 def run_self_test(daemon: PrivateDaemon) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Three stages of blocks, each with half of the resolution of the one before."""
+    """Three stages of blocks, each with half of the resolution of the one before, and two linear layers on each place."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -39,11 +39,13 @@ class ConvNet(nn.Module):
             layers += [Block(channels) for _ in range(blocks)]
             layers.append(nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1))
         self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(512, 1000)
+        self.hidden = nn.Linear(512, 2048)
+        self.head = nn.Linear(2048, 1000)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
-        found: torch.Tensor = self.head(self.layers(x).mean((2, 3)))
+        places = self.layers(x).flatten(2).transpose(1, 2)
+        found: torch.Tensor = self.head(relu(self.hidden(places))).mean(1)
         return found
 
 
