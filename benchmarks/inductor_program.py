@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Three stages of blocks, each with half of the resolution of the one before, and two linear layers on each place."""
+    """Three stages of blocks, each at half of the resolution of the one before, and two linear layers on each place."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()

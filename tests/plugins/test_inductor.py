@@ -22,7 +22,8 @@ from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, make_plai
 from ktuned_inductor.seams import SEAMS, Seam
 from ktuned_triton.call import Call
 
-DEADLINE_S = 120.0
+DEADLINE_S = 400.0
+"""The suite's other processes may have the processors."""
 
 
 @dataclass
@@ -80,8 +81,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Any]:
     return place, place.run("record")
 
 
-def test_self_test_passes() -> None:
+def test_self_test_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real compile workers take one config on a miss and the winner on a hit; an unsettled graph misses, then hits."""
+    monkeypatch.setattr(self_test, "LIMIT_S", DEADLINE_S)
     assert self_test.run_self_test() == ""
 
 
@@ -169,7 +171,7 @@ def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
 def originals() -> Iterator[dict[Seam, Any]]:
     """Yield Inductor's own functions, and put them back."""
     found = {seam: seam.find_owner() for seam in SEAMS}
-    kept = {seam: inspect.getattr_static(*found[seam]) for seam in SEAMS}
+    kept = {seam: vars(owner)[name] for seam, (owner, name) in found.items()}
     yield kept
     for seam, (owner, name) in found.items():
         setattr(owner, name, kept[seam])
@@ -244,6 +246,15 @@ def test_exact_numerics_leave_inductor_as_it_is(tmp_path: Path, account: Account
     adopt(tmp_path, "exact")
     assert "exact" in account.left_alone["torch.compile"]
     assert not list_hooked(originals)
+
+
+def test_self_test_that_takes_too_long_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was too busy: the next program tries again."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    monkeypatch.setattr(self_test, "LIMIT_S", 0.01)
+    assert self_test.find_failure() == "its self-test took longer than 0 s"
+    monkeypatch.setattr(self_test, "run_self_test", lambda: "")
+    assert self_test.find_failure() == ""
 
 
 def test_result_of_self_test_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

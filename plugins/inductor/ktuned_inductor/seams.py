@@ -102,12 +102,10 @@ def explain_difference(seams: Iterable[Seam] = SEAMS) -> str:
     for seam in seams:
         try:
             owner, name = seam.find_owner()
-            given = list(inspect.signature(inspect.getattr_static(owner, name)).parameters)
-        except (ImportError, AttributeError):
+            # An inherited method is another one.
+            given = list(inspect.signature(getattr(vars(owner)[name], "__func__", vars(owner)[name])).parameters)
+        except (ImportError, AttributeError, KeyError):
             return f"it has no {seam.module}.{seam.name}"
-        except TypeError:
-            # A static method as such is not callable in every version of Python.
-            given = list(inspect.signature(getattr(owner, name)).parameters)
         found = iter(given)
         if not all(parameter in found for parameter in seam.parameters):
             return f"its {seam.name} has the parameters {', '.join(given)}"
@@ -141,7 +139,7 @@ class Switch:
 def hook_seam(seam: Seam, make_hook: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
     """Replace a function by the one that ``make_hook`` makes around it; return what puts the original back."""
     owner, name = seam.find_owner()
-    kept = inspect.getattr_static(owner, name)
+    kept = vars(owner)[name]
     original = getattr(owner, name)
     hook = wraps(original)(make_hook(original))
     setattr(owner, name, staticmethod(hook) if isinstance(kept, staticmethod) else hook)
