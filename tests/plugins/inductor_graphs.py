@@ -41,10 +41,12 @@ def collect_kernels() -> list[Any]:
 
 
 def compile_all() -> None:
-    """Compile a graph with a reduction, pointwise work and two matrix products."""
+    """Compile a graph with reductions, two matrix products and a convolution."""
 
     def work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.softmax(x + y, -1), x.sum(0), x @ y.t(), torch.bmm(x.view(4, 64, 1024), y.view(4, 1024, 64))
+        products = x @ y.t(), torch.bmm(x.view(4, 64, 1024), y.view(4, 1024, 64))
+        images = torch.conv2d(x.view(4, 64, 32, 32), y.view(64, 64, 8, 8), stride=2)
+        return torch.softmax(x + y, -1), x.sum(0), *products, images
 
     with config.patch(max_autotune=True, coordinate_descent_tuning=True):
         compile_graph(work, [((256, 1024), "bfloat16")] * 2)

@@ -128,7 +128,7 @@ def _arm_recorder(kernel: Any) -> None:
     meta = kernel.inductor_meta
     if META_KEY not in meta:
         return
-    decision, source = _decided.get(meta["kernel_name"], (None, ""))
+    decision, source = _decided.pop(meta["kernel_name"], (None, ""))
     if decision is not None and not decision.is_recorded:
         arm_recorder(kernel, decision, source, switch)
 
