@@ -18,6 +18,7 @@ from ktuned.dropin import Account
 from ktuned.ipc import decoding
 from ktuned.spool import RECORD_SUFFIX, CallRecord
 from ktuned_inductor import hooks, seams, self_test, takeover
+from ktuned_inductor.decisions import Declaration, decisions, name_function
 from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, make_plain_source
 from ktuned_inductor.seams import SEAMS, Seam
 from ktuned_triton.call import Call
@@ -237,11 +238,23 @@ def test_unknown_version_is_left_alone(
 def test_failed_self_test_leaves_inductor_as_it_is(
     tmp_path: Path, account: Account, originals: dict[Seam, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last line is the reason."""
-    monkeypatch.setattr(self_test, "find_failure", lambda: "its self-test failed: AssertionError: a graph was saved")
+    """The first decision is not made, its failure is the reason, and no later decision is made either."""
+    reason = "its self-test failed: AssertionError: a graph was saved"
+    monkeypatch.setattr(self_test, "find_failure", lambda: reason)
+    monkeypatch.setattr(hooks.switch, "reason", "")
     adopt(tmp_path)
-    assert account.left_alone == {"torch.compile": "its self-test failed: AssertionError: a graph was saved"}
-    assert not list_hooked(originals)
+    assert not account.left_alone
+    declaration = Declaration(
+        name=name_function("model.py", "L48", "Head", "bmm"),
+        module="aten",
+        qualname="bmm",
+        variables={},
+        versions=(),
+        source="",
+    )
+    for _ in range(2):
+        assert hooks.switch.attempt(None, decisions.decide, declaration, {"shape": "8x64x64x64"}, None) is None
+    assert account.left_alone == {"torch.compile": reason}
 
 
 def test_exact_numerics_leave_inductor_as_it_is(tmp_path: Path, account: Account, originals: dict[Seam, Any]) -> None:

@@ -36,6 +36,7 @@ from ktuned.dropin import (
 from ktuned.model import CallKey, Problem
 from ktuned.spool import leave_record
 from ktuned.user_directories import find_user_directories
+from ktuned_inductor.seams import LeftAlone
 
 FRAMEWORK: Final = "Inductor"
 
@@ -102,10 +103,16 @@ class _Graph(threading.local):
 
 
 class Decisions:
-    """All decisions of this process; ``find_link`` returns its link to the daemon."""
+    """All decisions of this process.
+
+    Attributes:
+        find_link: returns the link to the daemon.
+        find_failure: returns why nothing can be decided in this process, or an empty string; called once.
+    """
 
     def __init__(self, find_link: Callable[[], Any] = daemon_link) -> None:
         self.find_link = find_link
+        self.find_failure: Callable[[], str] = str
         self._known: dict[str, Decision] = {}
         self._lock = threading.Lock()
         self._graph = _Graph()
@@ -113,11 +120,18 @@ class Decisions:
         self._has_daemon = True
 
     def decide(self, declaration: Declaration, problem: Problem, model: str | None) -> Decision:
-        """Return the decision about a kernel or an operator of the graph that this thread compiles."""
+        """Return the decision about a kernel or an operator of the graph that this thread compiles.
+
+        Raises:
+            LeftAlone: nothing can be decided in this process.
+        """
         key = CallKey(declaration.identity, problem, model)
         with self._lock:
             decision = self._known.get(key.text)
             if decision is None:
+                find_failure, self.find_failure = self.find_failure, str
+                if reason := find_failure():
+                    raise LeftAlone(reason)
                 decision = self._known[key.text] = self._ask_daemon(declaration, key)
         if not decision.is_settled:
             self._graph.unsettled.add(decision.label)

@@ -34,9 +34,9 @@ LIBRARY: Final = "aten::"
 
 OUTPUT: Final = "out"
 
-_DECIDED: Final = "ktuned_decision"
-_NAMES: Final = "ktuned_choices"
-"""Keys of an operator's node in the graph: its decision, and the names of a convolution's choices."""
+_DECIDED: Final = "ktuned_decided"
+"""The attribute of Inductor's graph that holds, by the names of its nodes, the decisions about operators and the names
+of their choices."""
 
 OPERATORS: Final = ("mm", "addmm", "bmm", "baddbmm")
 
@@ -133,7 +133,6 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
         Exception: whatever Inductor raises when it describes the operator.
     """
     from torch._inductor import config
-    from torch._inductor.virtualized import V
 
     has_library = "ATEN" in config.max_autotune_gemm_backends.upper()
     is_tuned = config.max_autotune or config.max_autotune_gemm
@@ -152,7 +151,7 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
     decision = _decide(operator, source, shape, call.inputs[-1].dtype, index, tuple(call.tensors))
     if not decision.is_recorded:
         decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
-    V.graph.current_node.meta[_DECIDED] = decision
+    _keep_decision(decision, call.choices)
     winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
     return library if winner is None else [winner]
 
@@ -178,9 +177,15 @@ def decide_convolution(configs: Sequence[Any]) -> list[Any]:
     source = [CONVOLUTION, shapes, scalars, bool(V.graph.layout_opt), read_settings(), names]
     text = "x".join(map(str, (*tensors[0].shape, *tensors[1].shape)))
     decision = _decide(CONVOLUTION, source, text, tensors[0].dtype, tensors[0].device.index, ("in0", "in1", OUTPUT))
-    node.meta[_DECIDED], node.meta[_NAMES] = decision, names
+    _keep_decision(decision, names)
     winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
     return [] if winner is None else [winner]
+
+
+def _keep_decision(decision: Decision, names: tuple[str, ...]) -> None:
+    from torch._inductor.virtualized import V
+
+    vars(V.graph).setdefault(_DECIDED, {})[V.graph.current_node.name] = decision, names
 
 
 def _split_arguments(node: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -190,7 +195,9 @@ def _split_arguments(node: Any) -> tuple[list[Any], dict[str, Any]]:
     return [node.args[place].meta["val"] for place in (0, 1)], dict(zip(names, rest, strict=True))
 
 
-def _record_convolution(node: Any, input_nodes: Sequence[Any], layout: Any) -> None:
+def _record_convolution(
+    decision: Decision, names: tuple[str, ...], node: Any, input_nodes: Sequence[Any], layout: Any
+) -> None:
     from torch._inductor.virtualized import V
 
     def describe(entry: Any) -> Layout:
@@ -209,9 +216,9 @@ def _record_convolution(node: Any, input_nodes: Sequence[Any], layout: Any) -> N
         symbolic=(),
         settings=read_settings(),
         device=_read_device(index),
-        choices=node.meta[_NAMES],
+        choices=names,
     )
-    decisions.record(node.meta[_DECIDED], [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+    decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
 
 
 class _Described:
@@ -227,11 +234,12 @@ def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any)
     from torch._inductor.virtualized import V
 
     node = getattr(V.graph, "current_node", None)
-    if node is None or _DECIDED not in node.meta:
+    decided = getattr(V.graph, _DECIDED, {})
+    if node is None or node.name not in decided:
         return list(choices)
-    decision = node.meta[_DECIDED]
-    if _NAMES in node.meta and not decision.is_recorded:
-        _record_convolution(node, input_nodes, layout)
+    decision, names = decided[node.name]
+    if not decision.is_recorded:
+        _record_convolution(decision, names, node, input_nodes, layout)
     templates = [choice for choice in choices if type(choice).__name__ == "TritonTemplateCaller"]
     return list(templates[-1:] or choices[:1])
 

@@ -1,9 +1,10 @@
 """All private names of Inductor that this plugin uses, and the installation of hooks into them.
 
-All of them may change in any version of torch. So three checks come before a hook is installed: torch's version is
-known, each seam exists with the parameters that a hook passes on, and the self-test has passed once with this build of
-torch and Triton (:mod:`~ktuned_inductor.self_test`). While a program runs, a hook that raises switches all hooks off:
-Inductor then behaves as without ktuned, and the summary of ``ktuned run`` has one line about it.
+All of them may change in any version of torch. So two checks come before a hook is installed: torch's version is known,
+and each seam exists with the parameters that a hook passes on. One more comes before the first decision: the self-test
+has passed with this build of torch and Triton (:mod:`~ktuned_inductor.self_test`). While a program runs, a hook that
+raises switches all hooks off: Inductor then behaves as without ktuned, and the summary of ``ktuned run`` has one line
+about it.
 """
 
 from __future__ import annotations
@@ -112,6 +113,10 @@ def explain_difference(seams: Iterable[Seam] = SEAMS) -> str:
     return ""
 
 
+class LeftAlone(Exception):
+    """Inductor is left as it is; the message is the reason."""
+
+
 class Switch:
     """Whether the hooks of this process are on; the first error in a hook switches all of them off.
 
@@ -131,7 +136,7 @@ class Switch:
             return function(*args)
         except Exception as error:
             message = str(error).partition("\n")[0]
-            self.reason = f"{type(error).__name__}: {message}"
+            self.reason = message if isinstance(error, LeftAlone) else f"{type(error).__name__}: {message}"
             self._report(self.reason)
             return otherwise
 
