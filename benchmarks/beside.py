@@ -1,8 +1,8 @@
 """Tuning beside a training program: how long twelve keys take, and what they cost the program's steps.
 
-The program makes steps without a pause: matrix products of torch that take the GPU ``--step-ms``, and one launch of each
-of twelve keys of three autotuned functions. First it launches the keys' first configs without a tuner, which gives the
-step that all others are compared with. Then it calls the tuners under ``ktuned run`` until all keys have their winners.
+A step is matrix products of torch that take the GPU ``--step-ms``, and a launch of each of twelve keys of three
+autotuned functions. First the program launches the keys' first configs without a tuner, which gives the step that all
+others are compared with. Then it calls the tuners under ``ktuned run`` until all keys have their winners.
 ``--ranks 2`` makes two processes on two GPUs, which add up a tensor in every step, so that each waits for the other.
 """
 
@@ -15,7 +15,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter, sleep
+from threading import Event
+from time import perf_counter
 from typing import Any
 
 ALONE_S = 6.0
@@ -130,7 +131,7 @@ def step_until_tuned(options: argparse.Namespace) -> None:
             if is_last:
                 return
             if options.pause_every and number % options.pause_every == 0:
-                sleep(options.pause_s)
+                Event().wait(options.pause_s)
 
     def report(**found: Any) -> None:
         print(json.dumps({"rank": options.rank, **found}), flush=True)
@@ -204,7 +205,6 @@ def _make_work(seconds: float) -> Callable[[], None]:
 def make_calls() -> tuple[list[Callable[[], object]], list[Callable[[], object]], Callable[[], int]]:
     """Return a call of each key without its tuner, the same with it, and what counts the keys that have a winner."""
     import torch
-    import triton
 
     from benchmarks import beside_kernels as kernels
 
@@ -230,7 +230,7 @@ def make_calls() -> tuple[list[Callable[[], object]], list[Callable[[], object]]
         dropin = sys.modules.get("ktuned.dropin")
         return 0 if dropin is None else list(dropin.account.keys.values()).count("tuned")
 
-    assert triton is not None and len(calls) == KEYS
+    assert len(calls) == KEYS
     return [call_plainly(*one) for one in calls], [call_tuned(*one) for one in calls], count_tuned
 
 
