@@ -2,7 +2,7 @@
 
 There is one module for each subject: jobs, trials, winners, kernels, events, applications' calls, the daemon itself.
 It has the params and answers of its methods, and at its end the methods as constants; a caller passes one of these to
-:func:`call_method`, and the daemon answers by it. docs/protocol.md explains the protocol for clients in any language.
+:func:`call_method`, and the daemon answers by it. docs/reference/protocol.md explains the protocol for other clients.
 """
 
 from ktuned.protocol.application_calls import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, KeyAnswer, LibraryParams
