@@ -241,6 +241,8 @@ class Lane:
             raise
         finally:
             taken_s = monotonic() - began if taken_s is None else taken_s
+            if self.applications:
+                _log.debug("device_shared", device=self.device.name, taken_s=taken_s, after_s=monotonic() - began)
             self._handle(DeviceUsed(self.device, taken_s, bool(self.applications)))
 
     def take_output(self) -> Output:
