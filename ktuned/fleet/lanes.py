@@ -149,7 +149,9 @@ class Lane:
             if self._is_waited_for(job) or not self.applications:
                 break
             await anyio.sleep(min(pause_s, LOOK_S))
-            await self._look_at_device(job)
+            # The last look would only prolong the pause by what it takes itself.
+            if pause_s > LOOK_S:
+                await self._look_at_device(job)
         async with self._turns.hold_turn(job):
             self.job = job
             began = monotonic()
