@@ -224,7 +224,8 @@ class Lane:
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next opening takes another worker.
         """
-        began, taken_s = monotonic(), None
+        began = monotonic()
+        taken_s: float | None = None
         try:
             while True:
                 try:
@@ -240,12 +241,12 @@ class Lane:
                 return reply, output
         except BaseException:
             self._handle(Stopped(self.record))
+            taken_s = monotonic() - began
             raise
         finally:
-            taken_s = monotonic() - began if taken_s is None else taken_s
-            if self.applications:
-                _log.debug("device_shared", device=self.device.name, taken_s=taken_s, after_s=monotonic() - began)
-            self._handle(DeviceUsed(self.device, taken_s, bool(self.applications)))
+            if taken_s is not None:
+                self._handle(DeviceUsed(self.device, taken_s, bool(self.applications)))
+                _log.debug("device_used", device=self.device.name, taken_s=taken_s, took_s=monotonic() - began)
 
     def take_output(self) -> Output:
         """Return the output that the worker's code has printed since the last call; the caller holds the lane."""

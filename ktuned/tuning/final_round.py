@@ -429,7 +429,8 @@ class _Contest:
         if is_reference_implausible(self.rounds, self.rivals):
             return True
         is_doubtful = are_rounds_contradictory(self.rounds, self.rivals) or are_rounds_noisy(self.rounds, self.rivals)
-        return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds
+        # Beside an application rounds often contradict each other, and more of them would, too.
+        return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds and not self._lane.applications
 
     async def run_round(self, turn: int) -> None:
         """Measure each finalist that may still win once; in the first rounds the reference, too."""

@@ -239,8 +239,8 @@ class Bench:
         known_us, taken_s = chain(request.known_us, repeat(None)), 0.0
         for unit, latency_us, following in zip(request.units, known_us, (*request.units[1:], None), strict=False):
             measured = self._measure_config(unit, latency_us, following, request, reply)
-            taken_s += measured.taken_s
-            measured = replace(measured, taken_s=taken_s)
+            taken_s += measured.taken_s or 0.0
+            measured = replace(measured, taken_s=None if measured.taken_s is None else taken_s)
             if following is None or ends_batch(measured, request):
                 return measured
             incumbent = requests.choose_incumbent(request.incumbent, measured, request.same_bits)
@@ -312,9 +312,8 @@ class Bench:
             return replies.Measurement(make_raised_result(error, Phase.LOAD))
         problem.data.reset_tensors()
         run = ConfigRun(problem, unit.key, launch, phases)
-        was_free, began = is_device_free(problem.device.name), monotonic()
-        measured = run.check_damage(steps(run))
-        return _charge_time(measured, problem.device, began, was_free=was_free)
+        began = monotonic()
+        return _charge_time(run.check_damage(steps(run)), problem.device, began)
 
     def _require_current_files(self) -> None:
         """Check that the files that this process has mapped are still those on the disk.
@@ -348,14 +347,14 @@ class Bench:
             timer, in_graph = CudaTimer(problem.device.name, EVENTS), False
         launches = TimedLaunches(problem.observers.begin_config(request, reference))
         problem.observers.begin_samples()
-        was_free, began = is_device_free(problem.device.name), monotonic()
+        began = monotonic()
         try:
             race = timer.time_launches(launches, RaceRules(request.preset))
         except Exception as error:
             result = TrialResult(None) if in_graph else make_raised_result(error, Phase.REFERENCE)
         else:
             result = problem.observers.end_samples(make_timed_result(race), race.samples)
-        return _charge_time(replies.Measurement(result), problem.device, began, was_free=was_free)
+        return _charge_time(replies.Measurement(result), problem.device, began)
 
     def _require_open_problem(self) -> OpenProblem:
         if self._open is None:
@@ -377,10 +376,10 @@ def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Tim
     return timer
 
 
-def _charge_time(measured: replies.Measurement, device: Device, began: float, *, was_free: bool) -> replies.Measurement:
-    """Return a measurement with the time since ``began`` as taken, unless the device was and is free of others."""
-    is_free = was_free and is_device_free(device.name)
-    return measured if is_free else replace(measured, taken_s=round(monotonic() - began, 6))
+def _charge_time(measured: replies.Measurement, device: Device, began: float) -> replies.Measurement:
+    """Return a measurement with the time since ``began`` as taken, or 0 if no other program works on the device now."""
+    seconds = monotonic() - began
+    return replace(measured, taken_s=0.0 if is_device_free(device.name) else round(seconds, 6))
 
 
 def _digest_identity(kernel: DeclaredKernel, problem: Problem, data: ProblemData, settings: Mapping[str, str]) -> str:
