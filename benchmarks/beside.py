@@ -2,7 +2,8 @@
 
 A step is matrix products of torch that take the GPU ``--step-ms``, and a launch of each of twelve keys of three
 autotuned functions. First the program launches the keys' first configs without a tuner, which gives the step that all
-others are compared with. Then it calls the tuners under ``ktuned run`` until all keys have their winners.
+others are compared with. Then it calls the tuners under ``ktuned run`` until all keys have their winners, and then the
+first configs again.
 ``--ranks 2`` makes two processes on two GPUs, which add up a tensor in every step, so that each waits for the other.
 """
 
@@ -22,7 +23,8 @@ from typing import Any
 ALONE_S = 4.0
 """Time for the steps that the others are compared with."""
 
-TUNERS, KEYS = 3, 12
+WARM_UP_S = 3.0
+KEYS = 12
 TOKENS = 1024
 STOP_DEADLINE_S = 30.0
 
@@ -91,8 +93,8 @@ class Stretch:
         """The time since the stretch began."""
         return perf_counter() - self._began
 
-    def describe(self, alone: "Stretch | None" = None) -> dict[str, Any]:
-        """Return the figures; with their ratios to those of another stretch."""
+    def describe(self, *alone: "Stretch") -> dict[str, Any]:
+        """Return the figures; with their ratios to the mean of others, because a GPU that works becomes slower."""
         found: dict[str, Any] = {
             "stretch": self._name,
             "seconds": self.seconds,
@@ -101,9 +103,10 @@ class Stretch:
             "mean_ms": 1e3 * statistics.fmean(self._took),
             "p90_ms": 1e3 * statistics.quantiles(self._took, n=10)[-1],
         }
-        if alone is not None:
-            theirs = alone.describe()
-            found |= {f"{name}_ratio": found[f"{name}_ms"] / theirs[f"{name}_ms"] for name in ("median", "mean")}
+        for name in ("median", "mean") if alone else ():
+            found[f"{name}_ratio"] = found[f"{name}_ms"] / statistics.fmean(
+                one.describe()[f"{name}_ms"] for one in alone
+            )
         return found
 
 
@@ -142,7 +145,7 @@ def step_until_tuned(options: argparse.Namespace) -> None:
         call()
     torch.cuda.synchronize()
     report(stretch="first step", seconds=perf_counter() - began)
-    take_steps(warm := Stretch("warm-up"), plain, lambda: warm.seconds > 1.0)
+    take_steps(warm := Stretch("warm-up"), plain, lambda: warm.seconds > WARM_UP_S)
     take_steps(alone := Stretch("alone"), plain, lambda: alone.seconds > ALONE_S)
     report(**alone.describe())
     beside, switched = Stretch("beside"), 0
@@ -156,9 +159,10 @@ def step_until_tuned(options: argparse.Namespace) -> None:
         return now >= KEYS or beside.seconds > options.seconds
 
     take_steps(beside, tuned, is_over)
-    report(keys=count_tuned(), **beside.describe(alone))
-    take_steps(after := Stretch("after"), tuned, lambda: after.seconds > ALONE_S)
-    report(**after.describe(alone))
+    keys = count_tuned()
+    take_steps(again := Stretch("alone again"), plain, lambda: again.seconds > ALONE_S)
+    report(**again.describe())
+    report(keys=keys, **beside.describe(alone, again))
 
 
 def _join_ranks(options: argparse.Namespace) -> Callable[[bool], bool]:

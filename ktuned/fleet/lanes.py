@@ -129,6 +129,11 @@ class Lane:
         return self._fleet.applications.list_on_device(self.device)
 
     @property
+    def pause_s(self) -> float:
+        """For how many seconds the lane leaves the device to an application, unless the application leaves it."""
+        return self._fleet.machine.pause_s(self.device) if self.applications else 0.0
+
+    @property
     def pace(self) -> Pace:
         """The pace at which results are worked on; all lanes share it."""
         return self._fleet.pace
@@ -145,9 +150,7 @@ class Lane:
         If an application is using the device and no client waits for the job, this first waits until the lane's share
         of the time (:mod:`~ktuned.fleet.device_share`) allows another request.
         """
-        while pause_s := self._fleet.machine.pause_s(self.device):
-            if self._is_waited_for(job) or not self.applications:
-                break
+        while (pause_s := self.pause_s) and not self._is_waited_for(job):
             await anyio.sleep(min(pause_s, LOOK_S))
             # The last look would only prolong the pause by what it takes itself.
             if pause_s > LOOK_S:

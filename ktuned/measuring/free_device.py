@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from threading import Event
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 FREE_TRIP_S: Final = 0.7e-3
 """Longest round trip to a free GPU, right after another one."""
@@ -28,21 +28,21 @@ def is_device_free(device: str, looks: int = 1) -> bool:
 
     try:
         tiny = torch.empty(1, dtype=torch.int8, device=device)
+
+        def time_trip_s() -> float:
+            began = perf_counter()
+            tiny.zero_()
+            torch.cuda.synchronize(device)
+            return perf_counter() - began
+
         for number in range(looks):
             if number:
                 Event().wait(LOOKS_APART_S)
             # The first trip ends at the beginning of another process's turn.
-            _time_trip_s(torch, tiny)
-            if _time_trip_s(torch, tiny) > FREE_TRIP_S:
+            time_trip_s()
+            if time_trip_s() > FREE_TRIP_S:
                 return False
     except RuntimeError:
         # A config's fault, which its next launch will raise.
         return False
     return True
-
-
-def _time_trip_s(torch: Any, tiny: Any) -> float:
-    began = perf_counter()
-    tiny.zero_()
-    torch.cuda.synchronize(tiny.device)
-    return perf_counter() - began
