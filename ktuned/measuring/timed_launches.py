@@ -184,7 +184,7 @@ class TimedLaunches:
             while by_flags and len(flags) < min(missing, FLAGS_AT_ONCE):
                 self._launch_ring()
                 flags += [self.make_right_flag(place) for place in places]
-                by_flags = None not in flags
+                by_flags = all(flag is not None for flag in flags)
             if by_flags:
                 self.judge_flags(flags, limit_s, synchronize)
                 continue
