@@ -11,7 +11,7 @@ import triton.language as tl
     key=["size"],
 )
 @triton.jit
-def gate(x, y, out, count, size, BLOCK: tl.constexpr) -> None:
+def gate(x, y, out, count, size, BLOCK: tl.constexpr):
     """Multiply ``x`` by the SiLU of ``y``."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = place < count
@@ -29,7 +29,7 @@ def gate_grid(meta: dict[str, Any]) -> tuple[int]:
     key=["size"],
 )
 @triton.jit
-def normalise(x, out, rows, size, ROWS: tl.constexpr) -> None:
+def normalise(x, out, rows, size, ROWS: tl.constexpr):
     """Divide each row by its root mean square."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, 1024)[None, :]
@@ -55,7 +55,7 @@ def normalise_grid(meta: dict[str, Any]) -> tuple[int]:
     key=["columns", "depth"],
 )
 @triton.jit
-def product(a, b, out, rows, columns, depth, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr) -> None:
+def product(a, b, out, rows, columns, depth, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """Multiply two matrices."""
     row = tl.program_id(0) * M + tl.arange(0, M)
     column = tl.program_id(1) * N + tl.arange(0, N)
