@@ -102,7 +102,7 @@ def test_presets_have_the_documented_figures() -> None:
 
 def test_all_outcomes_and_statuses_are_explained() -> None:
     assert read_names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
-    assert read_names("README.md", "## A lookup") == [*(str(status) for status in Status), "invalid", "unavailable"]
+    assert read_names("docs/guide/answers.md", "## Statuses") == [*(str(status) for status in Status), "invalid", "unavailable"]
 
 
 def test_the_arguments_of_kernel_are_explained() -> None:
@@ -115,7 +115,7 @@ def test_the_arguments_of_kernel_are_explained() -> None:
 def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
     """Extras that need torch say so."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    rows = read_table("README.md", "## Install")
+    rows = read_table("docs/guide/install.md", "## Install")
     named = {extra: row[1] for row in rows for extra in re.findall(r"`(?:ktuned)?\[([\w-]+)\]`", row[0])}
     assert named.keys() == project["optional-dependencies"].keys() - {"dev"}
     plugins = {path.parent.name.replace("_", "-"): path for path in ROOT.glob("plugins/*/pyproject.toml")}
@@ -125,7 +125,7 @@ def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
         needs_torch = any(re.match(r"torch\b", wanted) for wanted in plugin["dependencies"])
         assert (named[name] == "torch") == needs_torch, name
         backends |= {name} if "ktuned.backends" in plugin.get("entry-points", {}) else set()
-    assert {name.replace("_", "-") for name in read_names("README.md", "## Backends")} == backends
+    assert {name.replace("_", "-") for name in read_names("docs/reference/kernel-files.md", "## Backends")} == backends
 
 
 def test_the_readme_s_commands_exist() -> None:

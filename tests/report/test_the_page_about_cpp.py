@@ -57,9 +57,9 @@ def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
 
 
 def test_the_page_s_program_runs_a_compiled_winner(tmp_path: Path) -> None:
-    """The page's command compiles the program, which loads the artifact of the README's kernel."""
+    """The page's command compiles the program, which loads the artifact of the guide's kernel."""
     program = read_blocks("docs/reference/from-cpp.md", "cpp")[-1]
-    (source,) = read_blocks("README.md", "cpp")
+    (source,) = read_blocks("docs/guide/first-kernel.md", "cpp")
     (tmp_path / "main.cc").write_text(program)
     (tmp_path / "dot.cc").write_text(source)
     backend = TvmFfi()
