@@ -133,7 +133,7 @@ def test_the_kernel_function_gets_read_only_views(project: Project) -> None:
         ("pass", "the kernel function returned nothing; end it with `return Build(…)`"),
         ("return 3", "the kernel function returned a value of type int, not a Build of the backend 'fake'"),
         ("return Fake(c.BX)", "it(p, c): there is no knob 'BX' (there are: BM)"),
-        ("return Fake(p.M)", "it(p, c): there is no problem key 'M' (there are: K)"),
+        ("return Fake(p.M)", "it(p, c): there is not a problem key 'M' (there are: K)"),
         ("return Fake(1 // 0)", "it(p, c): ZeroDivisionError"),
     ],
 )
@@ -172,7 +172,7 @@ def test_unsupported_from_a_kernel_function_is_raised_unchanged(project: Project
         ("lambda p: 3", "inputs(p) returned a value of type int, not a dict of tensors by name"),
         ("lambda p: {}", "inputs(p) returned an empty dict; it must name"),
         ("lambda p: dict(B=3)", "inputs(p): B is of type int, not a tensor(...), a torch.Tensor or a numpy.ndarray"),
-        ("lambda p: dict(A=tensor(p.M))", "inputs(p): there is no problem key 'M'"),
+        ("lambda p: dict(A=tensor(p.M))", "inputs(p): there is not a problem key 'M'"),
         ("lambda p: dict(A=tensor(-1))", "inputs(p): tensor: the shape"),
         ("lambda p: dict(B=tensor(1))", "setup names the tensor 'A', which inputs(p) does not make (there are: B"),
     ],

@@ -75,7 +75,7 @@ WRONG = {
     "before": "wrote outside its tensors: 32 bytes before y",
     "dirty": "the first launch was right, a later one was not",
     "tires": "the first launch was right, a later one was not: y was never written",
-    "first_seed": "right for its first inputs, not for others (seed 1)",
+    "first_seed": "right on its first inputs, wrong on others (seed 1)",
 }
 
 

@@ -137,5 +137,7 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
                 f"{command}: {printed[number]}"
             )
     assert not list((tutorial_home / "tutorial/.venv").glob("lib/python*/site-packages/torch"))
-    scores = [json.loads(line) for line in (tutorial_home / "tutorial/scores").read_text().splitlines() if line[0] == "{"]
+    scores = [
+        json.loads(line) for line in (tutorial_home / "tutorial/scores").read_text().splitlines() if line[0] == "{"
+    ]
     assert [score["outcome"] for score in scores] == ["measured"] * 4
