@@ -425,7 +425,10 @@ class Environments:
 def _describe_disagreement(known: _KnownEnvironment) -> str:
     if not known.disagreement or known.report is None:
         return ""
-    return f"ktuned was upgraded: run `ktuned stop` to restart the daemon ({known.report.python}: {known.disagreement})"
+    return (
+        "the daemon is older than its workers' ktuned: run `ktuned stop` to restart it "
+        f"({known.report.python}: {known.disagreement})"
+    )
 
 
 def _list_fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
