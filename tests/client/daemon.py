@@ -111,7 +111,7 @@ class StubDaemon:
         if params["kernel"] == "missing":
             raise NotFound("there is no kernel 'missing'", hint="see `ktuned kernels`")
         if params["kernel"] == "misspelt":
-            raise UsageError("there is not a problem key 'm'", hint="there are: M")
+            raise UsageError("there is no problem key 'm'", hint="there are: M")
         if params["kernel"] == "garbled":
             return {"config": 1}
         config = None if params["kernel"] == "undeclared" else {"BM": params["problem"].get("M", 0)}

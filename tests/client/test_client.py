@@ -73,7 +73,7 @@ def test_an_answer_without_config_gives_the_callers_default(socket_path: str) ->
     [
         ("missing", {}, "unavailable", "there is no kernel 'missing'; see `ktuned kernels`"),
         ("garbled", {}, "unavailable", "the daemon's answer is not a lookup's"),
-        ("misspelt", {"m": 1}, "invalid", "there is not a problem key 'm'"),
+        ("misspelt", {"m": 1}, "invalid", "there is no problem key 'm'"),
         ("gemm", {"M": object()}, "invalid", "only numbers, bool and str"),
         ("gemm", {"M": 2**70}, "invalid", "64 bits"),
         ("gemm", {"M": "\ud800"}, "invalid", "surrogates"),
@@ -293,7 +293,7 @@ def test_a_full_backlog_gives_the_default(socket_path: str) -> None:
                 connection.connect(socket_path)
         hit = Client(socket_path, deadline_s=PATIENT_S).lookup("gemm", {}, DEFAULT)
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-        assert "no more connections" in hit.message
+        assert "no free connection" in hit.message
 
 
 def test_an_untrusted_socket_is_not_spoken_to(socket_path: str) -> None:

@@ -177,7 +177,7 @@ def test_a_space_without_a_valid_config_is_an_error() -> None:
     ("where", "words"),
     [
         (lambda p, c: c.AAA > 1, "there is no knob 'AAA' (did you mean 'AA'? there are: AA)"),
-        (lambda p, c: p["N"] > 1, "there is not a problem key 'N' (there are: M)"),
+        (lambda p, c: p["N"] > 1, "there is no problem key 'N' (there are: M)"),
         (lambda p, c: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
