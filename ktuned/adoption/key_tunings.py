@@ -131,7 +131,7 @@ class KeyTunings:
                     await self._request_tuning(kernel, chosen.problem, chosen.call, device)
             except KtunedError as error:
                 # The function is gone, or the store cannot be written. Applications will leave the keys again.
-                _log.warning("keys_not_chosen", kernel=name, reason=error.message)
+                _log.warning("choose_keys_failed", kernel=name, reason=error.message)
                 del self._choices[name, device]
 
     def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:

@@ -288,7 +288,7 @@ class FinalRound:
                 continue
             except CannotOpen as error:
                 # The reference may refuse the numbers of this seed. No config is to blame for that.
-                _log.warning("seed_not_checked", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
+                _log.warning("check_seed_failed", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
                 return None
             if result.outcome is Outcome.MEASURED:
                 return None
