@@ -42,7 +42,8 @@ from ktuned.dropin.recorded_call import (
 from ktuned.dropin.takeover import adopt_framework, adopt_subclasses, explain_bypass
 from ktuned.dropin.winners_file import CONSTANTS_KEY, PROGRAMS_KEY, WinnersFile
 from ktuned.model import CallKey
-from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, spool_directory
+from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, leave_record, spool_directory
+from ktuned.user_directories import find_user_directories
 
 __all__ = [
     "ANSWERED",
@@ -89,8 +90,10 @@ __all__ = [
     "explain_bypass",
     "find_device_model",
     "find_log",
+    "find_user_directories",
     "is_capturing",
     "leave_launch_counts",
+    "leave_record",
     "leave_to_framework",
     "list_application_paths",
     "name_function",

@@ -8,9 +8,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from ktuned.dropin import AdoptedFiles
+from ktuned.dropin import CALLS, AdoptedFiles
 from ktuned.model import canonical
-from ktuned.spool import CALLS
 from ktuned_inductor.backend import Build
 from ktuned_inductor.decisions import Declaration
 from ktuned_inductor.operators import CHOICE, OPERATOR_MODULE, OUTPUT, OperatorCall

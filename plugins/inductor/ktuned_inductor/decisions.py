@@ -30,12 +30,12 @@ from ktuned.dropin import (
     account,
     daemon_link,
     digest_content,
+    find_user_directories,
+    leave_record,
     leave_to_framework,
     spool_directory,
 )
 from ktuned.model import CallKey, Problem
-from ktuned.spool import leave_record
-from ktuned.user_directories import find_user_directories
 from ktuned_inductor.seams import LeftAlone
 
 FRAMEWORK: Final = "Inductor"

@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ktuned.dropin import Answer, CallKey, digest_content
-from ktuned.user_directories import find_user_directories
+from ktuned.dropin import Answer, CallKey, digest_content, find_user_directories
 
 LIMIT_S: Final = 120.0
 """Deadline of the self-test, which a program waits for once."""
