@@ -167,6 +167,7 @@ class Adoptions:
             artifact=answer.artifact,
             latency_us=answer.latency_us,
             message=message,
+            given_up=0 if is_open else self._keys.count_given_up(kernel, problem, answer.device),
         )
 
     def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
