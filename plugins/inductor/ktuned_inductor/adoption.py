@@ -28,15 +28,15 @@ _CHECKS: Final[Mapping[str, Any]] = {
 def adopt(file: str, name: str, identity: str) -> None:
     """Declare a generated kernel or an operator; called by the kernel files that the daemon writes."""
     declared = AdoptedFiles(file, Call).read_declaration(Declaration, identity)
+    # One front end serves all kernels of a directory.
+    library = Library("torch", (str(Path(file).parent / CALLS),))
     if declared.module == OPERATOR_MODULE:
-        _declare_operator(AdoptedFiles(file, OperatorCall), name, declared)
+        _declare_operator(AdoptedFiles(file, OperatorCall), library, name, declared)
     else:
-        _declare_generated(AdoptedFiles(file, Call), Path(file).parent / CALLS, name, declared)
+        _declare_generated(AdoptedFiles(file, Call), library, name, declared)
 
 
-def _declare_generated(files: AdoptedFiles[Call], directory: Path, name: str, declared: Declaration) -> None:
-    library = Library(declared.module, (str(directory),))
-
+def _declare_generated(files: AdoptedFiles[Call], library: Library, name: str, declared: Declaration) -> None:
     def declare_inputs(call: Call) -> Mapping[str, Any]:
         # Each tensor is one row of elements up to the end of its storage.
         return {
@@ -69,7 +69,7 @@ def _declare_generated(files: AdoptedFiles[Call], directory: Path, name: str, de
     )
 
 
-def _declare_operator(files: AdoptedFiles[OperatorCall], name: str, declared: Declaration) -> None:
+def _declare_operator(files: AdoptedFiles[OperatorCall], library: Library, name: str, declared: Declaration) -> None:
     def declare_inputs(call: OperatorCall) -> Mapping[str, Any]:
         return {
             name: files.declare_tensor(
@@ -83,7 +83,7 @@ def _declare_operator(files: AdoptedFiles[OperatorCall], name: str, declared: De
         return Build(
             function=f"torch:{call.operator}",
             args=tuple(call.tensors),
-            library=Library("torch"),
+            library=library,
             operator={key: value for key, value in plain.items() if key not in ("choices", "content")},
             choice=json.loads(config)[CHOICE],
         )

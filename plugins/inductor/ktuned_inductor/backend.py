@@ -24,7 +24,7 @@ from ktuned import backends
 from ktuned.backends import Compiled, Kernel, Launch, Unit, compile_singly, refuse_unit
 from ktuned.dropin import digest_content
 from ktuned.model import Device
-from ktuned_inductor.operators import CONVOLUTION, LIBRARY, OUTPUT
+from ktuned_inductor.operators import CONVOLUTION, LIBRARY, OUTPUT, apply_settings
 from ktuned_triton.artifact import LAUNCH_FILE
 from ktuned_triton.backend import Triton
 from ktuned_triton.build import Library
@@ -183,6 +183,7 @@ class LibraryKernel(Kernel):
         import torch
 
         operator, scalars = self._operator, dict(self._operator["scalars"])
+        apply_settings(operator["settings"])
         layouts = [*((f"in{place}", layout) for place, layout in enumerate(operator["inputs"]))]
         inputs = [_view_tensor(tensors[name], layout) for name, layout in layouts]
         output = _view_tensor(tensors[OUTPUT], operator["output"])

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -37,6 +38,7 @@ from ktuned.dropin import (
 )
 from ktuned.model import CallKey, Problem
 from ktuned_inductor.seams import LeftAlone
+from ktuned_triton.environment import find_deciding_variables
 
 FRAMEWORK: Final = "Inductor"
 
@@ -225,6 +227,12 @@ class Decisions:
             leave_to_framework(FRAMEWORK, decision.label, reason)
         else:
             account.record_key(decision.label, RECORDED)
+
+
+@cache
+def read_variables() -> dict[str, str]:
+    """Return the variables that decide what Triton compiles, as they were before Inductor set some of them itself."""
+    return find_deciding_variables()
 
 
 def name_function(package: str, *parts: str) -> FunctionName:

@@ -18,11 +18,10 @@ from typing import Any, Final
 
 from ktuned.dropin import NotTunable, digest_content, find_device_model, is_capturing
 from ktuned.model import canonical
-from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function
+from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function, read_variables
 from ktuned_inductor.loading import META_KEY, Knobs, load_kernel, make_config
 from ktuned_inductor.seams import GRID, Switch
 from ktuned_triton.call import ArgumentReader, Call, Recipe, copy_contents
-from ktuned_triton.environment import find_deciding_variables
 
 KERNEL: Final = "triton_kernel"
 """The name of every generated kernel in its record."""
@@ -106,7 +105,7 @@ def decide_kernel(kernel_name: str, source: str) -> Decision | None:
         module=_name_module(kernel_name, source),
         qualname=KERNEL,
         specialize=("size",),
-        variables=find_deciding_variables(),
+        variables=read_variables(),
         versions=(str(torch.__version__), str(triton.__version__)),
         source=_DEVICE.sub(r"\g<1>0", source.replace(kernel_name, KERNEL)),
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ktuned.dropin import account
-from ktuned_inductor.decisions import Decision, decisions
+from ktuned_inductor.decisions import Decision, decisions, read_variables
 from ktuned_inductor.generated import arm_recorder, decide_kernel, make_loader, source_lines
 from ktuned_inductor.loading import META_KEY
 from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
@@ -50,6 +50,7 @@ _decided: dict[str, tuple[Decision, str]] = {}
 
 def install_hooks() -> None:
     """Hook all seams of this process; none if one of them fails."""
+    read_variables()
     installed: list[Callable[[], None]] = []
     hooks: list[tuple[Seam, Callable[[Callable[..., Any]], Callable[..., Any]]]] = [
         (DEFINE_KERNEL, _hook_define_kernel),

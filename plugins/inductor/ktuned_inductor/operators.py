@@ -19,9 +19,8 @@ from math import prod
 from typing import Any, Final
 
 from ktuned.dropin import RecordedCall, find_device_model, shorten_dtype
-from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function
+from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function, read_variables
 from ktuned_inductor.generated import locate_origin
-from ktuned_triton.environment import find_deciding_variables
 
 CHOICE: Final = "choice"
 """The only knob of an operator: a choice's template and its parameters, as in ``triton::mm BLOCK_K=32 num_warps=4``."""
@@ -286,6 +285,16 @@ def read_settings() -> dict[str, Any]:
     }
 
 
+def apply_settings(settings: Mapping[str, Any]) -> None:
+    """Set what :func:`read_settings` has read of torch, for this process."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision(settings["float32_precision"])
+    matmul.allow_fp16_reduced_precision_reduction = settings["reduced_f16"]
+    matmul.allow_bf16_reduced_precision_reduction = settings["reduced_bf16"]
+
+
 def _read_device(index: int | None) -> dict[str, Any]:
     import torch
 
@@ -307,7 +316,7 @@ def _decide(
         module=OPERATOR_MODULE,
         qualname=operator,
         specialize=("shape", "dtype"),
-        variables=find_deciding_variables(),
+        variables=read_variables(),
         versions=(str(torch.__version__), str(triton.__version__)),
         source=json.dumps(source),
         tensors=tensors,

@@ -15,7 +15,7 @@ from typing import Any
 
 from ktuned_inductor.generated import KERNEL
 from ktuned_inductor.made_up_gpu import make_up_gpu
-from ktuned_inductor.operators import CONVOLUTION, OUTPUT, name_choice, name_config
+from ktuned_inductor.operators import CONVOLUTION, OUTPUT, apply_settings, name_choice, name_config
 from ktuned_inductor.seams import CHOICES, CONVOLUTIONS, SELECT, hook_seam
 
 _DECORATOR = re.compile(r"@triton_heuristics\.template\(\n.*?\n\)\n(?=@triton\.jit)", re.DOTALL)
@@ -47,13 +47,10 @@ def render_choice(operator: Mapping[str, Any], wanted: str) -> Rendered:
         Exception: whatever Inductor raises.
     """
     make_up_gpu({**operator["device"], "clock_rate": 0})
-    import torch
     from torch._inductor import config as inductor
 
     settings = operator["settings"]
-    torch.set_float32_matmul_precision(settings["float32_precision"])
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = settings["reduced_f16"]
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = settings["reduced_bf16"]
+    apply_settings(settings)
 
     def keep_recorded_choice(finalize: Any) -> Any:
         # The self-test renders in a process with the program's hooks.
