@@ -309,21 +309,22 @@ class Parts:
             intervals=replaced.toolchain_intervals,
         )
 
-        self.watcher = Watcher(
-            catalog,
-            inspector,
-            renewal.react_to_changes,
-            lookups.publication.list_used_kernels,
-        )
-
         self.repetition = Repetition(
             known,
             fleet=fleet,
             traces=traces,
             deadlines=deadlines,
             list_used_kernels=lookups.publication.list_used_kernels,
+            list_live_kernels=lambda: {job.kernel for job in jobs.list_live_jobs()},
             on_changes=renewal.react_to_changes,
             publish=publish_event,
+        )
+
+        self.watcher = Watcher(
+            catalog,
+            inspector,
+            self.repetition.react_to_changes,
+            lookups.publication.list_used_kernels,
         )
 
         # Answers first: whoever acts on an event may need them.

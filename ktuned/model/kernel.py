@@ -240,12 +240,12 @@ class KernelInfo(msgspec.Struct, frozen=True):
         news = find_new_observations(self.learned, found)
         if not news:
             return self
+        rest = self.without_names([entry.name for entry in news if entry.name in self.learned])
         fresh = [entry for entry in news if entry.name not in self.learned]
-        sources = [entry for entry in news if entry.is_source and not self._find_learned(entry.name).is_source]
         return msgspec.structs.replace(
-            self,
-            digest=extend_digest(self.digest, fresh),
-            source_digest=extend_digest(self.source_digest, sources),
+            rest,
+            digest=extend_digest(rest.digest, news),
+            source_digest=extend_digest(rest.source_digest, [entry for entry in news if entry.is_source]),
             stamps=_add_stamps(self.stamps, fresh),
             learned={**self.learned, **{entry.name: entry for entry in news}},
         )
@@ -274,9 +274,6 @@ class KernelInfo(msgspec.Struct, frozen=True):
             if known - {entry.digest}:
                 return entry
         return None
-
-    def _find_learned(self, name: str) -> Observation:
-        return self.learned.get(name, Observation(name, ""))
 
     def choose_representative(self, problem: Problem) -> dict[str, Scalar]:
         """Return the problem that stands for a problem's bucket."""

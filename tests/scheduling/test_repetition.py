@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from ktuned.catalog import Catalog
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.scheduling.repetition import FIRST_S, OVERDUE_S, SHARE, SHORTEST_S, Repeated, Repetition
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
+from tests.fake_tensors import INPUTS, REFERENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +71,71 @@ async def test_hidden_change_is_stale_after_a_repetition(tmp_path: Path, hidden:
         assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
 
 
+NOTED = "from pathlib import Path\nNOTED = Path(__file__).with_name('noted.txt').read_text()\n"
+"""Code that reads a file, which decides nothing unless the kernel uses ``NOTED``."""
+
+
+READS_LATE = (
+    NOTED
+    + """
+def noted():
+    return int(Path(__file__).with_name("noted.txt").read_text())
+
+"""
+)
+
+
+@asynccontextmanager
+async def tune_noted(directory: Path, text: str = NOTED, **options: str) -> AsyncIterator[Parts]:
+    """Tune a kernel file that begins with ``text``, beside ``noted.txt`` with the content ``1``."""
+    options = {"inputs": INPUTS, "reference": REFERENCE, **options}
+    async with assemble_daemon(directory, start_process=subprocess.Popen) as parts, parts.run_jobs():
+        parts.write_file("1", "noted.txt")
+        kernel = await parts.inspect_file(text + make_kernel_text(**options))
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.recorder.wait_for_ended_jobs()
+        yield parts
+
+
+async def save_noted(parts: Parts, content: str, *, saved: bool = True) -> tuple[str, int]:
+    """Save ``noted.txt`` as the watcher would; return the answer's status in the end, and the number of jobs."""
+    parts.write_file(content, "noted.txt")
+    changes = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
+    parts.touch_answers()
+    await parts.daemon.repetition.react_to_changes(changes, saved)
+    if parts.catalog.compared:
+        assert "is being inspected" in look_up(parts).message
+    await parts.daemon.repetition.compare_asked()
+    assert parts.catalog.compared == set()
+    return look_up(parts).status, len(parts.store.list_jobs())
+
+
+async def test_noise_is_fresh_again_without_a_job(tmp_path: Path) -> None:
+    """A change of what decides nothing is compared once; the two values count as one from then on, also later."""
+    async with tune_noted(tmp_path) as parts:
+        tuned = look_up(parts)
+        assert await save_noted(parts, "2") == ("fresh", 1)
+        digest = parts.catalog.resolve_kernel("it").digest
+        assert (look_up(parts).config, look_up(parts).latency_us) == (tuned.config, tuned.latency_us)
+        assert await save_noted(parts, "1") == ("fresh", 1)
+        assert parts.catalog.resolve_kernel("it").digest == digest
+        stored = parts.store.learned.list_names()["project:it"]["noted.txt"]
+        assert [len(stored.alike), stored.is_noise] == [2, False]
+
+
+@pytest.mark.parametrize("decided", ["inputs", "reference"])
+async def test_a_change_that_decides_is_tuned_again(tmp_path: Path, decided: str) -> None:
+    """The reference is not run to compare: what it has read must be equal."""
+    options = {
+        "inputs": "lambda p: dict(x=tensor((p.n * noted(),)), y=tensor((p.n * noted(),), output=True))",
+        "reference": "lambda x: dict(y=2 * x * (noted() > 0))",
+    }
+    async with tune_noted(tmp_path, READS_LATE, **{decided: options[decided]}) as parts:
+        assert await save_noted(parts, "2") != ("fresh", 1)
+        await parts.recorder.wait_for_ended_jobs(2)
+        assert look_up(parts).status == "fresh"
+
+
 def make_repetition(clock: list[float], used: list[str], catalog: Catalog | None = None) -> Repetition:
     """Return a repetition whose clock and used kernels are lists, and that repeats nothing."""
     unused: Any = None
@@ -79,6 +146,7 @@ def make_repetition(clock: list[float], used: list[str], catalog: Catalog | None
         traces=unused,
         deadlines={},
         list_used_kernels=lambda: used,
+        list_live_kernels=tuple,
         on_changes=unused,
         publish=lambda event: None,
         clock=lambda: clock[0],
