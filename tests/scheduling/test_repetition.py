@@ -136,6 +136,56 @@ async def test_a_change_that_decides_is_tuned_again(tmp_path: Path, decided: str
         assert look_up(parts).status == "fresh"
 
 
+async def test_noise_of_three_times_is_compared_by_repetitions(tmp_path: Path) -> None:
+    """Until the repetition such a change is fresh; if it decides after all, it counts at once from then on."""
+    inputs = "lambda p: dict(x=tensor((p.n * (1 + (noted() > 9)),)))"
+    async with tune_noted(tmp_path, READS_LATE, inputs=inputs, reference="", check="None") as parts:
+        for content in ("2", "3", "4", "5"):
+            assert await save_noted(parts, content) == ("fresh", 1)
+        digest = parts.catalog.resolve_kernel("it").digest
+        await parts.daemon.repetition.repeat_kernel("project:it")
+        assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", digest)
+        assert await save_noted(parts, "10") == ("fresh", 1)
+        await parts.daemon.repetition.repeat_kernel("project:it")
+        assert not parts.catalog.resolve_kernel("it").learned["noted.txt"].is_noise
+        assert look_up(parts).status == "stale"
+        await parts.recorder.wait_for_ended_jobs(2)
+        assert look_up(parts).status == "fresh"
+
+
+async def test_another_environment_after_a_restart_is_compared(tmp_path: Path) -> None:
+    """A variable that decides nothing, and one that does."""
+    text = "import os\nNOTED = os.environ['NOTED']\nWIDE = os.environ['WIDE']\n"
+    text += "def wide():\n    return int(os.environ['WIDE'])\n\n"
+    text += make_kernel_text(inputs="lambda p: dict(x=tensor((p.n * wide(),)))", check="None")
+    statuses = []
+    for noted, wide in (("1", "1"), ("2", "1"), ("2", "2")):
+        env = {"NOTED": noted, "WIDE": wide}
+        async with assemble_daemon(tmp_path, env=env, start_process=subprocess.Popen) as parts, parts.run_jobs():
+            if not statuses:
+                await parts.requests.request_jobs(await parts.inspect_file(text), TuningRequest())
+                await parts.recorder.wait_for_ended_jobs()
+            changes = await parts.inspector.inspect_root(parts.root)
+            parts.end_doubts()
+            await parts.daemon.repetition.react_to_changes(changes, False)
+            await parts.daemon.repetition.compare_asked()
+            statuses.append((look_up(parts).status, len(parts.store.list_jobs())))
+    assert statuses == [("fresh", 1), ("fresh", 1), ("stale", 2)]
+
+
+async def test_what_a_late_launch_reads_counts(tmp_path: Path) -> None:
+    """The third launch of a config is a timed one; what it reads belongs to the kernel, and cannot be noise."""
+    late = tmp_path / "late.txt"
+    late.write_text("1")
+    configs = f"[dict(us=50.0, does='reads_late', every=3, tag={str(late)!r})]"
+    async with tune_noted(tmp_path, "", configs=configs) as parts:
+        assert look_up(parts).status == "fresh"
+        learned = parts.catalog.resolve_kernel("it").learned
+        assert [one.is_run for name, one in learned.items() if name.endswith("late.txt")] == [True], list(learned)
+        late.write_text("2")
+        assert await save_noted(parts, "1") != ("fresh", 1)
+
+
 def make_repetition(clock: list[float], used: list[str], catalog: Catalog | None = None) -> Repetition:
     """Return a repetition whose clock and used kernels are lists, and that repeats nothing."""
     unused: Any = None
