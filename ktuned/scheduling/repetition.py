@@ -39,7 +39,19 @@ from ktuned.answers import Knowledge
 from ktuned.catalog import Changes, Traces
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import MADE, KernelInfo, KernelName, KtunedError, Observation, Role, canonical, reduce_digest, sha256
+from ktuned.model import (
+    MADE,
+    Config,
+    KernelInfo,
+    KernelName,
+    KtunedError,
+    Observation,
+    Problem,
+    Role,
+    canonical,
+    reduce_digest,
+    sha256,
+)
 from ktuned.protocol import AnswersChanged, PublishEvent
 from ktuned.store import Winner
 
@@ -187,7 +199,8 @@ class Repetition:
         try:
             for winner in winners:
                 baseline = self.find_baseline(asked.before, winner)
-                if not baseline or await self.make_again(kernel, winner) != baseline:
+                made = await self._remake_winner(kernel, winner, is_awaited=True) if baseline else None
+                if made is None or _join(made.parts, _PARTS) != baseline:
                     return False
             changed = [
                 one.with_equal_value(asked.before.learned[one.name].decisive)
@@ -220,13 +233,13 @@ class Repetition:
         }
         return _join(parts, _PARTS) if all(parts.values()) else ""
 
-    async def make_again(self, kernel: KernelInfo, winner: Winner) -> str:
-        """Make a winner again in the kernel's present state; return what :meth:`find_baseline` returns of an equal one.
+    async def make_again(self, kernel: KernelInfo, device: str, problem: Problem, config: Config) -> str:
+        """Make a config in a kernel's present state; return what :meth:`find_baseline` returns of an equal winner.
 
         Raises:
             KtunedError: it could not be made.
         """
-        return _join((await self._remake(kernel, winner, is_awaited=True)).parts, _PARTS)
+        return _join((await self._remake(kernel, device, problem, config, is_awaited=True)).parts, _PARTS)
 
     def find_interval(self, name: str) -> float:
         """Return the seconds between two repetitions of a kernel, as far as its own cost decides."""
@@ -301,7 +314,7 @@ class Repetition:
         cpu_s = 0.0
         for winner in self._known.store.list_winners(kernel.name):
             if winner.context.digest == kernel.digest:
-                made = await self._remake(kernel, winner)
+                made = await self._remake_winner(kernel, winner)
                 cpu_s += made.cpu_s
                 if _join(made.parts, _PARTS) != self.find_baseline(kernel, winner):
                     _log.info("noise_decides", kernel=kernel.name, names=[one.name for one in noise])
@@ -320,9 +333,9 @@ class Repetition:
         known = _list_made(kernel)
         prefix = _name_baseline(kernel, winner)
         entry = next((entry for entry in known if entry.name.startswith(prefix)), None)
-        first = await self._remake(kernel, winner)
+        first = await self._remake_winner(kernel, winner)
         if entry is None:
-            second = await self._remake(kernel, winner)
+            second = await self._remake_winner(kernel, winner)
             stable = sorted(name for name, digest in first.parts.items() if second.parts[name] == digest)
             await self._learn(
                 kernel, known, [Observation(f"{prefix}{'+'.join(stable)}:{_join(first.parts, stable)}", "")]
@@ -333,21 +346,26 @@ class Repetition:
         now = "" if found == baseline else found
         if now == entry.digest:
             return first.cpu_s
-        second = await self._remake(kernel, winner)
+        second = await self._remake_winner(kernel, winner)
         if _join(second.parts, names.split("+")) == found:
             _log.info("repetition_differs", kernel=kernel.name)
             await self._learn(kernel, known, [Observation(entry.name, now)])
         return first.cpu_s + second.cpu_s
 
-    async def _remake(self, kernel: KernelInfo, winner: Winner, *, is_awaited: bool = False) -> replies.Remade:
-        environment = self._known.catalog.find_kernel_environment(kernel)
-        device = self._known.machine.find_device(environment, kernel.backend, winner.context.device)
+    async def _remake_winner(self, kernel: KernelInfo, winner: Winner, *, is_awaited: bool = False) -> replies.Remade:
         problem = self._known.store.load_job_problems([winner.trial]).get(winner.trial, winner.problem)
+        return await self._remake(kernel, winner.context.device, problem, winner.config, is_awaited=is_awaited)
+
+    async def _remake(
+        self, kernel: KernelInfo, device: str, problem: Problem, config: Config, *, is_awaited: bool
+    ) -> replies.Remade:
+        environment = self._known.catalog.find_kernel_environment(kernel)
+        found = self._known.machine.find_device(environment, kernel.backend, device)
         request = requests.Remake(
             requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd),
             problem,
-            winner.config,
-            device.target,
+            config,
+            found.target,
             is_awaited,
         )
         async with self._fleet.gate.hold_for_computing(COURTESY_S):

@@ -1,18 +1,21 @@
 """The methods ``export`` and ``import``: winners as documents that can be kept in git, and imported elsewhere.
 
 A document lists its kernel's learned names, without their contents. An import reads these files here. If the kernel's
-digest with them is the digest of one of the winners, they have the same contents here, and are learned here, too. The
+digest with them is the digest of one of the winners, they have the same contents here, and are learned here, too. If
+it is not, the winners are made again, as after a change of such a file (:mod:`ktuned.scheduling.repetition`). The
 reader of documents is imported only when it is needed, which saves an idle daemon 0.1 MiB.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from itertools import chain
 from time import time
 from typing import Any, Final
 
 import anyio.to_thread
 import msgspec
+import structlog
 from msgspec import UNSET, structs
 
 from ktuned.adoption import read_function
@@ -35,6 +38,7 @@ from ktuned.model import (
     WorkerError,
     canonical,
     name_figure,
+    reduce_digest,
 )
 from ktuned.protocol import (
     EXPORT,
@@ -53,8 +57,11 @@ from ktuned.protocol import (
     WinnerChanged,
     WinnersDocument,
 )
+from ktuned.scheduling import MOST_COMPARED, Repetition
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, exchange
+
+_log = structlog.get_logger()
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
@@ -68,6 +75,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     known: Knowledge
     foreign_names: ForeignNames
+    repetition: Repetition
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -131,7 +139,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.known.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
-        kernel, exported = await self._add_names(kernel, document, is_dry=dry_run)
+        kernel, valid = await self._add_names(kernel, document, is_dry=dry_run)
         taken: dict[WinnerKey, Winner] = {}
         entries = []
         for objective, offered in document.by_objective.items():
@@ -140,7 +148,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                     kernel.order_problem(winner.problem), kernel.order_config(winner.config), objective
                 )
                 try:
-                    offer = await self._read_offer(kernel, exported, document.device, winner, objective)
+                    offer = await self._read_offer(kernel, valid, document.device, winner, objective)
                 except (UsageError, WorkerError) as error:
                     entries.append(structs.replace(entry, reason=f"refused: {error.message}"))
                     continue
@@ -175,24 +183,47 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _add_names(
         self, kernel: KernelInfo, document: WinnersDocument, *, is_dry: bool
-    ) -> tuple[KernelInfo, str]:
-        """Return a kernel that also has a document's names, and the digest that it has with only these names.
+    ) -> tuple[KernelInfo, set[str]]:
+        """Return a kernel that also has a document's names, and those digests of winners that hold in its state.
 
-        If that is the digest of one of the winners, the names are learned, except in a dry run.
+        If there are any, the names are learned, except in a dry run; otherwise, the kernel is returned as it was.
         """
         entries = [
-            Observation(name, "", is_source="source" in ends, is_data="data" in ends)
+            Observation(name, "", is_source="source" in ends, is_data="data" in ends, is_run="run" in ends)
             for name, ends in document.names.items()
         ]
-        winners = chain.from_iterable(document.by_objective.values())
-        known = {winner.digest for winner in winners}
-        named, exported = await self.foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
-        return named, exported or kernel.digest
+        named = await self.foreign_names.look_at_names(kernel, entries)
+        further = [entry for name, entry in named.learned.items() if name not in document.names]
+        by_digest: dict[str, list[ExportedWinner]] = {}
+        for winner in chain.from_iterable(document.by_objective.values()):
+            by_digest.setdefault(winner.digest, []).append(winner)
+        # If only this machine has learned further names, the winners do not depend on them.
+        valid = by_digest.keys() & {kernel.digest, reduce_digest(named.digest, further)}
+        for digest, winners in by_digest.items() if not valid else ():
+            if await self._are_made_alike(named, document.device, winners):
+                valid |= {digest}
+        if not valid or named is kernel:
+            return kernel, valid
+        return named if is_dry else await self.foreign_names.learn_names(kernel, named), valid
+
+    async def _are_made_alike(self, kernel: KernelInfo, device: str, winners: Sequence[ExportedWinner]) -> bool:
+        """Return whether winners of one digest, made again here, are what they were where they were measured."""
+        if len(winners) > MOST_COMPARED or any(winner.made is UNSET for winner in winners):
+            return False
+        try:
+            for winner in winners:
+                made = await self.repetition.make_again(kernel, device, winner.problem, winner.config)
+                if made != winner.made:
+                    return False
+        except KtunedError as error:
+            _log.info("import_not_compared", kernel=kernel.name, reason=error.message)
+            return False
+        return True
 
     async def _read_offer(
-        self, kernel: KernelInfo, exported: str, device: str, winner: ExportedWinner, objective: str
+        self, kernel: KernelInfo, valid: Collection[str], device: str, winner: ExportedWinner, objective: str
     ) -> Winner:
-        """Return a document's winner as one of ours; ``exported`` is the kernel's digest with the document's names.
+        """Return a document's winner as one of ours; winners with ``valid`` digests hold in the kernel's state.
 
         Raises:
             UsageError: the winner does not fit the kernel.
@@ -214,7 +245,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel.name,
             KeyProblem(canonical(problem)),
             DeviceModel(device),
-            kernel.digest if winner.digest == exported else winner.digest,
+            kernel.digest if winner.digest in valid else winner.digest,
             winner.toolchain,
             winner.device_fingerprint,
             winner.measuring_version,
@@ -304,13 +335,34 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         except NotFound:
             return name
 
+    def _export_winner(self, winner: Winner, count: int) -> ExportedWinner:
+        """Return one of ``count`` winners in the form of a document's lists for objectives other than latency."""
+        context = winner.context
+        kernel = self.known.catalog.find_kernel(context.kernel)
+        is_comparable = kernel is not None and kernel.digest == context.digest and count <= MOST_COMPARED
+        made = self.repetition.find_baseline(kernel, winner) if kernel is not None and is_comparable else ""
+        return ExportedWinner(
+            problem=winner.problem,
+            config=winner.config,
+            latency_us=winner.latency_us,
+            decided=winner.decided,
+            digest=context.digest,
+            toolchain=context.toolchain,
+            device_fingerprint=context.device_fingerprint,
+            measuring_version=context.measuring_version,
+            spread_us=winner.spread_us,
+            artifact=winner.artifact,
+            metrics=winner.metrics,
+            made=made or UNSET,
+        )
+
     def build_document(self, name: str, device: str, winners: list[Winner]) -> WinnersDocument:
         """Return the document of a kernel's winners on a device model."""
         from ktuned_client.winners import FORMAT
 
         by_objective: dict[Objective, list[ExportedWinner]] = {}
         for winner in winners:
-            by_objective.setdefault(winner.objective, []).append(_export_winner(winner))
+            by_objective.setdefault(winner.objective, []).append(self._export_winner(winner, len(winners)))
         fastest = [structs.replace(winner, metrics=UNSET) for winner in by_objective.pop(LATENCY, [])]
         document = WinnersDocument(
             FORMAT,
@@ -342,22 +394,4 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 def _list_name_purposes(entry: Observation) -> list[str]:
     """Return the purposes for which a learned name was read."""
-    return ["source"] * entry.is_source + ["data"] * entry.is_data
-
-
-def _export_winner(winner: Winner) -> ExportedWinner:
-    """Return a winner in the form of a document's lists for objectives other than latency."""
-    context = winner.context
-    return ExportedWinner(
-        problem=winner.problem,
-        config=winner.config,
-        latency_us=winner.latency_us,
-        decided=winner.decided,
-        digest=context.digest,
-        toolchain=context.toolchain,
-        device_fingerprint=context.device_fingerprint,
-        measuring_version=context.measuring_version,
-        spread_us=winner.spread_us,
-        artifact=winner.artifact,
-        metrics=winner.metrics,
-    )
+    return ["source"] * entry.is_source + ["data"] * entry.is_data + ["run"] * entry.is_run

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from ktuned.catalog import Catalog
+from ktuned.model import KernelName
+from ktuned.protocol import ExportParams
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.scheduling.repetition import FIRST_S, OVERDUE_S, SHARE, SHORTEST_S, Repeated, Repetition
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
@@ -75,6 +77,10 @@ NOTED = "from pathlib import Path\nNOTED = Path(__file__).with_name('noted.txt')
 """Code that reads a file, which decides nothing unless the kernel uses ``NOTED``."""
 
 
+SIZED = "lambda p: dict(x=tensor((p.n * noted(),)), y=tensor((p.n * noted(),), output=True))"
+
+NO_PEER: Any = None
+
 READS_LATE = (
     NOTED
     + """
@@ -119,7 +125,7 @@ async def test_noise_is_fresh_again_without_a_job(tmp_path: Path) -> None:
         assert (look_up(parts).config, look_up(parts).latency_us) == (tuned.config, tuned.latency_us)
         assert await save_noted(parts, "1") == ("fresh", 1)
         assert parts.catalog.resolve_kernel("it").digest == digest
-        stored = parts.store.learned.list_names()["project:it"]["noted.txt"]
+        stored = parts.store.learned.list_names()[KernelName("project:it")]["noted.txt"]
         assert [len(stored.alike), stored.is_noise] == [2, False]
 
 
@@ -127,7 +133,7 @@ async def test_noise_is_fresh_again_without_a_job(tmp_path: Path) -> None:
 async def test_a_change_that_decides_is_tuned_again(tmp_path: Path, decided: str) -> None:
     """The reference is not run to compare: what it has read must be equal."""
     options = {
-        "inputs": "lambda p: dict(x=tensor((p.n * noted(),)), y=tensor((p.n * noted(),), output=True))",
+        "inputs": SIZED,
         "reference": "lambda x: dict(y=2 * x * (noted() > 0))",
     }
     async with tune_noted(tmp_path, READS_LATE, **{decided: options[decided]}) as parts:
@@ -158,7 +164,7 @@ async def test_another_environment_after_a_restart_is_compared(tmp_path: Path) -
     text = "import os\nNOTED = os.environ['NOTED']\nWIDE = os.environ['WIDE']\n"
     text += "def wide():\n    return int(os.environ['WIDE'])\n\n"
     text += make_kernel_text(inputs="lambda p: dict(x=tensor((p.n * wide(),)))", check="None")
-    statuses = []
+    statuses: list[tuple[str, int]] = []
     for noted, wide in (("1", "1"), ("2", "1"), ("2", "2")):
         env = {"NOTED": noted, "WIDE": wide}
         async with assemble_daemon(tmp_path, env=env, start_process=subprocess.Popen) as parts, parts.run_jobs():
@@ -171,6 +177,24 @@ async def test_another_environment_after_a_restart_is_compared(tmp_path: Path) -
             await parts.daemon.repetition.compare_asked()
             statuses.append((look_up(parts).status, len(parts.store.list_jobs())))
     assert statuses == [("fresh", 1), ("fresh", 1), ("stale", 2)]
+
+
+@pytest.mark.parametrize(("inputs", "status"), [(INPUTS, "fresh"), (SIZED, "stale")])
+async def test_an_import_with_other_contents_is_compared(tmp_path: Path, inputs: str, status: str) -> None:
+    """A file that decides nothing may differ on the other machine. From then on its changes count here, too."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    async with tune_noted(there, READS_LATE, inputs=inputs) as parts:
+        params = ExportParams(kernel="it", device="Fake CPU")
+        document = (await parts.daemon.exchange.handle_export(params, NO_PEER)).document
+        assert document is not None
+    async with assemble_daemon(here, start_process=subprocess.Popen) as parts, parts.run_jobs():
+        parts.write_file("2", "noted.txt")
+        await parts.inspect_file((there / "project/tune_it.py").read_text())
+        (winner,) = (await parts.daemon.exchange.import_document(document)).winners
+        assert (winner.status, look_up(parts).status) == (status, status)
+        assert "noted.txt" in parts.catalog.resolve_kernel("it").learned
 
 
 async def test_what_a_late_launch_reads_counts(tmp_path: Path) -> None:
