@@ -84,6 +84,7 @@ class Traces:
             learned = now.without_names(names).with_observed(entries)
             await self._store.learned.replace_names(learned, names, entries, valid)
             self._catalog.update_learned(learned)
+        self._publish(NamesLearned(kernel=learned.name, names=()))
         return learned
 
     async def learn_names(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:

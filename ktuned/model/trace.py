@@ -153,16 +153,19 @@ def find_new_observations(known: Mapping[str, Observation], found: Iterable[Obse
     """Return the observations to learn: those with new names, or that add a purpose or equal values to a known name."""
     news: dict[str, Observation] = {}
     for entry in found:
-        before = news.get(entry.name) or known.get(entry.name) or entry
-        merged = replace(
-            before,
-            is_source=before.is_source or entry.is_source,
-            is_data=before.is_data or entry.is_data,
-            is_run=before.is_run or entry.is_run,
-            alike=before.alike or entry.alike,
+        before = news.get(entry.name) or known.get(entry.name)
+        if before is None:
+            news[entry.name] = entry
+            continue
+        purposes = (
+            before.is_source or entry.is_source,
+            before.is_data or entry.is_data,
+            before.is_run or entry.is_run,
+            before.alike or entry.alike,
         )
-        if merged != known.get(entry.name):
-            news[entry.name] = merged
+        if purposes != (before.is_source, before.is_data, before.is_run, before.alike):
+            is_source, is_data, is_run, alike = purposes
+            news[entry.name] = replace(before, is_source=is_source, is_data=is_data, is_run=is_run, alike=alike)
     return list(news.values())
 
 

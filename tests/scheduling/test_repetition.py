@@ -73,6 +73,19 @@ async def test_hidden_change_is_stale_after_a_repetition(tmp_path: Path, hidden:
         assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
 
 
+async def test_what_a_reference_reads_unnoticed_is_never_seen(tmp_path: Path, hidden: tuple[int, ctypes.c_int]) -> None:
+    """No reference runs in a repetition."""
+    number, value = hidden
+    value.value = 1
+    body = "".join(f"    {line}\n" for line in READS_HIDDEN.format(number=number).splitlines())
+    text = f"def hidden():\n{body}    return HIDDEN\n\n"
+    async with tune_noted(tmp_path, text, reference="lambda x: dict(y=2 * x * (hidden() == 1))") as parts:
+        await parts.daemon.repetition.repeat_kernel("project:it")
+        value.value = 2
+        await parts.daemon.repetition.repeat_kernel("project:it")
+        assert look_up(parts).status == "fresh"
+
+
 NOTED = "from pathlib import Path\nNOTED = Path(__file__).with_name('noted.txt').read_text()\n"
 """Code that reads a file, which decides nothing unless the kernel uses ``NOTED``."""
 
