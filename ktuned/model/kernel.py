@@ -161,6 +161,13 @@ class KernelInfo(msgspec.Struct, frozen=True):
         entries = [one for one in self.learned.values() if one.is_data and (self.judges or not one.meaning)]
         return {one.name: one.decisive[:16] for one in entries}
 
+    def has_data_like(self, read: Mapping[str, str]) -> bool:
+        """Return whether the names of an earlier :attr:`data_read` have the same content now, or an equal one."""
+        now = self.data_read
+        return all(
+            name in now and digest in (now[name], *self.learned[name].short_alike) for name, digest in read.items()
+        )
+
     @property
     def parts(self) -> dict[str, str]:
         """The parts of ``digest``: short digests by labels, most of which begin with ``source:`` or ``argument:``."""
