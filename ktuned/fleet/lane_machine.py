@@ -4,7 +4,7 @@
 worker that measures has imported torch and made a context on the GPU, which takes two seconds, so workers are kept. But
 any config may leave its worker, or the device, in an unknown state that cannot be seen from outside the process. Two
 questions follow: *may this worker do the next thing?* and *does this device still work?* This module answers them, for
-all devices and all roles of workers. ``docs/internals/life-of-a-lane.md`` tells the same without code.
+all devices and all roles of workers.
 
 *One way in, one way out.* Everything that happens is an event, which :meth:`LaneMachine.handle` answers with
 instructions, in the order in which they are carried out. Most are carried out at once or in the background. The others
@@ -864,7 +864,7 @@ class LaneMachine:
             self._add(AwaitSpare(kind))
         elif health.pause_s:
             message = (
-                f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone "
+                f"{environment.python} failed to run a worker {health.failures} times in a row and is not used "
                 f"for {health.pause_s:.0f} s: {health.reason}"
             )
             self._add(Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more")))

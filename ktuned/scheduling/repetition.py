@@ -395,7 +395,9 @@ def _list_changed(before: KernelInfo, now: KernelInfo) -> list[Observation]:
 
 def _digest_run(kernel: KernelInfo) -> str:
     """Return a digest of what the reference, checks and launches have read: it must be equal, for none is run here."""
-    return sha256(canonical({name: one.decisive for name, one in kernel.learned.items() if one.is_run}))
+    return sha256(
+        canonical({name: one.decisive for name, one in kernel.learned.items() if one.is_run and one.decisive})
+    )
 
 
 def _name_baseline(kernel: KernelInfo, winner: Winner) -> str:

@@ -1,15 +1,15 @@
 """The methods ``export`` and ``import``: winners as documents that can be kept in git, and imported elsewhere.
 
 A document lists its kernel's learned names, without their contents. An import reads these files here. If the kernel's
-digest with them is the digest of one of the winners, they have the same contents here, and are learned here, too. If
-it is not, the winners are made again, as after a change of such a file (:mod:`ktuned.scheduling.repetition`). The
+digest with them is the digest of one of the winners, they have the same contents here, and are learned here, too. The
 reader of documents is imported only when it is needed, which saves an idle daemon 0.1 MiB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
+from os.path import basename
 from time import time
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from ktuned.model import (
     WinnerKey,
     WorkerError,
     canonical,
+    is_of_one_machine,
     name_figure,
     reduce_digest,
 )
@@ -44,6 +45,7 @@ from ktuned.protocol import (
     EXPORT,
     IMPORT,
     AnswersChanged,
+    Change,
     ExportAnswer,
     ExportedFunction,
     ExportedWinner,
@@ -56,10 +58,11 @@ from ktuned.protocol import (
     Status,
     WinnerChanged,
     WinnersDocument,
+    describe_change,
 )
 from ktuned.scheduling import MOST_COMPARED, Repetition
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, exchange
+from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, compare_contexts, exchange
 
 _log = structlog.get_logger()
 
@@ -139,7 +142,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.known.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
-        kernel, valid = await self._add_names(kernel, document, is_dry=dry_run)
+        kernel, valid, parts = await self._add_names(kernel, document, is_dry=dry_run)
+        differing: dict[str, Mapping[str, str]] = {}
         taken: dict[WinnerKey, Winner] = {}
         entries = []
         for objective, offered in document.by_objective.items():
@@ -154,13 +158,44 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                     continue
                 # A document may offer several winners of one key: each competes with the best before it.
                 status, decision = self._judge_offer(kernel, offer, taken.get(offer.key))
-                entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=decision.reason))
+                changes = [] if status is Status.FRESH else self._describe_differences(kernel, offer, document, parts)
+                reason = decision.reason + (f"; {_name_changes(changes)}" if decision.takes and changes else "")
+                entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=reason))
                 if decision.takes:
                     taken[offer.key] = offer
+                    if winner.digest in document.parts and winner.digest not in valid:
+                        differing[winner.digest] = _mark_differences(kernel.parts, document.parts[winner.digest], parts)
         if taken and not dry_run:
             await self._adopt_offers(kernel, list(taken.values()))
+            await self._save_parts(kernel, document, differing)
             await self._adopt_portfolios(kernel, document)
         return ImportAnswer(kernel.name, document.device, entries)
+
+    def _describe_differences(
+        self, kernel: KernelInfo, offer: Winner, document: WinnersDocument, parts: Mapping[str, str]
+    ) -> list[Change]:
+        """Return what differs between an offer's context and a measurement made here now, on a device that is here."""
+        today = self.build_context_today(kernel, offer.problem, offer.context.device)
+        if today is None:
+            return []
+        then, here = offer.context, self.known.store.load_fingerprint_versions
+        return compare_contexts(
+            then,
+            today,
+            (document.parts.get(then.digest), parts),
+            (document.parts.get(then.toolchain), here(today.toolchain)),
+            (document.parts.get(then.device_fingerprint), here(today.device_fingerprint)),
+            basename(kernel.file),
+        )
+
+    async def _save_parts(
+        self, kernel: KernelInfo, document: WinnersDocument, differing: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """Store what the imported winners' digests and fingerprints were made of, so that answers can name changes."""
+        winners = chain.from_iterable(document.by_objective.values())
+        used = {one for winner in winners for one in (winner.toolchain, winner.device_fingerprint)}
+        await self.known.store.save_digest_parts(kernel.name, differing)
+        await self.known.store.save_versions({one: document.parts[one] for one in used if one in document.parts})
 
     def _explain_unknown_kernel(self, name: str) -> NotFound:
         """Return the error for a document whose kernel is not here: the name, where it was sought, similar names."""
@@ -177,34 +212,37 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         watched = ", ".join(root.path for root in self.known.catalog.roots[:MAX_NAMED]) or "no directory"
         more = ", …" if len(self.known.catalog.roots) > MAX_NAMED else ""
         return NotFound(
-            f"no kernel {name!r} was found below what is watched: {watched}{more}",
+            f"no kernel {name!r} was found in the watched directories: {watched}{more}",
             hint="`ktuned add PATH` watches the directory that declares it",
         )
 
     async def _add_names(
         self, kernel: KernelInfo, document: WinnersDocument, *, is_dry: bool
-    ) -> tuple[KernelInfo, set[str]]:
-        """Return a kernel that also has a document's names, and those digests of winners that hold in its state.
+    ) -> tuple[KernelInfo, Collection[str], Mapping[str, str]]:
+        """Return a kernel with a document's names, the digests of winners that hold in its state, and its parts here.
 
-        If there are any, the names are learned, except in a dry run; otherwise, the kernel is returned as it was.
+        If there are such digests, the names are learned, except in a dry run; else the kernel is returned unchanged.
         """
         entries = [
             Observation(name, "", is_source="source" in ends, is_data="data" in ends, is_run="run" in ends)
             for name, ends in document.names.items()
         ]
         named = await self.foreign_names.look_at_names(kernel, entries)
-        further = [entry for name, entry in named.learned.items() if name not in document.names]
         by_digest: dict[str, list[ExportedWinner]] = {}
         for winner in chain.from_iterable(document.by_objective.values()):
             by_digest.setdefault(winner.digest, []).append(winner)
-        # If only this machine has learned further names, the winners do not depend on them.
-        valid = by_digest.keys() & {kernel.digest, reduce_digest(named.digest, further)}
+        # Winners do not depend on names that only this machine has learned. But a name that only one machine can have is
+        # in no document while it is absent there: if it is present here, it counts as a difference.
+        here_alone = [one for name, one in named.learned.items() if name not in document.names]
+        exported = reduce_digest(named.digest, [one for one in here_alone if not is_of_one_machine(one.name)])
+        valid = by_digest.keys() & {kernel.digest, exported}
         for digest, winners in by_digest.items() if not valid else ():
             if await self._are_made_alike(named, document.device, winners):
-                valid |= {digest}
+                valid = valid | {digest}
         if not valid or named is kernel:
-            return kernel, valid
-        return named if is_dry else await self.foreign_names.learn_names(kernel, named), valid
+            return kernel, valid, named.parts
+        learned = named if is_dry else await self.foreign_names.learn_names(kernel, named)
+        return learned, valid, named.parts
 
     async def _are_made_alike(self, kernel: KernelInfo, device: str, winners: Sequence[ExportedWinner]) -> bool:
         """Return whether winners of one digest, made again here, are what they were where they were measured."""
@@ -238,7 +276,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         try:
             is_admitted = await self._may_be_served(kernel, problem, config)
         except WorkerError as error:
-            raise WorkerError(f"the kernel's space cannot be asked: {error.message}") from error
+            raise WorkerError(f"the kernel's space could not be evaluated: {error.message}") from error
         if not is_admitted:
             raise UsageError("the kernel's space has no such config")
         context = Context(
@@ -282,7 +320,9 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             and known.outcome not in (None, *RETRIED_BY_NEXT_JOB)
             and known.detail.failure.phase != IMPORTED
         ):
-            decision = exchange.Decision(False, f"it was tried here, in the same context: {known.outcome}")
+            decision = exchange.Decision(
+                False, f"this machine has tried the config in the same context: {known.outcome}"
+            )
         return status, decision
 
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
@@ -386,10 +426,36 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             default=kernel.default,
             specialize=kernel.specialize,
             bucket=kernel.bucket,
-            names={name: _list_name_purposes(entry) for name, entry in kernel.learned.items()},
+            names={
+                entry.name: _list_name_purposes(entry)
+                for entry in kernel.learned.values()
+                if entry.decisive or not is_of_one_machine(entry.name)
+            },
+            parts=self._collect_parts(name, winners),
             objective=kernel.objective(None),
             portfolios=portfolios,
         )
+
+    def _collect_parts(self, kernel: str, winners: Iterable[Winner]) -> dict[str, dict[str, str]]:
+        """Return what the winners' digests and fingerprints were made of, as far as it is stored and not absent."""
+        store, found = self.known.store, {}
+        for context in {winner.context for winner in winners}:
+            found[context.digest] = store.load_digest_parts(kernel, context.digest)
+            for fingerprint in (context.toolchain, context.device_fingerprint):
+                found[fingerprint] = store.load_fingerprint_versions(fingerprint)
+        return {one: {label: part for label, part in parts.items() if part} for one, parts in found.items() if parts}
+
+
+def _name_changes(changes: Sequence[Change]) -> str:
+    """Return the first changes in words."""
+    more = f", and {len(changes) - MAX_NAMED} more" if len(changes) > MAX_NAMED else ""
+    return "; ".join(describe_change(change) for change in changes[:MAX_NAMED]) + more
+
+
+def _mark_differences(now: Mapping[str, str], then: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return a kernel's parts, with those of another machine's digest that differ there from ``named``."""
+    differing = (label for label in {*then, *named} if then.get(label, "") != named.get(label, ""))
+    return {**now, **{label: then.get(label, "") for label in differing}}
 
 
 def _list_name_purposes(entry: Observation) -> list[str]:
