@@ -231,8 +231,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         by_digest: dict[str, list[ExportedWinner]] = {}
         for winner in chain.from_iterable(document.by_objective.values()):
             by_digest.setdefault(winner.digest, []).append(winner)
-        # Winners do not depend on names that only this machine has learned. But a name that only one machine can have is
-        # in no document while it is absent there: if it is present here, it counts as a difference.
+        # Winners do not depend on names that only this machine has learned. But a name that only one machine can have
+        # is in no document while it is absent there: if it is present here, it counts as a difference.
         here_alone = [one for name, one in named.learned.items() if name not in document.names]
         exported = reduce_digest(named.digest, [one for one in here_alone if not is_of_one_machine(one.name)])
         valid = by_digest.keys() & {kernel.digest, exported}
