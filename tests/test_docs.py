@@ -43,7 +43,7 @@ from tests.daemon_parts import Parts
 from tests.trials import make_trial
 
 ROOT = Path(__file__).parent.parent
-PLACES_OF_DOCUMENTS = ("*.md", "docs/*.md", "client/*.md", "plugins/*/*.md", "examples/*/*.md")
+PLACES_OF_DOCUMENTS = ("*.md", "docs/**/*.md", "client/*.md", "plugins/*/*.md", "examples/*/*.md")
 DOCUMENTS = sorted(path for pattern in PLACES_OF_DOCUMENTS for path in ROOT.glob(pattern))
 
 
@@ -81,7 +81,8 @@ async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
 
 def test_presets_have_the_documented_figures() -> None:
     documented = {
-        row[0].strip("`"): [float(cell) for cell in row[1:]] for row in read_table("docs/kernel-files.md", "## Presets")
+        row[0].strip("`"): [float(cell) for cell in row[1:]]
+        for row in read_table("docs/reference/kernel-files.md", "## Presets")
     }
     meant = {
         preset.name: [
@@ -108,7 +109,7 @@ def test_the_arguments_of_kernel_are_explained() -> None:
     """No argument is missing, and none is invented."""
     parameters = inspect.signature(kernel).parameters.values()
     taken = {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-    assert set(read_names("docs/kernel-files.md", "## `@kernel(...)`")) == taken
+    assert set(read_names("docs/reference/kernel-files.md", "## `@kernel(...)`")) == taken
 
 
 def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
@@ -148,37 +149,39 @@ def test_the_sizes_of_the_development_environment_are_those_of_make_install(docu
 
 
 def test_all_fills_and_deadlines_are_documented() -> None:
-    assert set(read_names("docs/kernel-files.md", "## Tensors")) == set(FILLS)
-    told = {row[0].strip("`"): float(row[1]) for row in read_table("docs/kernel-files.md", "## Deadlines")}
+    assert set(read_names("docs/reference/kernel-files.md", "## Tensors")) == set(FILLS)
+    told = {row[0].strip("`"): float(row[1]) for row in read_table("docs/reference/kernel-files.md", "## Deadlines")}
     assert told == dict(DEFAULT_DEADLINES)
 
 
 def test_the_example_of_config_toml_is_valid_and_complete() -> None:
     """Each setting has a row in a table."""
-    (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/settings.md").read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(
+        r"^```toml\n(.*?)^```$", (ROOT / "docs/reference/settings.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     example = msgspec.toml.decode(block)
     assert msgspec.toml.decode(block, type=settings.ConfigFile).roots
     names, root_names = settings.ConfigFile.__struct_fields__, settings.RootSettings.__struct_fields__
     assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
-    assert sorted(read_names("docs/settings.md", "## `config.toml`")) == sorted(names)
-    assert read_names("docs/settings.md", "## `[[roots]]`") == list(root_names)
-    assert read_names("docs/settings.md", "## `[share]`") == list(ShareSettings.__struct_fields__)
+    assert sorted(read_names("docs/reference/settings.md", "## `config.toml`")) == sorted(names)
+    assert read_names("docs/reference/settings.md", "## `[[roots]]`") == list(root_names)
+    assert read_names("docs/reference/settings.md", "## `[share]`") == list(ShareSettings.__struct_fields__)
 
 
 def test_the_example_of_ktuned_toml_is_valid_and_complete() -> None:
     """Each setting has a row in a table."""
     (block,) = re.findall(
-        r"^```toml\n(.*?)^```$", (ROOT / "docs/kernel-files.md").read_text(), re.DOTALL | re.MULTILINE
+        r"^```toml\n(.*?)^```$", (ROOT / "docs/reference/kernel-files.md").read_text(), re.DOTALL | re.MULTILINE
     )
     project = project_file.parse_project(block.encode(), "ktuned.toml")
     names = [field.name for field in fields(project) if field.name != "digest"]
     assert all(getattr(project, name) for name in names)
     assert all(structs.astuple(project.defaults))
-    assert read_names("docs/kernel-files.md", "## Projects") == names
+    assert read_names("docs/reference/kernel-files.md", "## Projects") == names
 
 
 def test_documented_defaults_are_those_of_the_code() -> None:
-    rows = read_table("docs/settings.md", "## `config.toml`")
+    rows = read_table("docs/reference/settings.md", "## `config.toml`")
     documented = {row[0].strip("`"): row[1] for row in rows}
     assert documented["policy"] == f'`"{settings.ConfigFile().policy}"`'
     assert documented["artifacts_gib"] == f"{settings.ConfigFile().artifacts_gib:g}"
@@ -186,13 +189,13 @@ def test_documented_defaults_are_those_of_the_code() -> None:
         assert documented[name] == str(getattr(settings.ConfigFile(), name)).lower()
     assert documented["arch"] == f'`"{DEFAULT_TARGET}"`'
     assert documented["idle_exit_s"] == f"{AUTO_IDLE_EXIT_S:g}, or 0"
-    team = {row[0].strip("`"): row[1:] for row in read_table("docs/settings.md", "## `[share]`")}
+    team = {row[0].strip("`"): row[1:] for row in read_table("docs/reference/settings.md", "## `[share]`")}
     assert {name: default for name, (default, _) in team.items()} == {
         name: f"{value:g}" if type(value) is float else str(value).lower() or "none"
         for name, value in msgspec.structs.asdict(ShareSettings()).items()
     }
     assert team["pull_s"][1].endswith(f"at least {MIN_PULL_S:g}")
-    assert read_names("docs/cluster.md", "## `[cluster]`") == list(ClusterSettings.__struct_fields__)
+    assert read_names("docs/reference/cluster.md", "## `[cluster]`") == list(ClusterSettings.__struct_fields__)
 
 
 def test_each_priority_is_explained() -> None:
@@ -265,7 +268,7 @@ async def test_the_protocol_s_table_has_each_method_with_its_params(daemon: Daem
     """A `?` marks params with a default."""
     told = {
         name: read_code_words(row[1])
-        for row in read_table("docs/protocol.md", "## Methods")
+        for row in read_table("docs/reference/protocol.md", "## Methods")
         for name in read_code_words(row[0])
     }
     assert told.keys() == daemon.handlers.keys()
@@ -281,7 +284,7 @@ async def test_the_protocol_s_table_has_each_method_with_its_params(daemon: Daem
 
 @pytest.mark.anyio
 async def test_the_protocol_s_table_has_each_field_of_a_status(daemon: Daemon) -> None:
-    told = [name for row in read_table("docs/protocol.md", "## Status") for name in read_code_words(row[0])]
+    told = [name for row in read_table("docs/reference/protocol.md", "## Status") for name in read_code_words(row[0])]
     peer = server.Connection(server.Server([]))
     answer = cast(Any, daemon.handlers["status"].handle)(NoParams(), peer)
     assert sorted(told) == sorted(msgspec.to_builtins(answer))
@@ -293,12 +296,16 @@ TRIAL = make_trial(outcome=None, latency_us=None)
 
 @pytest.mark.parametrize(("name", "value"), [("job", JobInfo.from_job(JOB)), ("trial", TRIAL)])
 def test_documented_fields_of_jobs_and_trials_are_those_of_the_protocol(name: str, value: msgspec.Struct) -> None:
-    (fields,) = (row[1] for row in read_table("docs/protocol.md", "## Values") if row[0] == name)
+    (fields,) = (row[1] for row in read_table("docs/reference/protocol.md", "## Values") if row[0] == name)
     assert sorted(read_code_words(fields)) == sorted(msgspec.to_builtins(value))
 
 
 def test_each_type_of_event_is_documented_with_its_fields() -> None:
-    told = {name: row[1] for row in read_table("docs/protocol.md", "## Events") for name in read_code_words(row[0])}
+    told = {
+        name: row[1]
+        for row in read_table("docs/reference/protocol.md", "## Events")
+        for name in read_code_words(row[0])
+    }
     assert told.keys() == EVENT_TYPES.keys()
     for name, kind in EVENT_TYPES.items():
         (adds, *_) = re.findall(r"`([^`]*)`", told[name]) or [""]
@@ -309,7 +316,7 @@ def test_documented_limits_of_the_protocol_are_those_of_the_code() -> None:
     from ktuned.catalog import catalog
 
     modules = {"wire": wire, "server": server, "catalog": catalog}
-    for _, value, where in read_table("docs/protocol.md", "## Limits"):
+    for _, value, where in read_table("docs/reference/protocol.md", "## Limits"):
         names = where.replace("`", "").split(", ")
         figures = re.findall(r"([\d,]*\d)( [KM]iB)?", value)
         prefix = names[0].partition(".")[0]
@@ -338,12 +345,14 @@ def list_anchors(text: str) -> set[str]:
 def test_the_glossary_names_exported_types() -> None:
     """Of the model, the protocol or the store."""
     types = [
-        name for row in read_table("docs/architecture.md", "## Glossary") for name in re.findall(r"`(\w+)`", row[1])
+        name
+        for row in read_table("docs/internals/architecture.md", "## Glossary")
+        for name in re.findall(r"`(\w+)`", row[1])
     ]
     assert [name for name in types if not any(hasattr(face, name) for face in (model, protocol, store))] == []
 
 
-PLACES = sorted(set(re.findall(r"`((?:\w+/)*\w+(?:/|\.py))`", (ROOT / "docs/architecture.md").read_text())))
+PLACES = sorted(set(re.findall(r"`((?:\w+/)*\w+(?:/|\.py))`", (ROOT / "docs/internals/architecture.md").read_text())))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -352,7 +361,7 @@ def test_the_architecture_names_existing_modules(place: str) -> None:
 
 
 def test_the_tour_names_every_module_and_package() -> None:
-    tour = (ROOT / "docs/architecture.md").read_text().partition("## A tour of the code")[2]
+    tour = (ROOT / "docs/internals/architecture.md").read_text().partition("## A tour of the code")[2]
     parts = [path for path in (ROOT / "ktuned").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     names = {f"{path.name}/" if path.is_dir() else path.name for path in parts if not path.stem.startswith("__")}
     told = set(re.findall(r"`(?:ktuned/)?([\w]+(?:/|\.py))", tour))

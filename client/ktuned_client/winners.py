@@ -1,6 +1,6 @@
 """Exported winners: reads the files, and answers lookups from them without a daemon.
 
-A file has the winners of one kernel on one device model (docs/sharing.md describes every field). Without a daemon
+A file has the winners of one kernel on one device model (docs/reference/sharing.md has the fields). Without a daemon
 
 - sources, toolchain and driver cannot be checked, so a winner is ``stale``, never ``fresh``;
 - a config cannot be checked against another problem, so a neighbouring size's winner is never given. A ``near`` answer
@@ -23,7 +23,7 @@ from ktuned_client.portfolio_tree import check_tree, find_leaf
 from ktuned_client.table_answers import apply_bucket_rule
 
 WinnersDocument = Mapping[str, Any]
-"""A file's content, whose fields docs/sharing.md explains."""
+"""A file's content, whose fields docs/reference/sharing.md explains."""
 
 FORMAT: Final = 1
 """Value of ``ktuned_winners``; increased when a field changes its meaning or is removed."""

@@ -23,7 +23,7 @@ PROJECT_FILE: Final = "ktuned.toml"
 MAX_BYTES: Final = 64 * 1024
 """Largest project file. It has a few lines of settings; a larger file belongs to another program."""
 
-_HINT: Final = "docs/kernel-files.md lists the settings of ktuned.toml"
+_HINT: Final = "docs/reference/kernel-files.md lists the settings of ktuned.toml"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -84,7 +84,7 @@ def parse_project(content: bytes, path: str) -> Project:
         table = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(
-            f"{path}: {error}", hint="docs/kernel-files.md lists the settings of ktuned.toml"
+            f"{path}: {error}", hint="docs/reference/kernel-files.md lists the settings of ktuned.toml"
         ) from error
     try:
         _check_fields(table, _SETTINGS, "")

@@ -195,7 +195,7 @@ def _read_config(path: Path) -> ConfigFile:
         table = msgspec.toml.decode(text)
         _check_value(table, ConfigFile, "")
     except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
-        raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
+        raise SettingsError(f"{path}: {error}", hint="see docs/reference/settings.md") from error
     file = msgspec.convert(table, ConfigFile)
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
@@ -209,9 +209,9 @@ def _read_config(path: Path) -> ConfigFile:
             raise SettingsError(f"{path}: {field} is {value}", hint="give GiB above 0")
     if fault := file.share.find_fault():
         name, _, _ = fault.partition(" is ")
-        raise SettingsError(f"{path}: [share] {fault}", hint=f"docs/settings.md describes `{name}`")
+        raise SettingsError(f"{path}: [share] {fault}", hint=f"docs/reference/settings.md describes `{name}`")
     if fault := file.cluster.find_fault():
-        raise SettingsError(f"{path}: [cluster] {fault}", hint="see docs/cluster.md")
+        raise SettingsError(f"{path}: [cluster] {fault}", hint="see docs/reference/cluster.md")
     if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:
         raise SettingsError(f"{path}: idle_exit_s is {file.idle_exit_s}", hint="give seconds, or 0 for never")
     return file

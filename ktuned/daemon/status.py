@@ -11,7 +11,11 @@ from ktuned.daemon.assembly import Parts
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.protocol import VERSION, RootInfo, StatusAnswer
 from ktuned.serve import Server
+from ktuned.store import describe_quarantine
 from ktuned_client.wire import PROTOCOL_VERSION
+
+_MOST_QUARANTINED = 8
+"""Most quarantined configs that are named, the newest ones."""
 
 
 def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tuple[str, ...]) -> StatusAnswer:
@@ -54,6 +58,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
     """Yield the notices of all parts, for ``status`` and ``doctor``; a part without problems may yield an empty one."""
     store = parts.store
     yield from (store.notice, store.lost, store.damaged)
+    yield from describe_quarantine(store.list_suspects()[:_MOST_QUARANTINED])
     yield parts.watcher.notice
     yield parts.renewal.notice
     yield parts.intake.notice

@@ -4,7 +4,7 @@
 worker that measures has imported torch and made a context on the GPU, which takes two seconds, so workers are kept. But
 any config may leave its worker, or the device, in an unknown state that cannot be seen from outside the process. Two
 questions follow: *may this worker do the next thing?* and *does this device still work?* This module answers them, for
-all devices and all roles of workers. ``docs/life-of-a-lane.md`` tells the same without code.
+all devices and all roles of workers. ``docs/internals/life-of-a-lane.md`` tells the same without code.
 
 *One way in, one way out.* Everything that happens is an event, which :meth:`LaneMachine.handle` answers with
 instructions, in the order in which they are carried out. Most are carried out at once or in the background. The others

@@ -1,4 +1,4 @@
-"""Trust in code: it may run only if nobody but this user and root can write it (docs/security.md).
+"""Trust in code: it may run only if nobody but this user and root can write it (docs/reference/security.md).
 
 A kernel file and the modules that it imports are run, its sources and headers are compiled and run. Another user who
 can write one of these files, its directory, or a link in its path could run code as this user. So every step of the

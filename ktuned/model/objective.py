@@ -8,8 +8,8 @@ energy of a launch needs launches of its own, which take half a second. So ``min
 the energy decides among the finalists.
 
 *Numerics* are a part of an objective: ``exact:latency`` is the latency of configs that leave the same bits as the
-anchor, and other configs have no such figure (docs/numerics.md). So jobs, winners and lookups with exact numerics
-are separate from those with a tolerance.
+anchor, and other configs have no such figure (docs/reference/numerics.md). So jobs, winners and lookups with exact
+numerics are separate from those with a tolerance.
 """
 
 from __future__ import annotations

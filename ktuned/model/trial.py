@@ -37,6 +37,7 @@ class FailureFacts(Stage, frozen=True):
         after_s: the deadline that passed.
         granted: what it was granted and may have failed for want of, by name; more of it and the config is tried again.
         tries: number of jobs in which it ended without evidence about the config.
+        deaths: number of daemons that died while a worker had it.
         story: its events.
         stdout, stderr: what the config printed.
     """
@@ -46,6 +47,7 @@ class FailureFacts(Stage, frozen=True):
     after_s: float = 0.0
     granted: Mapping[str, float] = {}
     tries: int = 0
+    deaths: int = 0
     story: tuple[str, ...] = ()
     stdout: str = ""
     stderr: str = ""

@@ -147,11 +147,15 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelEntry(KernelInfo, frozen=True):
-    """A kernel with its full name, when its winner was made again and, if ``why`` was set, its winners' standings."""
+    """A kernel with its full name and when its winner was made again.
+
+    If ``why`` was set, it has its winners' standings, and its configs that are quarantined because daemons died.
+    """
 
     name: KernelName = KernelName("")
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
     repeated: str = ""
+    quarantined: tuple[str, ...] = ()
 
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:

@@ -1,8 +1,7 @@
 """A method of the protocol: its name, and the types of its params and its answer.
 
-Params and answers are frozen structs; on the wire they are the maps of
-docs/protocol.md. The daemon returns an answer as its type, and :func:`call_method` returns the same type to the caller,
-so neither side reads maps by hand.
+Params and answers are frozen structs; on the wire they are the maps of docs/reference/protocol.md. The daemon returns
+an answer as its type, and :func:`call_method` returns the same type to the caller, so neither side reads maps by hand.
 """
 
 from __future__ import annotations

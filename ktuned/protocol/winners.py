@@ -212,7 +212,7 @@ class ExportedFunction(msgspec.Struct, frozen=True):
 
 
 class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The winners of one kernel on one device model: the content of a file of winners (docs/sharing.md, "The files").
+    """The winners of one kernel on one device model: a file's content. docs/reference/sharing.md has the fields.
 
     :mod:`ktuned_client.winners` reads, checks and writes the files.
 

@@ -1,6 +1,7 @@
 """Winners as files for programs without ktuned: JSON keyed by one size, as vLLM reads it.
 
-It is made from a document of winners (``docs/sharing.md``): a kernel, a device model, and for each problem a config.
+It is made from a document of winners (``docs/reference/sharing.md``): a kernel, a device model, and a config for
+each problem.
 """
 
 from __future__ import annotations

@@ -111,6 +111,7 @@ class Preparation:
             environment=environment,
             preset=PRESETS[job.plan.preset],
             deadlines=job_deadlines,
+            in_hand=self._known.store.in_hand,
             grants=Grants(job_deadlines, self._memory_bytes, self._artifacts),
             judge_contention=self.judges_contention,
             admission=self._known.admission,

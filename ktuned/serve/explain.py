@@ -12,7 +12,7 @@ from ktuned.answers import KernelState, KernelStates, explain_unobserved
 from ktuned.catalog import Catalog, complete_config
 from ktuned.model import KernelInfo, Problem, canonical
 from ktuned.protocol import SPACE, Change, Job, JobState, Status, WinnerStanding, find_notices
-from ktuned.store import Context, Store, Winner, compare_contexts
+from ktuned.store import Context, Store, Winner, compare_contexts, describe_quarantine
 
 
 class Explainer(msgspec.Struct, frozen=True):
@@ -37,6 +37,10 @@ class Explainer(msgspec.Struct, frozen=True):
         keys = None if kernel.specialize is None else set(kernel.specialize)
         winners = state.winners.values()
         return tuple(self._explain_winner(state, winner) for winner in winners if keys in (None, set(winner.problem)))
+
+    def list_quarantined(self, kernel: KernelInfo) -> tuple[str, ...]:
+        """Return a sentence for each config that is quarantined because daemons died."""
+        return tuple(describe_quarantine(self.store.list_suspects(kernel.name)))
 
     def _explain_winner(self, state: KernelState, winner: Winner) -> WinnerStanding:
         kernel = state.kernel

@@ -66,6 +66,7 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
                     kernel, self.explainer.explain_winners(kernel) if params.why else msgspec.UNSET
                 ),
                 repeated=self.repetition.describe_pace(kernel.name),
+                quarantined=self.explainer.list_quarantined(kernel) if params.why else (),
             )
             for kernel in kernels
         ]

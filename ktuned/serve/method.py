@@ -76,7 +76,7 @@ class Handler(msgspec.Struct, Generic[P, A], frozen=True):
                 if name not in fields:
                     fault = f"{self.method.name} has no field {name[:100]!r} {listed(fields, near=name)}"
                     raise UsageError(fault, hint="correct the name, or leave the field out") from error
-            raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
+            raise UsageError(str(error), hint="docs/reference/protocol.md has every method's fields") from error
 
 
 def bound_limit(limit: int) -> int:

@@ -4,7 +4,7 @@ A :class:`Connection` is one client. It is a bare asyncio protocol, because a lo
 plain method is answered from within ``buffer_updated``. Methods that wait are tasks of the :class:`Server`.
 
 A connection that exceeds a limit is closed. While a client does not read its answers, the server reads no more of its
-requests. docs/protocol.md lists the limits.
+requests. docs/reference/protocol.md lists the limits.
 """
 
 from __future__ import annotations

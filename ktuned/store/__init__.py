@@ -7,6 +7,7 @@ from ktuned.store.contexts import Context, compare_contexts
 from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.exchange import IMPORTED
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
+from ktuned.store.in_hand import InHand, describe_quarantine
 from ktuned.store.near import find_stand_ins
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
@@ -21,6 +22,7 @@ __all__ = [
     "BitClasses",
     "Context",
     "ContextSums",
+    "InHand",
     "KnownConfig",
     "Overview",
     "Store",
@@ -30,6 +32,7 @@ __all__ = [
     "Winner",
     "compare_contexts",
     "describe_price",
+    "describe_quarantine",
     "exchange",
     "explain_file_error",
     "find_stand_ins",

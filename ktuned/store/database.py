@@ -48,6 +48,7 @@ from ktuned.protocol import ChannelInfo, Job, JobState, Root, StoreInfo
 from ktuned.store import database_file, exchange, writes
 from ktuned.store.contexts import Context
 from ktuned.store.faults import explain_database_error
+from ktuned.store.in_hand import InHand, locate_in_hand, take_last_in_hand
 from ktuned.store.learned import LearnedNames
 from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
@@ -78,6 +79,7 @@ class Store(Queries):
         path: The database's file.
         notice: A line for the user if opening found damage; else empty.
         recovered: Counts the trials and jobs that were under way when the last daemon died.
+        in_hand: Records which trials workers have in hand.
         anchors: The chosen anchors.
         projects: The names of projects.
         admissions: Workers' verdicts on configs of constrained spaces.
@@ -95,6 +97,7 @@ class Store(Queries):
         except sqlite3.Error as error:
             connection.close()
             raise explain_database_error(error, path) from error
+        self.in_hand = InHand(locate_in_hand(path), self.list_suspect_ids())
         self.anchors = Anchors(self._reader, self._write_to_disk)
         self.projects = Projects(self._reader, self._write_to_disk)
         self.admissions = Admissions(self._reader, self._write_to_disk)
@@ -120,6 +123,7 @@ class Store(Queries):
     def close(self) -> None:
         """Commit waiting writes, merge the log into the database, and end the writer's thread; may be repeated."""
         self._writer.stop()
+        self.in_hand.close()
         # The last connection to close removes the log, which only the writer's connection is allowed to do.
         self._reader.close()
         self._writer.connection.close()
@@ -330,11 +334,13 @@ class Store(Queries):
             NotFound, UsageError: as :meth:`finish_trial`; then no result is stored.
         """
         now = time.time()
-        return await self._write_to_disk(
+        winner = await self._write_to_disk(
             lambda connection: writes.finish_trials(
                 connection, results, now, objective=objective, keeps_winner=keeps_winner
             )
         )
+        self.in_hand.let_go([number for number, _ in results])
+        return winner
 
     async def settle_final_round(
         self, results: Sequence[tuple[int, TrialResult]], best: int | None, *, objective: Objective = LATENCY
@@ -390,7 +396,8 @@ class Store(Queries):
         )
 
     def _recover_interrupted(self, connection: sqlite3.Connection) -> None:
-        self.recovered = writes.recover_interrupted(connection)
+        in_hand = take_last_in_hand(locate_in_hand(self.path))
+        self.recovered = writes.recover_interrupted(connection, in_hand, time.time())
 
     @property
     def damaged(self) -> str:

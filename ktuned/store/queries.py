@@ -303,6 +303,16 @@ class Queries:
         ((number,),) = self._reader.fetch_rows(f"SELECT count(*) {rows.FROM_TRIALS} {where}", *values)
         return int(number)
 
+    def list_suspects(self, kernel: str | None = None) -> list[Trial]:
+        """Return the trials, of a kernel or of all, that a worker had in hand when a daemon died, the newest first."""
+        select = f"{rows.SELECT_TRIALS} WHERE trials.deaths > 0 AND contexts.kernel = coalesce(?, contexts.kernel)"
+        return self._reader.fetch_values(rows.decode_trial, f"{select} ORDER BY trials.id DESC", kernel)
+
+    def list_suspect_ids(self) -> list[int]:
+        """Return the ids of these trials, and the negative ids of the jobs that a worker had in hand then."""
+        select = "SELECT id FROM trials WHERE deaths > 0 UNION ALL SELECT -id FROM jobs WHERE deaths > 0"
+        return [number for (number,) in self._reader.fetch_rows(select)]
+
     # Winners
 
     def get_winner(self, key: WinnerKey) -> Winner | None:

@@ -56,7 +56,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             done INTEGER NOT NULL DEFAULT 0, total INTEGER,
             best_us REAL, best_spread_us REAL, default_us REAL, default_spread_us REAL,
             reference_us REAL, reference_spread_us REAL, best_figure REAL, default_figure REAL,
-            outcomes TEXT NOT NULL DEFAULT '{}', message TEXT NOT NULL DEFAULT '', cost TEXT NOT NULL DEFAULT '{}'
+            outcomes TEXT NOT NULL DEFAULT '{}', message TEXT NOT NULL DEFAULT '', cost TEXT NOT NULL DEFAULT '{}',
+            deaths INTEGER NOT NULL DEFAULT 0
         )""",
         "CREATE INDEX jobs_by_kernel ON jobs (kernel)",
         "CREATE INDEX jobs_by_state ON jobs (state)",
@@ -77,13 +78,14 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             latency_us REAL, spread_us REAL,
             compile_s REAL NOT NULL DEFAULT 0, lane_s REAL NOT NULL DEFAULT 0,
             message TEXT NOT NULL DEFAULT '', artifact TEXT, detail TEXT NOT NULL DEFAULT '{}',
-            content TEXT, updated REAL NOT NULL,
+            content TEXT, updated REAL NOT NULL, deaths INTEGER NOT NULL DEFAULT 0,
             UNIQUE (context_id, config),
             CHECK (outcome <> 'measured' OR latency_us IS NOT NULL)
         )""",
         "CREATE INDEX trials_by_outcome ON trials (context_id, outcome, latency_us)",
         "CREATE INDEX trials_by_job ON trials (job_id)",
         "CREATE INDEX trials_under_way ON trials (id) WHERE outcome IS NULL",
+        "CREATE INDEX trials_by_deaths ON trials (id) WHERE deaths > 0",
         "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL",
         """CREATE TABLE winners (
             kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,

@@ -14,9 +14,11 @@ from ktuned.model import (
     RETRIED_BY_NEXT_JOB,
     Bits,
     Config,
+    FailureFacts,
     NotFound,
     Objective,
     Outcome,
+    TrialDetail,
     TrialResult,
     UsageError,
     canonical,
@@ -27,6 +29,7 @@ from ktuned.model import (
 from ktuned.protocol import Job, JobState
 from ktuned.store import rows
 from ktuned.store.contexts import Context
+from ktuned.store.in_hand import MOST_DEATHS, MOST_DEATHS_OF_JOB
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
 
@@ -41,10 +44,33 @@ class Recovered(msgspec.Struct, frozen=True):
     jobs: int
 
 
-def recover_interrupted(connection: sqlite3.Connection) -> Recovered:
-    """Mark trials under way as interrupted and queue running jobs again."""
+def recover_interrupted(connection: sqlite3.Connection, in_hand: Collection[int], now: float) -> Recovered:
+    """Mark trials under way as interrupted and queue running jobs again; quarantine trials that killed daemons.
+
+    ``in_hand`` has the trials that workers had in hand when the last daemon died, and the negative ids of jobs.
+    """
     connection.execute("BEGIN IMMEDIATE")
+    jobs_in_hand = {-number for number in in_hand}
+    for trial_id in in_hand:
+        row = connection.execute("SELECT deaths + 1, job_id FROM trials WHERE id = ?", (trial_id,)).fetchone()
+        if row is not None and row[0] >= MOST_DEATHS:
+            failure = FailureFacts(deaths=row[0])
+            message = f"the daemon died {row[0]} times while a worker had this config"
+            result = TrialResult(Outcome.CRASHED, message=message, detail=TrialDetail(failure=failure))
+            finish_trial(connection, trial_id, result, now)
+        if row is not None:
+            jobs_in_hand.add(row[1])
+            connection.execute("UPDATE trials SET deaths = ? WHERE id = ?", (row[0], trial_id))
     trials = connection.execute("UPDATE trials SET outcome = ? WHERE outcome IS NULL", (Outcome.INTERRUPTED,)).rowcount
+    connection.executemany(
+        "UPDATE jobs SET deaths = deaths + 1 WHERE id = ? AND state = ?",
+        [(job, JobState.RUNNING) for job in jobs_in_hand],
+    )
+    connection.execute(
+        """UPDATE jobs SET state = ?, message = 'the daemon died ' || deaths || ' times while a worker had this job; '
+        || '`ktuned jobs ' || id || ' --resume` tries again' WHERE state = ? AND deaths >= ?""",
+        (JobState.PAUSED, JobState.RUNNING, MOST_DEATHS_OF_JOB),
+    )
     jobs = connection.execute("UPDATE jobs SET state = ? WHERE state = ?", (JobState.QUEUED, JobState.RUNNING)).rowcount
     connection.execute("COMMIT")
     return Recovered(trials, jobs)
@@ -364,7 +390,7 @@ def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialRe
             return False
     connection.execute(
         """UPDATE trials SET outcome = ?, latency_us = ?, spread_us = ?, compile_s = ?, lane_s = ?, message = ?,
-        artifact = ?, detail = ?, content = ?, updated = ? WHERE id = ?""",
+        artifact = ?, detail = ?, content = ?, updated = ?, deaths = iif(?, deaths, 0) WHERE id = ?""",
         (
             result.outcome,
             result.latency_us,
@@ -376,6 +402,7 @@ def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialRe
             rows.encode_detail(result),
             result.detail.compiled.content or None,
             now,
+            result.outcome in RETRIED_BY_NEXT_JOB,
             trial_id,
         ),
     )

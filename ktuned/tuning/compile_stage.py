@@ -237,7 +237,9 @@ class CompileStage:
             StoreError: An artifact cannot be kept.
         """
         ends: list[End] = []
-        requests_to_make = deque([list(attempts)])
+        suspects = self._brief.in_hand.suspects
+        requests_to_make = deque([[one] for one in attempts if one.trial in suspects])
+        requests_to_make.append([one for one in attempts if one.trial not in suspects])
         while requests_to_make:
             # Sealed artifacts need no compiler.
             missing = self._use_sealed_artifacts(requests_to_make.popleft())
@@ -318,7 +320,8 @@ class CompileStage:
         instructions = self._machine.handle(CompilerTook(group))
         with self._lend_directory() as directory:
             try:
-                await self._request_compile(group, compiler, directory.name, units, slot)
+                async with self._brief.in_hand.hold(self._brief.job.id, [attempt.trial for attempt in group]):
+                    await self._request_compile(group, compiler, directory.name, units, slot)
             except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
             await self._fleet.pace.wait_for_step()
@@ -447,7 +450,8 @@ class CompileStage:
             for key, one in zip(keys, brief.compilers, strict=True)
         ]
         try:
-            lowered = await self._fleet.front_ends.lower_function(places, opening, brief.job.id, brief.deadlines)
+            async with brief.in_hand.hold(brief.job.id, [attempt.trial]):
+                lowered = await self._fleet.front_ends.lower_function(places, opening, brief.job.id, brief.deadlines)
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)

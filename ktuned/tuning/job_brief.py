@@ -40,7 +40,7 @@ from ktuned.model import (
     strip_numerics,
 )
 from ktuned.protocol import Job, Trial
-from ktuned.store import Context, Winner
+from ktuned.store import Context, InHand, Winner
 from ktuned.tuning.evidence import Grants
 from ktuned.tuning.judgements import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
@@ -117,6 +117,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         anchor: The config whose bits decide, if numerics are exact. The kernel's default is then the anchor.
         declared_default: The default that the kernel file declares, if the kernel's default is the anchor.
         grants: What configs are granted.
+        in_hand: Records which trials workers have in hand.
     """
 
     job: Job
@@ -142,6 +143,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     anchor: Anchor | None = None
     declared_default: Config | None = None
     grants: Grants = Grants({})
+    in_hand: InHand = msgspec.field(default_factory=InHand)
     _named: requests.KernelRef | None = None
 
     def __post_init__(self) -> None:
@@ -234,7 +236,11 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
 
     def make_trial_machine(self) -> TrialMachine:
         """Return the rules for the job's trials."""
-        return TrialMachine(self.kernel.default, compiles_one_by_one=self.group_size == 1 and not self.lowers)
+        return TrialMachine(
+            self.kernel.default,
+            suspects=self.in_hand.suspects,
+            compiles_one_by_one=self.group_size == 1 and not self.lowers,
+        )
 
     async def check_configs(self, configs: Sequence[Config]) -> list[bool]:
         """Return for each config whether the kernel's space holds it for the job's problem."""

@@ -382,9 +382,10 @@ class MeasureStage:
         """
         has_stand_in = bool(self._find_other_lanes(lane))
         waits = not has_stand_in and not is_early
-        await lane.open_problem(
-            self.find_bench(lane, seed), self.brief.deadlines, waits=waits, has_stand_in=has_stand_in
-        )
+        async with self.brief.in_hand.hold(self.brief.job.id):
+            await lane.open_problem(
+                self.find_bench(lane, seed), self.brief.deadlines, waits=waits, has_stand_in=has_stand_in
+            )
 
     def _make_trial_request(
         self,
@@ -491,7 +492,8 @@ class MeasureStage:
         await self._handle(turn, LaneTook(attempts))
         error: Failure | None = None
         try:
-            await self._exchange_request(turn, request, deadlines, facts)
+            async with self.brief.in_hand.hold(self.brief.job.id, [attempt.trial for attempt in attempts]):
+                await self._exchange_request(turn, request, deadlines, facts)
         except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
             error = raised
             turn.charge_trial(turn.in_request[0], until=monotonic())

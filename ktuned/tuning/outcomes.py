@@ -41,7 +41,7 @@ from ktuned.model import (
     strip_numerics,
 )
 from ktuned.protocol import AnswersChanged, JobState, PublishEvent, Trial, format_notice
-from ktuned.store import IMPORTED, BitClasses, Store, Winner, find_stand_ins
+from ktuned.store import IMPORTED, BitClasses, Store, Winner, describe_quarantine, find_stand_ins
 from ktuned.tuning.evidence import is_outcome_final
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.job_brief import JobBrief
@@ -135,6 +135,7 @@ class Outcomes:
             self.final_fault,
             self._provisional,
             *self._find_classes().describe_classes(),
+            *describe_quarantine(self.store.list_suspects(self._brief.kernel.name)),
         )
         return "\n".join(filter(None, (headline, *map(format_notice, filter(None, notices)))))
 

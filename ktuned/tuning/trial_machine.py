@@ -83,7 +83,7 @@ would make the evidence plain, but costs more than everything else that the daem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final, Literal, assert_never
@@ -599,11 +599,19 @@ class TrialMachine:
 
     Args:
         default: The declared default, which has each request for itself, because it is measured in full.
+        suspects: The trials that a worker had in hand when a daemon died. Each has its requests for itself.
         compiles_one_by_one: Whether a compiler takes the configs of a request one after the other, and not as a group.
     """
 
-    def __init__(self, default: Config | None = None, *, compiles_one_by_one: bool = True) -> None:
+    def __init__(
+        self,
+        default: Config | None = None,
+        *,
+        suspects: Collection[int] = (),
+        compiles_one_by_one: bool = True,
+    ) -> None:
         self._default = default
+        self._suspects = suspects
         self.compiles_one_by_one = compiles_one_by_one
         self._instructions: list[Instruction] = []
         """What follows from the event that is being handled."""
@@ -665,8 +673,8 @@ class TrialMachine:
     def plan_request(self, waiting: Sequence[Attempt], lane: LaneFacts) -> LanePlan:
         """Return how many of the waiting trials a lane's next request takes, in their order.
 
-        The default has a request for itself, and so has a trial that was set apart or disturbed. A doubtful lane gets a
-        single trial. On a CPU, trials share a request only if they need the same number of cores.
+        The default has a request for itself, and so has a suspect, and a trial that was set apart or disturbed. A
+        doubtful lane gets a single trial. On a CPU, trials share a request only if they need the same number of cores.
         """
         first = waiting[0]
 
@@ -687,7 +695,7 @@ class TrialMachine:
 
     def _travels_alone(self, attempt: Attempt) -> bool:
         was_apart = TrialEvent.SET_APART in attempt.story or TrialEvent.DISTURBED in attempt.story
-        return was_apart or self.is_default(attempt)
+        return was_apart or self.is_default(attempt) or attempt.trial in self._suspects
 
     # Compiling
 

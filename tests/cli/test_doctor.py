@@ -55,7 +55,7 @@ def test_a_wrong_config_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert doctor.check_settings().level is Level.OK
     (tmp_path / "config.toml").write_text("compile_slots = 'two'\n")
     finding = doctor.check_settings()
-    assert (finding.level, finding.mend) == (Level.FAIL, "see docs/settings.md")
+    assert (finding.level, finding.mend) == (Level.FAIL, "see docs/reference/settings.md")
     assert "compile_slots takes a whole number" in finding.message
 
 

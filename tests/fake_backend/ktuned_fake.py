@@ -122,6 +122,14 @@ def wait_forever() -> None:
         signal.pause()
 
 
+def kill_daemon() -> None:
+    """Send SIGKILL to the daemon, whose end is this process's end, too."""
+    with ACCESSES.pause_recording():
+        holder = json.loads((Path(os.environ["KTUNED_HOME"]) / "lock").read_text())
+    os.kill(holder["pid"], signal.SIGKILL)
+    wait_forever()
+
+
 def hash_in_two_threads() -> None:
     """Keep two cores busy for a moment; the second thread ends before the launch does."""
     other = threading.Thread(target=hashlib.sha256, args=(_MUCH,))
@@ -211,6 +219,8 @@ class FakeKernel(Kernel):
                 case "before":
                     address, _ = locate_memory(y)
                     ctypes.memset(address - 32, 1, 32)
+                case "kill_daemon":
+                    kill_daemon()
                 case "two_threads":
                     hash_in_two_threads()
                 case "eat":
@@ -317,6 +327,8 @@ class Fake(Backend):
                     raise OSError(errno.ENOSPC, "No space left on device")
                 case "compile_eat":
                     bytearray(1 << 50)
+                case "compile_kill_daemon":
+                    kill_daemon()
                 case "compile_crash":
                     os.kill(os.getpid(), signal.SIGSEGV)
                 case "compile_error" | "gate_compile_error":

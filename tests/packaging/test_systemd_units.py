@@ -22,7 +22,9 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     program = tmp_path / "venv" / "ktuned"
     program.parent.mkdir()
     program.symlink_to("/bin/true")
-    (step,) = [block for block in (ROOT / "docs/settings.md").read_text().split("```") if "ExecStart=\n" in block]
+    (step,) = [
+        block for block in (ROOT / "docs/reference/settings.md").read_text().split("```") if "ExecStart=\n" in block
+    ]
     shutil.copytree(UNITS, tmp_path / "units")
     edited = tmp_path / "units/ktuned.service.d/override.conf"
     edited.parent.mkdir()

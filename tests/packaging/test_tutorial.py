@@ -100,7 +100,7 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
     (tutorial_home / "bin").mkdir()
     (tutorial_home / "bin/python3").symlink_to(Path(sys.executable).resolve())
 
-    steps, commands = make_script((ROOT / "docs/tutorial.md").read_text())
+    steps, commands = make_script((ROOT / "docs/guide/first-kernel.md").read_text())
     done = subprocess.run(
         ["bash", "-c", steps], cwd=tutorial_home, env=shell_environment, capture_output=True, text=True, timeout=200
     )

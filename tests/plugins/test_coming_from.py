@@ -16,7 +16,7 @@ from ktuned.model import Config
 from ktuned_command import Command
 from ktuned_nvrtc import Nvrtc
 
-PAGE = (Path(__file__).parent.parent.parent / "docs/coming-from.md").read_text()
+PAGE = (Path(__file__).parent.parent.parent / "docs/reference/coming-from.md").read_text()
 
 SOURCES = {
     "vector_add.cu": """

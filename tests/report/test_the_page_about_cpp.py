@@ -1,4 +1,4 @@
-"""The programs of ``docs/from-cpp.md``: one reads an exported file, one asks a daemon, one runs a compiled winner."""
+"""The programs of ``docs/reference/from-cpp.md``: they read an export, ask a daemon, run a winner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_blocks(document: str, language: str = "") -> list[str]:
 
 def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
     """The programs compile without a warning, find a winner, and report failures."""
-    for name, program in zip(("winners", "lookup"), read_blocks("docs/from-cpp.md", "cpp"), strict=False):
+    for name, program in zip(("winners", "lookup"), read_blocks("docs/reference/from-cpp.md", "cpp"), strict=False):
         (tmp_path / f"{name}.cc").write_text(program)
         strict = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
         subprocess.run(["g++", *strict, f"{name}.cc", "-o", name], cwd=tmp_path, check=True, timeout=60)
@@ -58,7 +58,7 @@ def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
 
 def test_the_page_s_program_runs_a_compiled_winner(tmp_path: Path) -> None:
     """The page's command compiles the program, which loads the artifact of the README's kernel."""
-    program = read_blocks("docs/from-cpp.md", "cpp")[-1]
+    program = read_blocks("docs/reference/from-cpp.md", "cpp")[-1]
     (source,) = read_blocks("README.md", "cpp")
     (tmp_path / "main.cc").write_text(program)
     (tmp_path / "dot.cc").write_text(source)
@@ -69,7 +69,7 @@ def test_the_page_s_program_runs_a_compiled_winner(tmp_path: Path) -> None:
     artifact.mkdir(parents=True)
     (result,) = backend.compile([unit], artifact.parent)
     assert not result.message
-    commands = next(block for block in read_blocks("docs/from-cpp.md") if "g++" in block)
+    commands = next(block for block in read_blocks("docs/reference/from-cpp.md") if "g++" in block)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
         ["sh", "-e", "-c", commands],

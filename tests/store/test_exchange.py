@@ -53,7 +53,7 @@ def make_offer(
 def test_an_imported_winner_takes_the_key_as_the_documented_table_says(
     theirs: Winner, ours: Winner | None, today: object, takes: bool
 ) -> None:
-    """All rows of the table in docs/sharing.md, and their borders."""
+    """All rows of the table in docs/reference/sharing.md, and their borders."""
     verdict = judge_offer(theirs, ours, today)  # type: ignore[arg-type]
     assert verdict.takes is takes
     assert verdict.reason

@@ -18,6 +18,7 @@ FULL = make_detail(
     after_s=2.0,
     granted={"deadline_s": 2.0},
     tries=2,
+    deaths=1,
     story=("lane_taken", "timed"),
     stdout="out",
     stderr="err",

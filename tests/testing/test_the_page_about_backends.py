@@ -1,4 +1,4 @@
-"""The backend that ``docs/write-a-backend.md`` prints passes the conformance suite."""
+"""The backend that ``docs/reference/write-a-backend.md`` prints passes the conformance suite."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
 
 def load_page_backend(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Write the page's code to a module and import it."""
-    page = (ROOT / "docs/write-a-backend.md").read_text()
+    page = (ROOT / "docs/reference/write-a-backend.md").read_text()
     (directory / "ktuned_plain_c.py").write_text(
         re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     )
@@ -72,6 +72,6 @@ def test_the_page_s_backend_conforms(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_page_s_backend_is_short() -> None:
     """The page says that the backend has some sixty lines."""
-    page = (ROOT / "docs/write-a-backend.md").read_text()
+    page = (ROOT / "docs/reference/write-a-backend.md").read_text()
     code = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 72

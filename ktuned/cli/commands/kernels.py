@@ -118,6 +118,8 @@ def _print_faults(answer: KernelsAnswer | AddAnswer) -> None:
 
 
 def _explain_winners(kernel: KernelEntry) -> None:
+    for notice in kernel.quarantined:
+        output.emit_line(f"notice: {notice}")
     if not kernel.why:
         output.emit_line(f"{kernel.name}: not tuned yet")
     for standing in kernel.why or ():

@@ -25,7 +25,7 @@ from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 _PROJECT_TEXT = """\
-# Settings of this project for ktuned, to be kept in git; docs/kernel-files.md describes them.
+# Settings of this project for ktuned, to be kept in git; docs/reference/kernel-files.md describes them.
 
 # The first part of each kernel's full name.
 name = "{name}"

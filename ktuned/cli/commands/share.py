@@ -165,7 +165,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     """Take winners from files of `ktuned export`.
 
     PATHS are files or directories of them. A winner that was measured with other sources, another toolchain or driver
-    is served as stale; one that does not fit the kernel is refused. `docs/sharing.md` has the rules.
+    is served as stale; one that does not fit the kernel is refused. `docs/reference/sharing.md` has the rules.
     """
     decisions: list[tuple[str, WinnersDocument, ImportedWinner]] = []
     documents = read_documents(paths)

@@ -30,7 +30,7 @@ from ktuned.protocol import (
 from ktuned_client import Client
 
 DEFAULT_TOLERANCE = 0.03
-"""Fraction by which a winner may be slower: three times the precision of a winner (docs/kernel-files.md, presets)."""
+"""Fraction by which a winner may be slower: three times the precision of a winner (docs/reference/kernel-files.md)."""
 
 MAX_ROOTS = 4
 """Most roots that one line names."""

@@ -38,7 +38,7 @@ WARNING = "#af8700"
 """Style of warnings. Unlike bright yellow, it is readable on dark and on light screens."""
 
 SAME = 0.01
-"""Smaller changes are noise; this is the precision of a winner (docs/kernel-files.md, presets)."""
+"""Smaller changes are noise; this is the precision of a winner (docs/reference/kernel-files.md, presets)."""
 
 _URGENCY = ("failed", "running", "queued", "paused", "stale", "default", "cancelled", "tuned", "fresh")
 """States, in the order in which an author looks for them."""
