@@ -278,6 +278,7 @@ class _Run:
         is_asked: whether the tuner has asked for its configs; a tuner that launches from its own store does not.
         is_pruning: whether a ``prune_configs`` runs; if an override calls its parent's, only the outermost chooses.
         winner: the key whose winner gets through to the library.
+        is_unchanged: whether the tuner launches the arguments that it was given.
     """
 
     function: AdoptedFunction
@@ -286,6 +287,12 @@ class _Run:
     is_asked: bool = False
     is_pruning: bool = False
     winner: TritonCall | None = None
+    is_unchanged: bool = False
+
+    def keeps_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the tuner's arguments are those of the call."""
+        given, passed = (*self.args, *self.kwargs.values()), (*args, *kwargs.values())
+        return len(given) == len(passed) and all(map(is_, given, passed))
 
 
 class _Running(threading.local):
@@ -529,8 +536,7 @@ class AdoptedFunction:
         finally:
             _running.run = under_way
         tuner.nargs = arguments
-        given, passed = (*args, *kwargs.values()), (*args_to_launch, *kwargs_to_launch.values())
-        if not call.is_once and len(given) == len(passed) and all(map(is_, given, passed)):
+        if not call.is_once and current.keeps_arguments(args_to_launch, kwargs_to_launch):
             # A ``run`` that changes the arguments is called each time.
             self._decided[key] = call
         return call.launch(tuner, args_to_launch, kwargs_to_launch)
@@ -550,8 +556,10 @@ class AdoptedFunction:
     def _note_library_choice(self, key: Any, current: _Run) -> None:
         """After the tuner's ``run``, note the key that it has decided itself, or that its winner got through."""
         if current.winner is not None:
-            current.winner.gets_through = self._has_own_run
+            current.winner.gets_through = False
             self._has_stored = True
+            if current.is_unchanged:
+                self._decided[key] = current.winner
             return
         self._decided[key] = None
         if not current.is_asked and not self._has_stored and len(_read_own_configs(self.tuner)) > 1:
@@ -578,7 +586,7 @@ class AdoptedFunction:
         if call is None:
             return pruned
         if call.gets_through:
-            current.winner = call
+            current.winner, current.is_unchanged = call, current.keeps_arguments(args, kwargs)
             return [call.winner]
         raise _Decided(call, args, kwargs)
 
