@@ -19,7 +19,7 @@ from msgspec import UNSET, structs
 
 from ktuned.adoption import read_function
 from ktuned.answers import Knowledge
-from ktuned.catalog import PROJECT_FILE, ForeignNames, check_problem
+from ktuned.catalog import PROJECT_FILE, ForeignNames, read_problem
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
@@ -238,7 +238,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         problem, config = winner.problem, winner.config
         by = kernel.objective(objective)
         if kernel.specialize is None:
-            check_problem(kernel, problem)
+            problem = read_problem(kernel, problem)
         elif set(problem) != set(kernel.specialize):
             raise UsageError(f"the problem names {', '.join(sorted(problem))}")
         try:
