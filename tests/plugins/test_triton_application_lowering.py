@@ -5,6 +5,7 @@ import linecache
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from ktuned_triton.build import Build, Library
 from ktuned_triton.call import Call
 from ktuned_triton.keyed_call import BEING_LOWERED
 from ktuned_triton.lowering import Lowered
+from ktuned_triton.signature import make_call_arguments
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import clean_account, link, records, spool
@@ -193,10 +195,7 @@ def test_the_text_is_that_of_a_front_end(link: FakeDaemonLink, monkeypatch: pyte
     )
     theirs = Triton().lower(Unit("it", build, (), Path("/absent"), "it", "sm_90a"))
     driver.set_active(compiler._AbsentDriver(90))
-    arguments = {"x": torch.ones(SIZE), "y": torch.ones(SIZE), "size": SIZE, "factor": 2.0, "BLOCK": 128}
-    ours = compiler.lower_function(
-        function, {**arguments, **compiler.make_call_arguments(function, build, Path())}, build
-    )
+    ours = compiler.lower_function(function, make_call_arguments(function, build, Path()), build)
     assert isinstance(theirs, bytes)
     assert Lowered.from_bytes(ours) == Lowered.from_bytes(theirs)
 
@@ -237,18 +236,21 @@ def test_a_winner_that_arrives_ends_it(
 ) -> None:
     """Another process has left the call."""
     begun = start(monkeypatch)
-    original, cell = begun._rest, Cell()
+    cell, is_called, is_followed = Cell(), threading.Event(), []
 
     def rest(worked_s: float) -> bool:
+        assert is_called.wait(60)
         ((_, on_answer),) = link.followed_keys
-        ((_, call),) = [*cell.function.__dict__["_ktuned"]._calls.items()]
-        on_answer(Answer(call.machine.configs[2], is_final=True))
-        return original(worked_s)
+        (call,) = cell.function.__dict__["_ktuned"]._calls.values()
+        is_followed.append(on_answer(Answer(call.machine.configs[2], is_final=True)))
+        return True
 
     monkeypatch.setattr(begun, "_rest", rest)
     cell.call()
+    is_called.set()
     begun.join()
     assert lowered == [64]
+    assert is_followed == [False]
     assert records(spool) == []
 
 
@@ -276,8 +278,9 @@ def test_a_function_that_is_made_again_and_again_is_lowered_once(
 
 def test_the_thread_rests_for_nineteen_times_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """It works for its share of the time."""
-    lowering, waits = BackgroundLowering(), []
-    monkeypatch.setattr(lowering._is_ending, "wait", lambda pause_s: waits.append(pause_s) or False)
+    lowering = BackgroundLowering()
+    waits: list[float] = []
+    monkeypatch.setattr(lowering._is_ending, "wait", waits.append)
     assert lowering._rest(0.05)
     assert waits == pytest.approx([0.05 / SHARE - 0.05])
 
@@ -294,7 +297,7 @@ driver.set_active(compiler._AbsentDriver(90))
 original = JITFunction.run
 JITFunction.run = lambda self, *args, **kwargs: original(self, *args, **kwargs) if "_call_hook" in vars(self) else None
 application_lowering.SHARE = 1.0
-for n in range(1, 200):
+for n in range(1, 40):
     Cell().call(16 * n)
 if os.fork() == 0:
     Cell().call(8)
