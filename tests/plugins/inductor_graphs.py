@@ -124,44 +124,50 @@ def multiply_on_cpu() -> dict[str, Any]:
     return {"timed": len(timed), "is_right": torch.allclose(found, torch.bmm(x, y), atol=1e-5)}
 
 
-def render(calls: str) -> dict[str, Any]:
-    """Render and compile the library's choice and two templates of each recorded operator in a file of calls."""
+def build(state: str) -> dict[str, Any]:
+    """Build the first three configs of each record of this process's home as the daemon's workers do, in one process.
+
+    Returns:
+        by function and config, the files of its artifact; under ``libraries`` the libraries that front ends import.
+    """
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
+    from ktuned.adoption import AdoptedDirectory
     from ktuned.backends import Unit
+    from ktuned.dropin import AdoptedFiles, spool_directory
+    from ktuned.spool import CALL_KEY, CallRecord
+    from ktuned_inductor import adoption
     from ktuned_inductor.backend import Build, Inductor
-    from ktuned_triton.build import Library
 
-    backend, found = Inductor(), {}
-    for call in json.loads(Path(calls).read_text()):
-        for choice in call["choices"][:3]:
-            names = [*(f"in{number}" for number in range(len(call["inputs"]))), "out"]
-            build = Build(
-                function=f"torch:{call['operator']}",
-                args=tuple(names),
-                library=Library("torch"),
-                dtypes=dict.fromkeys(names, "bfloat16"),
-                operator=call,
-                choice=choice,
-            )
-            unit = Unit(key="unit", build=build, sources=(), kernel_file=Path(), kernel="product", target="sm_90a")
+    declared: dict[str, Any] = {}
+
+    def declare(files: Any, backend: str, name: str, declaration: Any, *functions: Any, **options: Any) -> None:
+        declared.update(files=files, functions=functions)
+
+    AdoptedFiles.declare_kernel = declare  # type: ignore[method-assign]
+    backend, found, libraries = Inductor(), {}, set()
+    for path in sorted(spool_directory().iterdir()):
+        record = CallRecord.from_bytes(path.read_bytes())
+        file, name = AdoptedDirectory(Path(state)).write_record(record)
+        adoption.adopt(str(file), record.function, record.identity)
+        list_configs, declare_inputs, make_build = declared["functions"]
+        call = declared["files"].find_call({CALL_KEY: name})
+        layouts = {tensor: (spec.dtype, spec.shape, (1,)) for tensor, spec in declare_inputs(call).items()}
+        assert [json.loads(text) for text in list_configs(call)] == [dict(knobs) for knobs in record.configs]
+        for text in list(list_configs(call))[:3]:
+            plain = json.loads(json.dumps(make_build(call, text).given(lambda given=layouts: given).to_plain()))
+            libraries.add(json.dumps(plain["library"]))
+            unit = Unit("unit", Build.from_plain(plain), (), file, record.function, "sm_90a")
+            backend.open_library(plain["library"], unit.build)
             lowered = backend.lower(unit)
             assert isinstance(lowered, bytes), lowered
-            unit = Unit(
-                key="unit",
-                build=build,
-                sources=(),
-                kernel_file=Path(),
-                kernel="product",
-                target="sm_90a",
-                lowered=lowered,
-            )
+            unit = Unit("unit", unit.build, (), file, record.function, "sm_90a", lowered)
             with TemporaryDirectory() as scratch:
                 Path(scratch, "unit").mkdir()
                 (compiled,) = backend.compile([unit], Path(scratch))
-                found[f"{call['operator']} {choice}"] = compiled.message or sorted(os.listdir(Path(scratch, "unit")))
-    return found
+                found[f"{record.function} {text}"] = compiled.message or sorted(os.listdir(Path(scratch, "unit")))
+    return {"built": found, "libraries": sorted(libraries)}
 
 
 if __name__ == "__main__":
@@ -170,6 +176,6 @@ if __name__ == "__main__":
         "fail": fail,
         "kill": kill_at,
         "cpu": multiply_on_cpu,
-        "render": render,
+        "build": build,
     }
     print(json.dumps(stages[sys.argv[1]](*sys.argv[2:])))

@@ -133,17 +133,15 @@ def test_record_of_generated_kernel_is_a_plain_triton_file(recorded: tuple[Place
         assert len(record.configs) == len(call.recipes)
 
 
-def test_recorded_choices_render_in_another_process(recorded: tuple[Place, Any], tmp_path: Path) -> None:
-    """The library's choice is a call; templates become machine code."""
+def test_records_are_built_by_one_front_end(recorded: tuple[Place, Any], tmp_path: Path) -> None:
+    """Generated kernels and rendered templates become machine code; the library's own kernel is a call."""
     place, _ = recorded
-    calls = [json.loads(record.call) for record in place.read_records() if record.declaration["module"] == "aten"]
-    (tmp_path / "calls.json").write_text(json.dumps(calls))
-    found = Place(tmp_path).run("render", str(tmp_path / "calls.json"))
-    assert len(found) == 3 * len(calls) > 0
-    for name, files in found.items():
-        assert files == (
-            ["launch.json"] if "aten::" in name else ["kernel.cubin", "kernel.ptx", "launch.json", "metadata.json"]
-        )
+    found = place.run("build", str(tmp_path / "state"))
+    assert len(found["libraries"]) == 1
+    assert len(found["built"]) >= 3 * 3
+    compiled = ["kernel.cubin", "kernel.ptx", "launch.json", "metadata.json"]
+    for name, files in found["built"].items():
+        assert files == (["launch.json"] if "aten::" in name else compiled), name
 
 
 def test_cpu_product_with_one_choice_is_not_timed(tmp_path: Path) -> None:
