@@ -145,7 +145,7 @@ def build(state: str) -> dict[str, Any]:
     def declare(files: Any, backend: str, name: str, declaration: Any, *functions: Any, **options: Any) -> None:
         declared.update(files=files, functions=functions)
 
-    AdoptedFiles.declare_kernel = declare  # type: ignore[method-assign]
+    AdoptedFiles.declare_kernel = declare  # type: ignore[method-assign, assignment]
     backend, found, libraries = Inductor(), {}, set()
     for path in sorted(spool_directory().iterdir()):
         record = CallRecord.from_bytes(path.read_bytes())
