@@ -183,7 +183,7 @@ class Outcomes:
         if anchor is None:
             return
         known = self.store.find_trial(self._brief.context, anchor.config)
-        # Bits on fewer inputs than this job compares are good enough until the anchor is launched on all.
+        # Until the anchor has run on all inputs, compare on those that are there.
         if known is not None and (known.detail.numerics.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
         if anchor.bits or anchor.fault:
