@@ -432,3 +432,21 @@ def test_documents_name_existing_commands_and_options() -> None:
             if name not in commands or flags - known - {"--help"}:
                 wrong.append((document.name, line))
     assert wrong == []
+
+
+def test_each_line_of_what_is_seen_names_tests_that_exist() -> None:
+    """A test is a function of a file, or a kind of edit of the scripted author."""
+    _, _, rest = (ROOT / "docs/reference/fresh.md").read_text().partition("\n## Seen when\n")
+    rows = re.findall(r"^\| (?!---|(?:never )?seen).*\| (.*) \|$", rest.partition("\n## ")[0], re.MULTILINE)
+    kinds = {
+        kind
+        for line in (ROOT / "tests/author/project.py").read_text().splitlines()
+        for kind in re.findall('^            "(.+)": \\(', line)
+    }
+    assert len(rows) > 10
+    for row in rows:
+        functions = re.findall(r"`(tests/\S+\.py)::(\w+)`", row)
+        edits = re.findall(r"`([^`]+)`", row.partition("author: ")[2])
+        assert functions or edits, row
+        assert all(f"def {name}(" in (ROOT / file).read_text() for file, name in functions), row
+        assert kinds.issuperset(edits), row

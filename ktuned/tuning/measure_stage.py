@@ -467,6 +467,7 @@ class MeasureStage:
         if self._prior is None or turn.seed or not turn.lane.data:
             return ends
         for attempt in [one for one in turn.waiting if one.is_compiled and one.files]:
+            attempt.inputs = turn.lane.inputs
             attempt.content = self.brief.identify_measurement(attempt.unit.build, attempt.files, turn.lane.data)
             twin = self._prior.find_twin(attempt.content)
             if twin is not None:
