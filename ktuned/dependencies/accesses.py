@@ -173,8 +173,6 @@ class Accesses:
         sys.modules["ktuned.ipc.stamps"].pause_recording = self.pause_recording  # type: ignore[attr-defined]
         OBSERVER.pause_recording = self.pause_recording
         own = list(self.own_directories)
-        if "KTUNED_WORKER" in os.environ:
-            own.append(os.environ["TMPDIR"])
         with contextlib.suppress(NoHomeDirectory):
             # The files of adopted functions are named by their content.
             own.append(str(find_user_directories().state / "adopted"))

@@ -38,7 +38,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096 };
+enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096, MARKS = 192 };
 
 /* What was done with a name (log.py: Kind). */
 enum {
@@ -52,6 +52,7 @@ struct log {
     uint32_t magic, epoch, silent;
     _Atomic uint32_t count, used, full;
     uint32_t owner, reserved[9];
+    char marks[MARKS];
     _Atomic uint32_t index[ENTRIES];
     _Atomic uint32_t slots[SLOTS];
     char arena[ARENA];
@@ -98,6 +99,23 @@ static void keep_setting(char *into, const char *name, const char *value) {
     memcpy(into + strlen(name) + 1, value, strlen(value) + 1);
 }
 
+/* Return the mark (NAME=value) after one, or the first; NULL if there is no other. Every child has the marks in its
+ * environment, by which it is found and killed. Code does not see them: they are taken out of environ. */
+static char *next_mark(char *mark) {
+    mark = mark ? mark + strlen(mark) + 1 : shared ? shared->marks : NULL;
+    return mark && mark < shared->marks + MARKS - 1 && *mark ? mark : NULL;
+}
+
+static int has_same_name(const char *entry, const char *mark) { return !strncmp(entry, mark, strcspn(mark, "=") + 1); }
+
+static void hide_marks(char **environment) {
+    for (char *mark = NULL; environment && (mark = next_mark(mark));)
+        for (char **one = environment; *one;) {
+            if (!has_same_name(*one, mark)) { ++one; continue; }
+            for (char **at = one; (at[0] = at[1]); ++at) {}
+        }
+}
+
 /* Return whether an installed program is a compiler's or a linker's. These read variables by getenv alone. */
 static int is_of_toolchain(const char *path) {
     static const char *const names[] = {"gcc", "g++", "cpp", "cc1", "cc1plus", "collect2", "as", "ld", "ld.bfd", "ld.gold", "lto1", "lto-wrapper",
@@ -135,6 +153,8 @@ __attribute__((constructor(101))) static void open_log(int argc, char **argv, ch
         }
         quietly(SYS_close, file);
     }
+    hide_marks(environment);
+    if (environ != environment) hide_marks(environ);
     --busy;
     /* A process names its own program, because libc starts shells without passing here (system, popen). A program may
      * read all its variables without getenv; the toolchain's programs are known not to. */
@@ -634,10 +654,13 @@ static int may_run(const char *path) {
     return 0;
 }
 
+/* The most entries that a child's environment has besides those it is given, with the NULL at its end. */
+enum { SETTINGS = 4 + MARKS / 32 + 1 };
+
 static size_t count_entries(char *const *list) {
     size_t length = 0;
     while (list && list[length]) ++length;
-    return length;
+    return length + SETTINGS;
 }
 
 static void complete_environment(char **into, char *const *given) {
@@ -651,6 +674,13 @@ static void complete_environment(char **into, char *const *given) {
         /* Its parent may want another library preloaded: leave that, and note that the child is not observed. */
         if (place < at && one && strcmp(into[place], settings[one])) note_text(HIDDEN, 1, "a program with a preloaded library of its own");
         if (place == at) into[at++] = settings[one];
+    }
+    size_t marks = 0;
+    for (char *mark = NULL; marks++ < MARKS / 32 && (mark = next_mark(mark));) {
+        size_t place = 0;
+        while (place < at && !has_same_name(into[place], mark)) ++place;
+        into[place] = mark;
+        at += place == at;
     }
     into[at] = NULL;
 }
@@ -685,7 +715,7 @@ VISIBLE int execve(const char *path, char *const *arguments, char *const *enviro
     note_program(path);
     note_arguments(path, arguments);
     if (!may_run(path)) return -1;
-    char *whole[count_entries(environment) + 5];
+    char *whole[count_entries(environment)];
     complete_environment(whole, environment);
     return libc_execve()(path, arguments, whole);
 }
@@ -712,7 +742,7 @@ VISIBLE int execvpe(const char *name, char *const *arguments, char *const *envir
     const char *found = find_program(name, path);
     note_program(found);
     if (strchr(found, '/') && !may_run(found)) return -1;
-    char *whole[count_entries(environment) + 5];
+    char *whole[count_entries(environment)];
     complete_environment(whole, environment);
     return libc_execvpe()(name, arguments, whole);
 }
@@ -736,7 +766,7 @@ VISIBLE int execle(const char *path, const char *first, ...) { COLLECT; return e
         note_program(found);                                                       \
         note_arguments(found, arguments);                                          \
         if (strchr(found, '/') && !may_run(found)) return EACCES;                  \
-        char *whole[count_entries(environment) + 5];                               \
+        char *whole[count_entries(environment)];                               \
         complete_environment(whole, environment);                                  \
         return libc_##name()(pid, file, actions, attributes, arguments, whole);    \
     }
@@ -754,7 +784,7 @@ VISIBLE int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions
 REAL(int, fexecve, int, char *const *, char *const *)
 VISIBLE int fexecve(int file, char *const *arguments, char *const *environment) {
     note_path(EXECUTED, 1, file, "");
-    char *whole[count_entries(environment) + 5];
+    char *whole[count_entries(environment)];
     complete_environment(whole, environment);
     return libc_fexecve()(file, arguments, whole);
 }

@@ -273,7 +273,7 @@ def _begin_recording(places: Places) -> None:
     """Record from now on what user code imports and reads, other than files of ktuned's own."""
     OBSERVER.may_restart = True
     OBSERVER.trust = Trust(places.trusted)
-    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.expected)))
+    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.expected, os.environ.get("TMPDIR"))))
     ACCESSES.start_recording()
 
 
