@@ -1,17 +1,23 @@
-"""The method ``peaks``: measures the limits of devices, once for each model and in its lane, and stores them."""
+"""The method ``peaks``: measures the limits of devices, once for each model and in its lane, and stores them.
+
+Limits that were measured while other programs used the device are in doubt. They are measured again when the machine
+is quiet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import time
 from typing import Any
 
+import anyio
 import msgspec
 
 from ktuned.devices import Machine
 from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
 from ktuned.ipc import requests
-from ktuned.model import Device, Peaks, Phase, Role, WorkerError
+from ktuned.model import Device, Peaks, Phase, Role, WorkerError, choose_peaks
 from ktuned.protocol import PEAKS, PeaksAnswer, PeaksParams
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import Store
@@ -19,6 +25,12 @@ from ktuned.store import Store
 _DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
 """Seconds for importing torch from a cold disk, and for 12 runs of eight kinds, which together take a large GPU 3 s and
 two CPU cores 15 s."""
+
+AGAIN_S, MOST_PAUSE_S = 600.0, 24 * 3600.0
+"""Shortest and longest pause before limits in doubt are measured again, which takes all cores for some seconds."""
+
+QUIET_LOAD = 0.1
+"""Load of each core below which a machine is quiet."""
 
 
 class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +42,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         fleet: Lends workers.
         environments: Returns environments whose interpreters may have torch.
         lane: Returns the lane of a device.
+        is_working: Returns whether a job waits or runs.
     """
 
     machine: Machine
@@ -37,6 +50,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet
     environments: Callable[[], Sequence[Environment]]
     lane: Callable[[Device], Lane]
+    is_working: Callable[[], bool]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -45,10 +59,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
     async def handle_peaks(self, params: PeaksParams, peer: Peer) -> PeaksAnswer:
         """Return the stored limits; ``measure`` measures them first."""
         if params.measure:
-            done: set[str] = set()
-            for environment, device in await self._find_devices():
-                if device.model not in done and await self._measure_device(environment, device):
-                    done.add(device.model)
+            await self._measure_devices()
         return PeaksAnswer(tuple(self.store.load_peaks().values()))
 
     async def _find_devices(self) -> list[tuple[Environment, Device]]:
@@ -71,7 +82,27 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
             finally:
                 # The worker holds gigabytes of the device's memory.
                 worker.kill()
-        if peaks.gbps is None and not peaks.tflops and device.model in self.store.load_peaks():
-            return False
-        await self.store.save_peaks(peaks)
+        await self.store.save_peaks(choose_peaks(self.store.load_peaks().get(device.model), peaks))
         return peaks.gbps is not None
+
+    async def remeasure_in_quiet(self) -> None:
+        """Measure limits in doubt again whenever no job runs and the machine is quiet, until cancelled."""
+        pause_s = AGAIN_S
+        while True:
+            await anyio.sleep(pause_s)
+            doubtful = {device for device, peaks in self.store.load_peaks().items() if peaks.doubt}
+            if not doubtful:
+                pause_s = AGAIN_S
+            elif not self.is_working() and os.getloadavg()[0] < QUIET_LOAD * (os.cpu_count() or 1):
+                # A machine that is never quiet is not kept busy by this.
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                await self._measure_devices(doubtful)
+
+    async def _measure_devices(self, wanted: Collection[str] | None = None) -> None:
+        """Measure each device model once, or only the wanted ones."""
+        done: set[str] = set()
+        for environment, device in await self._find_devices():
+            if device.model in done or (wanted is not None and device.model not in wanted):
+                continue
+            if await self._measure_device(environment, device):
+                done.add(device.model)

@@ -34,6 +34,7 @@ from msgspec.structs import replace
 from ktuned.fleet import ALL_CORES, CannotOpen, Fleet, Lane, LaneSick
 from ktuned.ipc import requests
 from ktuned.model import (
+    ENERGY,
     Config,
     Outcome,
     TrialResult,
@@ -374,6 +375,7 @@ class FinalRound:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
         results = {one.trial.id: one.make_result(self._brief, contest.rounds, found) for one in contest.finalists}
+        results |= await self._recompute_metrics(contest, results)
         still = {trial: result for trial, result in results.items() if result.outcome is Outcome.MEASURED}
         known = {trial: self._brief.compute_final_cost(result) for trial, result in still.items()}
         costs = {trial: cost for trial, cost in known.items() if cost is not None}
@@ -394,6 +396,28 @@ class FinalRound:
                 self._progress.set_default(results[one.trial.id])
         self._outcomes.publish_winner(winner)
 
+    async def _recompute_metrics(self, contest: _Contest, results: Mapping[int, TrialResult]) -> dict[int, TrialResult]:
+        """Return the results with metrics of the latency that is shown, which no single round has measured."""
+        shown = {
+            trial: one.latency_us
+            for trial, one in results.items()
+            if one.latency_us is not None and one.metrics.keys() - {ENERGY}
+        }
+        if not shown:
+            return {}
+        request = requests.EvaluateMetrics(tuple(shown.values()))
+        try:
+            async with self._measuring.hold_open_lane(contest.lane):
+                computed, _ = await contest.lane.send_request(request, self._brief.deadlines)
+        except WorkerError as error:
+            # The metrics of single rounds stay.
+            _log.warning("metrics_not_computed", kernel=self._brief.kernel.name, reason=error.message)
+            return {}
+        return {
+            trial: replace(results[trial], metrics={**results[trial].metrics, **metrics})
+            for trial, metrics in zip(shown, computed.figures, strict=True)
+        }
+
     async def _record_loss(self, trial: Trial, result: TrialResult) -> None:
         """Store that a measured trial has failed after all, and count it."""
         await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
@@ -410,7 +434,7 @@ class _Contest:
     def __init__(self, brief: JobBrief, lane: Lane, measuring: MeasureStage, finalists: Sequence[_Finalist]) -> None:
         self.finalists = list(finalists)
         self._brief = brief
-        self._lane = lane
+        self.lane = lane
         self._measuring = measuring
         # An application disturbs all finalists alike, and figures are compared only within a round.
         self._judges_contention = brief.judge_contention and not lane.applications
@@ -445,10 +469,10 @@ class _Contest:
             # Skip the reference if its latency is known well enough, or if a metric decides: it only has a latency.
             return
         try:
-            async with self._measuring.hold_open_lane(self._lane):
-                await self._lane.reserve_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
+            async with self._measuring.hold_open_lane(self.lane):
+                await self.lane.reserve_cores(1 if self.lane.device.kind != "cpu" else ALL_CORES)
                 request = requests.TimeReference(self._brief.preset, self._judges_contention)
-                measured, _ = await self._lane.send_request(request, self._brief.deadlines)
+                measured, _ = await self.lane.send_request(request, self._brief.deadlines)
         except WorkerError:
             # The reference is only shown beside the winner: its failure decides nothing.
             return
@@ -458,7 +482,7 @@ class _Contest:
     async def _time_finalist(self, finalist: _Finalist) -> None:
         request = requests.Time(finalist.unit, self._brief.preset, self._judges_contention)
         result = await self._measuring.measure_alone(
-            lambda: self._lane, finalist.make_attempt(), request, self._deadlines
+            lambda: self.lane, finalist.make_attempt(), request, self._deadlines
         )
         if result.outcome is not Outcome.MEASURED:
             finalist.failed = result

@@ -180,6 +180,7 @@ def _load_bench_operations(registry: Registry, places: Places) -> _OperationTabl
         requests.Time: bench.time_finalist,
         requests.Check: bench.check_config,
         requests.TimeReference: bench.time_reference,
+        requests.EvaluateMetrics: bench.evaluate_metrics,
     }
 
 
@@ -201,6 +202,7 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
             requests.Time,
             requests.Check,
             requests.TimeReference,
+            requests.EvaluateMetrics,
         ),
         _load_bench_operations,
     ),
