@@ -29,6 +29,7 @@ from ktuned.daemon.status import collect_status
 from ktuned.daemon.systemd import Notifier
 from ktuned.model import KtunedError
 from ktuned.protocol import AnswersChanged, StatusAnswer, WorkFigures
+from ktuned.scheduling import QuietWork
 from ktuned.serve import (
     CallMethods,
     Checks,
@@ -66,6 +67,7 @@ class Daemon:
         lifetime: Feeds the watchdog, and ends an idle daemon.
         reload: Applies changes of ``config.toml``.
         peaks: Measures the limits of devices.
+        quiet_work: Measures again what was measured on a busy machine.
         handlers: The handlers of the protocol's methods, by name.
         server: Answers clients.
     """
@@ -98,6 +100,9 @@ class Daemon:
             fleet=parts.fleet,
             environments=parts.probes.list_probed_environments,
             lane=parts.jobs.get_lane,
+        )
+        self.quiet_work = QuietWork(
+            [self.peaks.remeasure_doubtful, parts.renewal.remeasure_provisional_winners],
             is_working=lambda: bool(parts.jobs.list_live_jobs()),
         )
         self.handlers = {handler.method.name: handler for handler in self._list_handlers()}
@@ -201,7 +206,7 @@ class Daemon:
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,
-                self.peaks.remeasure_in_quiet,
+                self.quiet_work.run_until_cancelled,
                 self._resume_work,
                 self.lifetime.run_until_cancelled,
                 *([self._keep_reachable] if is_bound else ()),

@@ -6,12 +6,10 @@ is quiet.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import time
 from typing import Any
 
-import anyio
 import msgspec
 
 from ktuned.devices import Machine
@@ -26,12 +24,6 @@ _DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
 """Seconds for importing torch from a cold disk, and for 12 runs of eight kinds, which together take a large GPU 3 s and
 two CPU cores 15 s."""
 
-AGAIN_S, MOST_PAUSE_S = 600.0, 24 * 3600.0
-"""Shortest and longest pause before limits in doubt are measured again, which takes all cores for some seconds."""
-
-QUIET_LOAD = 0.1
-"""Load of each core below which a machine is quiet."""
-
 
 class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
     """Measures limits of devices.
@@ -42,7 +34,6 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         fleet: Lends workers.
         environments: Returns environments whose interpreters may have torch.
         lane: Returns the lane of a device.
-        is_working: Returns whether a job waits or runs.
     """
 
     machine: Machine
@@ -50,7 +41,6 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet
     environments: Callable[[], Sequence[Environment]]
     lane: Callable[[Device], Lane]
-    is_working: Callable[[], bool]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -85,18 +75,12 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         await self.store.save_peaks(choose_peaks(self.store.load_peaks().get(device.model), peaks))
         return peaks.gbps is not None
 
-    async def remeasure_in_quiet(self) -> None:
-        """Measure limits in doubt again whenever no job runs and the machine is quiet, until cancelled."""
-        pause_s = AGAIN_S
-        while True:
-            await anyio.sleep(pause_s)
-            doubtful = {device for device, peaks in self.store.load_peaks().items() if peaks.doubt}
-            if not doubtful:
-                pause_s = AGAIN_S
-            elif not self.is_working() and os.getloadavg()[0] < QUIET_LOAD * (os.cpu_count() or 1):
-                # A machine that is never quiet is not kept busy by this.
-                pause_s = min(2 * pause_s, MOST_PAUSE_S)
-                await self._measure_devices(doubtful)
+    async def remeasure_doubtful(self) -> bool:
+        """Measure the limits in doubt again; return whether there were any."""
+        doubtful = {device for device, peaks in self.store.load_peaks().items() if peaks.doubt}
+        if doubtful:
+            await self._measure_devices(doubtful)
+        return bool(doubtful)
 
     async def _measure_devices(self, wanted: Collection[str] | None = None) -> None:
         """Measure each device model once, or only the wanted ones."""

@@ -33,6 +33,9 @@ from ktuned.store.in_hand import MOST_DEATHS, MOST_DEATHS_OF_JOB
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
 
+PROVISIONAL = "provisional: other programs used the device while it was measured"
+"""What lookups say of a winner with a disturbed figure."""
+
 NOISE = 1.05
 """Two figures whose ratio is at most this may be equal, the rest being noise."""
 
@@ -226,15 +229,18 @@ def settle_final_round(
     now: float,
     *,
     objective: Objective = LATENCY,
+    is_final: bool = True,
 ) -> Winner | None:
     """Store a final round's results and make ``best`` the winner; if None, store them as :func:`finish_trial` does.
+
+    ``is_final`` says that the round has measured the winner.
 
     All is stored in one transaction, because figures of two rounds must not be compared.
     """
     if best is None:
         return finish_trials(connection, results, now, objective=objective)
     recorded = [(trial_id, result) for trial_id, result in results if _write_result(connection, trial_id, result, now)]
-    winner = make_winner(connection, best, now, objective=objective, is_final=True)
+    winner = make_winner(connection, best, now, objective=objective, is_final=is_final)
     for trial_id, result in recorded:
         measured, _ = _load_standings(connection, trial_id, objective)
         _remove_winner(connection, measured.context, trial_id, result, set(), now)
@@ -509,6 +515,10 @@ def _make_winner(
     note: str = "",
 ) -> Winner:
     derived, before = _explain_worse_winner(connection, trial_id, objective)
+    derived = "" if derived == PROVISIONAL else derived
+    disturbed = f"SELECT {rows.build_detail_sql('timing.disturbed')} FROM trials WHERE id = ?"
+    if not is_final and not derived and connection.execute(disturbed, (trial_id,)).fetchone() == (1,):
+        derived = PROVISIONAL
     connection.execute(
         """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note, before)
         SELECT kernel, problem, device, ?, trials.id, ?, ?, ?, ?

@@ -132,9 +132,9 @@ class _Finalist(msgspec.Struct):
             latency_us, spread_us = figure.latency_us, max(figure.spread_us or 0.0, spread_us)
             medians = tuple(one[trial.id] for one in contest if trial.id in one)
         ends = (*medians, latency_us)
-        result = result.add_facts("timing", beaten=False, low_us=min(ends), high_us=max(ends)).add_facts(
-            "final", rounds=len(contest), round_medians_us=medians, first_latency_us=trial.latency_us
-        )
+        result = result.add_facts(
+            "timing", beaten=False, disturbed=False, low_us=min(ends), high_us=max(ends)
+        ).add_facts("final", rounds=len(contest), round_medians_us=medians, first_latency_us=trial.latency_us)
         return replace(result, latency_us=latency_us, spread_us=spread_us)
 
 
@@ -384,7 +384,9 @@ class FinalRound:
         if best is not None:
             config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
             await self._brief.admission.store_verdict(self._brief.kernel, self._brief.problem, config)
-        winner = await self._store.settle_final_round(list(results.items()), best, objective=self._brief.objective)
+        winner = await self._store.settle_final_round(
+            list(results.items()), best, objective=self._brief.objective, is_final=best in found
+        )
         for trial, result in results.items():
             if trial not in still:
                 self._count_loss(result)
