@@ -34,7 +34,7 @@ class FakeDaemonLink:
         self.waited_keys.append(key)
         return self.final_answer
 
-    def prepare_library(self, tool: str, library: Any, variables: Any) -> None:
+    def prepare_workers(self, tool: str, variables: Any, library: Any = None) -> None:
         """Do nothing."""
 
     def follow_key(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:

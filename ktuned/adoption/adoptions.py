@@ -125,16 +125,18 @@ class Adoptions:
                 with anyio.move_on_after(CHOICE_S if self._keys.has_waiting else SURVEY_S):
                     await self._reading_requested.wait()
 
-    def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
-        """Import a library in a front end and start workers, because an application has just imported the library.
+    def prepare_workers(
+        self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any] | None
+    ) -> None:
+        """Start workers, because an application imports a framework, and have a front end import a library of it.
 
-        Records of its calls will probably follow.
+        Records of calls will probably follow.
         """
         workers = self._directory.find_workers_directory(tool, python, variables)
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The records will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
-        self._known.machine.environments.prepare_library(make_root_environment(root), tool, library)
+        self._known.machine.environments.prepare_adoption(make_root_environment(root), tool, library)
 
     def request_reading(self) -> None:
         """Have the spool read at once."""

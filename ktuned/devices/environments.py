@@ -412,10 +412,17 @@ class Environments:
         self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
         self._fleet.prepare_compilers(environment, backend)
 
-    def prepare_library(self, environment: Environment, backend: str, library: Mapping[str, Any]) -> None:
-        """Start workers for a first job whose functions are in a library, and have a front end import the library."""
+    def prepare_adoption(self, environment: Environment, backend: str, library: Mapping[str, Any] | None) -> None:
+        """Start the workers of an application's first job and probe its environment, before there is a record.
+
+        A front end imports the ``library`` of the functions, if it is known.
+        """
         self.prepare_first_job(environment, backend)
-        self._fleet.start_soon(self._fleet.front_ends.import_library, environment, backend, library, self._deadlines)
+        self._fleet.start_soon(self.probe_environment, environment)
+        if library is not None:
+            self._fleet.start_soon(
+                self._fleet.front_ends.import_library, environment, backend, library, self._deadlines
+            )
 
     def describe_environments(self) -> tuple[EnvironmentInfo, ...]:
         """Return every environment's report, for a status."""

@@ -110,15 +110,17 @@ class DaemonLink:
             if self._thread is None or not self._thread.is_alive():
                 self._start_thread()
 
-    def prepare_library(self, tool: str, library: Mapping[str, Any], variables: Mapping[str, str]) -> None:
-        """Tell the daemon which library is being imported here, so that its front end imports it at the same time."""
+    def prepare_workers(
+        self, tool: str, variables: Mapping[str, str], library: Mapping[str, Any] | None = None
+    ) -> None:
+        """Tell the daemon which framework or library is imported here, so that workers import it at the same time."""
         try:
             self._client.call(
-                "prepare_library",
+                "prepare_workers",
                 deadline_s=FIRST_LOOK_DEADLINE_S,
                 tool=tool,
                 python=sys.executable,
-                library=dict(library),
+                library=None if library is None else dict(library),
                 variables=dict(variables),
             )
         except (DaemonUnavailable, DaemonError):

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,8 @@ FLAGS = ("-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-nonnull-
 _SPLITS_PRELOAD = re.compile(r"[\s:]")
 COMPILE_S = 60
 """Deadline of the compile, which usually takes a second."""
+
+_compiling = threading.Lock()
 
 
 class LibraryUnavailable(Exception):
@@ -93,8 +96,8 @@ def _compile_library(place: Path) -> None:
 
 
 def prepare_library() -> None:
-    """Build the library, if possible, so that the first worker need not wait for it."""
-    with suppress(LibraryUnavailable):
+    """Build the library, if possible. Threads that ask at the same time wait for one compile."""
+    with _compiling, suppress(LibraryUnavailable):
         build_library()
 
 

@@ -5,7 +5,7 @@ It has the params and answers of its methods, and at its end the methods as cons
 :func:`call_method`, and the daemon answers by it. docs/reference/protocol.md explains the protocol for other clients.
 """
 
-from ktuned.protocol.application_calls import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, KeyAnswer, LibraryParams
+from ktuned.protocol.application_calls import CALLS, PREPARE_WORKERS, CallsAnswer, CallsParams, KeyAnswer, PrepareParams
 from ktuned.protocol.daemon import (
     BACKENDS,
     HELLO,
@@ -171,7 +171,7 @@ __all__ = [
     "MAX_PRIORITY",
     "PAUSE",
     "PEAKS",
-    "PREPARE_LIBRARY",
+    "PREPARE_WORKERS",
     "RELOAD",
     "RESULTS",
     "RESUME",
@@ -238,7 +238,6 @@ __all__ = [
     "KeyAnswer",
     "LaneChanged",
     "LaneInfo",
-    "LibraryParams",
     "ListedTrial",
     "LookupManyAnswer",
     "LookupManyParams",
@@ -252,6 +251,7 @@ __all__ = [
     "PauseParams",
     "PeaksAnswer",
     "PeaksParams",
+    "PrepareParams",
     "Priority",
     "PublishEvent",
     "Refining",

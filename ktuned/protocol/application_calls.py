@@ -48,16 +48,16 @@ class CallsAnswer(msgspec.Struct, frozen=True):
     answers: Sequence[KeyAnswer]
 
 
-class LibraryParams(Params, frozen=True):
-    """``prepare_library``: the library for a plugin's front end to import, in an interpreter with these environment
-    variables.
+class PrepareParams(Params, frozen=True):
+    """``prepare_workers``: the plugin whose framework an application imports, in an interpreter with these environment
+    variables, and the library for the plugin's front end to import, if there is one.
     """
 
     tool: str
     python: str
-    library: dict[str, Any]
+    library: dict[str, Any] | None = None
     variables: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 CALLS: Final = Method("calls", CallsParams, CallsAnswer)
-PREPARE_LIBRARY: Final = Method("prepare_library", LibraryParams, EmptyAnswer)
+PREPARE_WORKERS: Final = Method("prepare_workers", PrepareParams, EmptyAnswer)

@@ -9,7 +9,7 @@ import msgspec
 from ktuned.adoption import Adoptions
 from ktuned.fleet import Applications
 from ktuned.model import UsageError
-from ktuned.protocol import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, EmptyAnswer, LibraryParams
+from ktuned.protocol import CALLS, PREPARE_WORKERS, CallsAnswer, CallsParams, EmptyAnswer, PrepareParams
 from ktuned.serve.method import Handler, Peer
 
 MAX_KEYS = 2_000
@@ -26,12 +26,12 @@ class CallMethods(msgspec.Struct, frozen=True):
         """Return every method with its handler."""
         return [
             Handler(CALLS, self.handle_calls),
-            Handler(PREPARE_LIBRARY, self.handle_prepare),
+            Handler(PREPARE_WORKERS, self.handle_prepare),
         ]
 
-    def handle_prepare(self, params: LibraryParams, peer: Peer) -> EmptyAnswer:
-        """Import a library in the background, because an application is about to call its functions."""
-        self.adoptions.prepare_library(params.tool, params.python, params.variables, params.library)
+    def handle_prepare(self, params: PrepareParams, peer: Peer) -> EmptyAnswer:
+        """Start workers in the background, because an application is about to call functions to be tuned."""
+        self.adoptions.prepare_workers(params.tool, params.python, params.variables, params.library)
         return EmptyAnswer()
 
     def handle_calls(self, params: CallsParams, peer: Peer) -> CallsAnswer:

@@ -190,6 +190,11 @@ class Store(Queries):
 
         await self._write_to_disk(save)
 
+    async def save_digest_parts(self, kernel: str, meanings: Mapping[str, Mapping[str, str]]) -> None:
+        """Store the parts that digests of a kernel were made of, by the digests."""
+        entries = [(kernel, digest, json.dumps(dict(parts))) for digest, parts in meanings.items()]
+        await self._insert("INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)", *entries)
+
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
         """Store the versions that fingerprints stand for, by the fingerprints' digests."""
         entries = [

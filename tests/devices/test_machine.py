@@ -78,6 +78,14 @@ async def test_with_a_guessed_backend_all_compile_workers_start(parts: Parts) ->
     parts.kill_workers()
 
 
+async def test_an_announced_applications_environment_is_probed_before_its_first_record(parts: Parts) -> None:
+    """The probe imports torch, as the application does at that time."""
+    environments = parts.machine.environments
+    environments.prepare_adoption(parts.environment, "fake", None)
+    await wait_until(lambda: environments.is_probed(parts.environment))
+    parts.kill_workers()
+
+
 async def test_only_chosen_devices_are_used(parts: Parts) -> None:
     """Devices are chosen by name, kind or a part of the model, in any case; other devices count as absent."""
     environment = add_variables(parts, FAKE_DEVICES="cpu:0 cpu:1 cuda:0")

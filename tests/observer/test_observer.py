@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ktuned import observer
+from ktuned.observer import library
 from ktuned.observer.log import Kind, Log, Note
 
 Observe = Callable[..., set[tuple[str, bool, str]]]
@@ -177,6 +179,27 @@ def test_without_a_compiler_a_worker_is_not_observed(tmp_path: Path, monkeypatch
         assert observer.make_worker_variables(tmp_path / "scratch", os.environ, []).keys() == {observer.REASON_VARIABLE}
         with pytest.raises(observer.LibraryUnavailable, match="no C compiler"):
             observer.build_library()
+    finally:
+        observer.build_library.cache_clear()
+
+
+def test_workers_that_start_together_wait_for_one_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon's first job starts a worker for each core, and a compile takes a second."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    compiled: list[Path] = []
+
+    def compile_and_count(place: Path) -> None:
+        compiled.append(place)
+        compile_library(place)
+
+    compile_library = library._compile_library
+    monkeypatch.setattr(library, "_compile_library", compile_and_count)
+    observer.build_library.cache_clear()
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for start in [threads.submit(observer.prepare_library) for _ in range(4)]:
+                start.result()
+        assert compiled == [observer.build_library()]
     finally:
         observer.build_library.cache_clear()
 

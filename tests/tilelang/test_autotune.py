@@ -571,6 +571,31 @@ def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch:
         assert not list(spool_directory(daemon.home).iterdir())
 
 
+@pytest.mark.parametrize(("winners", "is_announced"), [("", True), ("winners.json", False)])
+def test_the_daemon_hears_of_the_import_when_it_begins(winners: str, is_announced: bool, tmp_path: Path) -> None:
+    """Its workers import TileLang, with torch, at the same time; with a file of winners none is needed."""
+    code = """if True:
+        import sys
+        import ktuned.dropin
+        from ktuned_tilelang.environment import find_deciding_variables
+        before = find_deciding_variables()
+        class Link:
+            def prepare_workers(self, *told): print(told == ("tilelang", before), "torch" in sys.modules)
+        ktuned.dropin.daemon_link = Link
+        import tilelang
+        assert find_deciding_variables() == before
+    """
+    environment = {
+        **os.environ,
+        **hook_environment("background", "tolerance", str(tmp_path), os.environ),
+        "KTUNED_RUN_WINNERS": winners and str(tmp_path / winners),
+    }
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert process.stdout.strip() == ("True False" if is_announced else ""), process.stderr
+
+
 def test_ktuned_run_adopts_all_tuners(tmp_path: Path) -> None:
     """This includes tuners that were imported before ktuned; the class is not replaced."""
     code = """if True:

@@ -19,6 +19,10 @@ PLUGINS = {"triton.runtime.autotuner": "ktuned_triton", "tilelang.autotuner.tune
 """The plugin with the drop-in for each framework, by the module that defines the framework's tuners."""
 
 
+ANNOUNCED = {"tilelang": "ktuned_tilelang"}
+"""The plugin that tells the daemon of a framework's import, by the package whose import begins it."""
+
+
 class _Finder:
     """Finds a framework's module as the interpreter would, but with a loader that has a plugin adopt its tuners."""
 
@@ -27,6 +31,8 @@ class _Finder:
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         """Return the module's own spec, with the other loader."""
+        if ANNOUNCED.get(name) in self._plugins.values():
+            _find_takeover(ANNOUNCED[name]).announce(os.environ.get("KTUNED_RUN_WINNERS", ""))
         if name not in self._plugins:
             return None
         spec = _find_spec(name, path, target)
@@ -59,10 +65,13 @@ def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
     return next((spec for spec in specs if spec is not None), None)
 
 
-def _adopt_tuners(plugin: str, module: Any) -> None:
+def _find_takeover(plugin: str) -> Any:
     # By name, because plugins are optional.
-    takeover = __import__(f"{plugin}.takeover", fromlist=["adopt"])
-    takeover.adopt(
+    return __import__(f"{plugin}.takeover", fromlist=["adopt"])
+
+
+def _adopt_tuners(plugin: str, module: Any) -> None:
+    _find_takeover(plugin).adopt(
         module,
         os.environ["KTUNED_RUN_MODE"],
         os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"),

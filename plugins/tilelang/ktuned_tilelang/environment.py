@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import sys
 from typing import Final
 
 from ktuned_tilelang.execution import VARIABLES
@@ -35,10 +35,10 @@ def find_deciding_variables() -> dict[str, str]:
     """Return the variables of this process that its kernels depend on, with their values."""
     prefixes = tuple(pattern.removesuffix("*") for pattern in VARIABLES)
     # Importing TileLang sets some variables to its own directories, in a worker, too, so they do not count.
-    own = os.path.dirname(importlib.import_module("tilelang").__file__ or "")
+    own = os.path.dirname(getattr(sys.modules.get("tilelang"), "__file__", None) or "")
     return {
         name: value
         for name, value in sorted(os.environ.items())
         if name in _COMPILERS
-        or (name.startswith(prefixes) and not name.startswith(_NOT_DECIDING) and not value.startswith(own))
+        or (name.startswith(prefixes) and not name.startswith(_NOT_DECIDING) and not (own and value.startswith(own)))
     }

@@ -1,10 +1,17 @@
-"""``ktuned run`` calls this module by name when a process imports TileLang, to adopt all of TileLang's tuners."""
+"""``ktuned run`` calls this module by name: ``announce`` when a process begins to import TileLang, ``adopt`` then."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ktuned.dropin import WinnersFile, adopt_framework
+from ktuned.dropin import WinnersFile, adopt_framework, daemon_link
+from ktuned_tilelang.environment import find_deciding_variables
+
+
+def announce(winners: str) -> None:
+    """Have the daemon's workers import TileLang while this process does; nothing is tuned with a file of winners."""
+    if not winners:
+        daemon_link().prepare_workers("tilelang", find_deciding_variables())
 
 
 def adopt(module: Any, mode: str, numerics: str, winners: str, summary: str) -> None:

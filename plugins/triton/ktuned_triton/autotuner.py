@@ -238,7 +238,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
             from ktuned_triton.build import Library
 
             wanted = Library(library, list_application_paths()).to_plain()
-            daemon_link().prepare_library("triton", wanted, find_deciding_variables())
+            daemon_link().prepare_workers("triton", find_deciding_variables(), wanted)
 
     return make_and_announce
 
