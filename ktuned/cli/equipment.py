@@ -149,7 +149,7 @@ def check_backends(environments: Iterable[EnvironmentInfo], roots: Iterable[Root
                 absent.setdefault(backend.absent, {})[name] = backend
         yield from (_describe_absence(absence, backends) for absence, backends in absent.items())
         if nvml := environment.nvml:
-            message = f"whether other programs use the GPUs is unknown, and timings ignore it: {nvml}"
+            message = f"cannot see other GPU users, so contention is not detected: {nvml}"
             remedy = f"{python} -m pip install nvidia-ml-py" if "not installed" in nvml else ""
             yield Finding(Level.WARN, "NVML", message, remedy)
 

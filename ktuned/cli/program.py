@@ -40,7 +40,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Results": {
         "lookup": Entry("lookup", "Print the best config known for a kernel."),
-        "kernels": Entry("kernels", "List kernels, or show one and how its winners stand."),
+        "kernels": Entry("kernels", "List kernels, or show one kernel and its winners."),
         "results": Entry("results", "List trials of KERNEL, or show everything about one."),
         "report": Entry("report", "Write winners and trials as an HTML file with charts."),
         "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
@@ -48,13 +48,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Share": {
         "export": Entry("share", "Write winners into a directory, as files for git."),
-        "import": Entry("share", "Take winners from files of `ktuned export`."),
+        "import": Entry("share", "Import winners from files that `ktuned export` wrote."),
         "share": Entry("team_store", "Exchange winners with other daemons through a team's store."),
     },
     "Daemon": {
         "status": Entry("status", "Show the daemon's state."),
         "doctor": Entry("doctor", "Check this installation."),
-        "config": Entry("settings", "Show, or reload, the settings in effect."),
+        "config": Entry("settings", "Show or reload the settings."),
         "logs": Entry("logs", "Show the daemon's log."),
         "start": Entry("start", "Start the daemon."),
         "stop": Entry("start", "Stop the daemon."),

@@ -214,7 +214,7 @@ class Machine:
     def _explain_absence(self, environment: Environment, backend: str) -> BackendError:
         report = self.environments.get_report(environment)
         if report is None:
-            return BackendError(f"{environment.python}: its backends have not been asked yet")
+            return BackendError(f"{environment.python}: its backends have not been probed yet")
         if report.error is not None:
             return BackendError(f"{environment.python}: {report.error.message}", hint=report.error.hint)
         found = report.backends.get(backend)
@@ -299,7 +299,7 @@ class Machine:
 def _note_unjudged_timings(reports: Iterable[EnvironmentReport]) -> Iterator[str]:
     for report in reports:
         if report.nvml:
-            yield f"who else uses the GPUs is not known to {report.python}, so no timing is judged by it: {report.nvml}"
+            yield f"{report.python} cannot see other GPU users, so contention is not detected: {report.nvml}"
 
 
 _UNKNOWN = BackendReport("")

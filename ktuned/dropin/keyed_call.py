@@ -149,7 +149,9 @@ class KeyedCall(ABC):
             return
         self.machine.fixed = Answer(found.config, is_final=True, latency_us=found.latency_us)
         self._fixed_state = (
-            FIXED if found.is_of_this_source else f"its winner in {found.path} was made from other source or configs"
+            FIXED
+            if found.is_of_this_source
+            else f"its winner in {found.path} was made from different source or configs"
         )
         account.record_winners_file(found.path)
 

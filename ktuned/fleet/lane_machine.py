@@ -864,7 +864,7 @@ class LaneMachine:
             self._add(AwaitSpare(kind))
         elif health.pause_s:
             message = (
-                f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone "
+                f"{environment.python} failed to run a worker {health.failures} times in a row and is not used "
                 f"for {health.pause_s:.0f} s: {health.reason}"
             )
             self._add(Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more")))

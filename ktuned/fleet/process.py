@@ -48,7 +48,7 @@ from ktuned.ipc import (
 )
 from ktuned.model import Phase, Role, WorkerError
 
-_NO_ANSWERS = "the worker sent what is no answer: its code writes to files that it did not open"
+_NO_ANSWERS = "the worker sent an invalid answer: its code writes to files that it did not open"
 
 _HINTS = {
     errno.EMFILE: "raise the daemon's limit of open files (`ulimit -Hn`, or LimitNOFILE= of its unit)",

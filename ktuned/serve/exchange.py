@@ -206,7 +206,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         watched = ", ".join(root.path for root in self.known.catalog.roots[:MAX_NAMED]) or "no directory"
         more = ", …" if len(self.known.catalog.roots) > MAX_NAMED else ""
         return NotFound(
-            f"no kernel {name!r} was found below what is watched: {watched}{more}",
+            f"no kernel {name!r} was found in the watched directories: {watched}{more}",
             hint="`ktuned add PATH` watches the directory that declares it",
         )
 
@@ -244,7 +244,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         try:
             is_admitted = await self._may_be_served(kernel, problem, config)
         except WorkerError as error:
-            raise WorkerError(f"the kernel's space cannot be asked: {error.message}") from error
+            raise WorkerError(f"the kernel's space could not be evaluated: {error.message}") from error
         if not is_admitted:
             raise UsageError("the kernel's space has no such config")
         context = Context(
@@ -288,7 +288,9 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             and known.outcome not in (None, *RETRIED_BY_NEXT_JOB)
             and known.detail.failure.phase != IMPORTED
         ):
-            decision = exchange.Decision(False, f"it was tried here, in the same context: {known.outcome}")
+            decision = exchange.Decision(
+                False, f"this machine has tried the config in the same context: {known.outcome}"
+            )
         return status, decision
 
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:

@@ -293,7 +293,7 @@ class FinalRound:
             if result.outcome is Outcome.MEASURED:
                 return None
             return replace(
-                result, message=f"right for its first inputs, not for others (seed {seed}): {result.message}"
+                result, message=f"right on its first inputs, wrong on others (seed {seed}): {result.message}"
             )
 
     async def _hold_contest(self, rounds: int, finalists: Sequence[_Finalist], ends_at: float) -> _Contest:

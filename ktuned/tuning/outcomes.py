@@ -116,7 +116,10 @@ class Outcomes:
             if awaited is None or self._provisional:
                 return ""
             words = ", ".join(f"{name}={value}" for name, value in awaited.items())
-            return f"lookups still get {words}, which could not be measured here: tune again"
+            return (
+                f"the machine was too busy to measure {words} reliably: lookups keep it for now; "
+                "run `ktuned tune` again when it is quieter"
+            )
         if self.hopelessness.reason:
             return self.hopelessness.reason
         if self.final_fault:
@@ -172,7 +175,7 @@ class Outcomes:
             or await brief.check_configs([trial.config]) != [True]
         ):
             return False
-        self._shared = "others have found the winner in this very context; nothing was searched"
+        self._shared = "the team's store has a winner for this very context: nothing was searched"
         self.record_known_trial(trial)
         return True
 

@@ -833,7 +833,7 @@ def test_what_cannot_start_is_left_alone_for_a_while() -> None:
     world.acquire()
     for _ in range(TOLERATED_FAILURES + 1):
         world.handle(WorkerStarted(BENCH, NO_START))
-    with pytest.raises(WorkerError, match="failed to run a worker 4 times in a row and is left alone for 1 s"):
+    with pytest.raises(WorkerError, match="failed to run a worker 4 times in a row and is not used for 1 s"):
         world.acquire()
     assert "runs no bench worker, tried again in 1 s" in world.machine.notices[0]
     world.machine.keeps_spares = True

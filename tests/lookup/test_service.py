@@ -168,7 +168,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
     assert look_up(parts)["status"] == "default"
     (entry,) = explain(kernel)
-    assert entry.changes[0].name == '{"us":20.0} is served once a worker has found it in the space'
+    assert entry.changes[0].name == '{"us":20.0} is served once a worker has confirmed that the space has it'
     await wait_for_verdict(parts, generation)
     assert (look_up(parts)["status"], look_up(parts)["config"]) == ("fresh", {"us": 20.0})
     (entry,) = explain(kernel)

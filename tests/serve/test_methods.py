@@ -156,7 +156,7 @@ async def test_a_budget_says_that_it_joined_an_older_job(methods: Methods, parts
     await parts.inspect_file(make_kernel_text())
     assert (await methods.call_method("tune", kernel="it", trials=7))["notices"] == []
     assert (await methods.call_method("tune", kernel="it", trials=3))["notices"] == [
-        "joined job 1, which does this already and tries up to 7 configs"
+        "joined job 1, which already does this work and tries up to 7 configs"
     ]
     assert (await methods.call_method("tune", kernel="it"))["notices"] == []
 

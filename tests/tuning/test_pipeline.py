@@ -140,7 +140,7 @@ async def test_a_knob_that_the_kernel_ignores_is_reported(parts: Parts) -> None:
     kernel = await parts.inspect_file(text)
     ended = await run_job(parts)
     (notice,) = find_notices(str(ended["message"]))
-    assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
+    assert notice.startswith("spare has no effect: configs that differ only in it compile to the same bytes")
     explainer = Explainer(parts.catalog, parts.daemon.states, parts.store)
     assert [entry.notices for entry in explainer.explain_winners(kernel)] == [(notice,)]
 
