@@ -821,32 +821,45 @@ VISIBLE long syscall(long number, ...) {
 /* libc is searched by a handle of its own, or a library binds to it first: then its functions would pass the observer by.
  * A lookup of a function that the observer replaces is given the replacement; a deep binding is noted. The loader looks at
  * the address that it returns to, to find its caller's scope, so both are entered by a jump. */
+#if defined __x86_64__ || defined __aarch64__
 #ifdef __x86_64__
+#define OLDEST "GLIBC_2.2.5"
+#else
+#define OLDEST "GLIBC_2.17"
+#endif
 static void *(*real_dlopen)(const char *, int);
 static void *(*real_dlsym)(void *, const char *);
 __attribute__((used)) static void note_binding(const char *name, int flags) {
-    if (!real_dlopen) *(void **)&real_dlopen = dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5");
+    if (!real_dlopen) *(void **)&real_dlopen = dlvsym(RTLD_NEXT, "dlopen", OLDEST);
     (void)name;
     if (flags & RTLD_DEEPBIND) note_text(HIDDEN, 1, "a library that binds to libc before the observer (RTLD_DEEPBIND)");
 }
 __attribute__((used)) static void *find_replacement(void *handle, const char *name) {
     static const void *own, *libc;
     Dl_info found;
-    if (!real_dlsym) *(void **)&real_dlsym = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (!real_dlsym) *(void **)&real_dlsym = dlvsym(RTLD_NEXT, "dlsym", OLDEST);
     if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !shared) return NULL;
     if (!libc && dladdr((void *)find_replacement, &found)) {
         own = found.dli_fbase;
-        if (dladdr(dlvsym(RTLD_NEXT, "getpid", "GLIBC_2.2.5"), &found)) libc = found.dli_fbase;
+        if (dladdr(dlvsym(RTLD_NEXT, "getpid", OLDEST), &found)) libc = found.dli_fbase;
     }
     void *ours = real_dlsym(RTLD_DEFAULT, name);
     if (!ours || !dladdr(ours, &found) || found.dli_fbase != own) return NULL;
     void *theirs = real_dlsym(handle, name);
     return theirs && dladdr(theirs, &found) && found.dli_fbase == libc ? ours : NULL;
 }
+#ifdef __x86_64__
 __asm__(".globl dlopen\n.type dlopen,@function\ndlopen:\n push %rdi\n push %rsi\n sub $8,%rsp\n call note_binding\n"
         " add $8,%rsp\n pop %rsi\n pop %rdi\n jmp *real_dlopen(%rip)\n.size dlopen,.-dlopen\n"
         ".globl dlsym\n.type dlsym,@function\ndlsym:\n push %rdi\n push %rsi\n sub $8,%rsp\n call find_replacement\n"
         " add $8,%rsp\n pop %rsi\n pop %rdi\n test %rax,%rax\n jnz 1f\n jmp *real_dlsym(%rip)\n1: ret\n.size dlsym,.-dlsym\n");
+#else
+__asm__(".globl dlopen\n.type dlopen,%function\ndlopen:\n stp x29,x30,[sp,#-32]!\n stp x0,x1,[sp,#16]\n bl note_binding\n"
+        " ldp x0,x1,[sp,#16]\n ldp x29,x30,[sp],#32\n adrp x16,real_dlopen\n ldr x16,[x16,#:lo12:real_dlopen]\n br x16\n"
+        ".size dlopen,.-dlopen\n.globl dlsym\n.type dlsym,%function\ndlsym:\n stp x29,x30,[sp,#-32]!\n stp x0,x1,[sp,#16]\n"
+        " bl find_replacement\n mov x9,x0\n ldp x0,x1,[sp,#16]\n ldp x29,x30,[sp],#32\n cbnz x9,1f\n adrp x16,real_dlsym\n"
+        " ldr x16,[x16,#:lo12:real_dlsym]\n br x16\n1: mov x0,x9\n ret\n.size dlsym,.-dlsym\n");
+#endif
 #endif
 
 /* The loader's own searches and mappings, in its audit name space. */
