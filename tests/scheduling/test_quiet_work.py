@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from ktuned.scheduling import QuietWork
-from ktuned.scheduling import quiet_work as module
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +49,7 @@ async def test_the_pause_doubles_as_long_as_there_is_work(monkeypatch: pytest.Mo
             raise TimeoutError
         return left.pop(0)
 
-    monkeypatch.setattr(module.anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     with pytest.raises(TimeoutError):
         await QuietWork([work], is_working=lambda: False, look_s=60.0).run_until_cancelled()
     assert pauses == [60.0, 120.0, 240.0, 480.0, 60.0]

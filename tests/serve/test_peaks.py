@@ -43,7 +43,7 @@ def make_device_peaks(store: Store, found: list[Peaks], asked: list[str]) -> Dev
         machine=SimpleNamespace(environments=SimpleNamespace(probe_environment=probe_environment)),  # type: ignore[arg-type]
         store=store,
         fleet=SimpleNamespace(gate=SimpleNamespace(hold_quiet=hold), acquire_worker=acquire_worker),  # type: ignore[arg-type]
-        environments=lambda: [None],  # type: ignore[list-item, return-value]
+        environments=lambda: [None],  # type: ignore[list-item]
         lane=lambda device: SimpleNamespace(hold=hold),  # type: ignore[arg-type, return-value]
     )
 
@@ -56,5 +56,5 @@ async def test_limits_in_doubt_are_measured_again_until_they_are_beyond_doubt(tm
         await store.save_peaks(replace(QUIET, device=DeviceModel("b")))
         device_peaks = make_device_peaks(store, [BUSY, QUIET], asked)
         assert [await device_peaks.remeasure_doubtful() for _ in range(3)] == [True, True, False]
-        assert store.load_peaks()["a"] == QUIET
+        assert store.load_peaks()[QUIET.device] == QUIET
     assert asked == ["a", "a"]
