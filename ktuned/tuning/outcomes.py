@@ -316,7 +316,7 @@ class Outcomes:
         and the default come first, then those with the fastest timings, because disturbance only adds time.
         """
         awaited = self.served_configs.awaited_config
-        if self.progress.best_cost is not None and awaited is None:
+        if not self._contended or (self.progress.outcomes[Outcome.MEASURED] and awaited is None):
             return []
 
         def rank(trial: Trial) -> tuple[bool, float]:
