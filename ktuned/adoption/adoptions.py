@@ -167,6 +167,7 @@ class Adoptions:
             artifact=answer.artifact,
             latency_us=answer.latency_us,
             message=message,
+            given_up=0 if is_open else self._keys.count_given_up(kernel, problem, answer.device),
         )
 
     def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
@@ -247,7 +248,7 @@ class Adoptions:
                     is_taken = await self._take_in_record(record)
                 except StoreError as error:
                     # The record stays, and is taken in once the store can be written again.
-                    _log.warning("record_not_kept", record=name, reason=error.message)
+                    _log.warning("keep_record_failed", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
                     self._spool.release_file(name)
                     self.request_reading()

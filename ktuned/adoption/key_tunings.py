@@ -24,7 +24,7 @@ from ktuned.adoption.key_choice import KeyChoice
 from ktuned.answers import Knowledge
 from ktuned.model import KernelInfo, KtunedError, Problem, canonical, is_exact
 from ktuned.protocol import AnswersChanged, Job, PublishEvent
-from ktuned.scheduling import JobRequests, Jobs, TuningRequest
+from ktuned.scheduling import GIVEN_UP, JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY, CallRecord
 from ktuned.store import Winner
 
@@ -64,13 +64,22 @@ class KeyTunings:
 
     def find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
         """Return the live job of a key that may find a better config; others only fill its function's portfolio."""
+        return next((job for job in self._list_live_jobs(kernel, problem, device) if not job.plan.configs), None)
+
+    def count_given_up(self, kernel: KernelInfo, problem: Problem, device: str | None) -> int:
+        """Return how many configs of a key were given up for time, and are compiled later."""
+        jobs = self._list_live_jobs(kernel, problem, device)
+        return sum(len(job.plan.configs) for job in jobs if job.reason == GIVEN_UP)
+
+    def _list_live_jobs(self, kernel: KernelInfo, problem: Problem, device: str | None) -> list[Job]:
         wanted = canonical(kernel.select_key_values(problem))
-        for job in self._jobs.list_live_jobs():
-            if job.kernel != kernel.name or job.plan.configs or device not in (None, job.device):
-                continue
-            if canonical(kernel.select_key_values(job.problem)) == wanted:
-                return job
-        return None
+        return [
+            job
+            for job in self._jobs.list_live_jobs()
+            if job.kernel == kernel.name
+            and device in (None, job.device)
+            and canonical(kernel.select_key_values(job.problem)) == wanted
+        ]
 
     def find_last_job(self, kernel: KernelInfo, problem: Problem) -> Job | None:
         """Return the job that this daemon has last requested for a key."""
@@ -122,7 +131,7 @@ class KeyTunings:
                     await self._request_tuning(kernel, chosen.problem, chosen.call, device)
             except KtunedError as error:
                 # The function is gone, or the store cannot be written. Applications will leave the keys again.
-                _log.warning("keys_not_chosen", kernel=name, reason=error.message)
+                _log.warning("choose_keys_failed", kernel=name, reason=error.message)
                 del self._choices[name, device]
 
     def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:

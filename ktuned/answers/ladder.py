@@ -142,7 +142,7 @@ def find_answer(state: KernelState, question: Question, *, tune: bool = False) -
     else:
         message = _explain_answer(state, question, found, doubt or failure)
     if found.status is Status.DEFAULT and not message:
-        is_queued = found.wants_tuning and not doubt and tune
+        is_queued = tuning is not None and tune
         message = _explain_default(is_queued, question.device, is_here=context is not None)
     answer = _make_answer(state, question, place, found, message)
     return Lookup(answer, not doubt, found.undecided, failure, tuning)

@@ -36,6 +36,7 @@ from ktuned.model import (
     NotFound,
     Observation,
     Problem,
+    Scalar,
     UsageError,
     get_project_name,
     suggest_name,
@@ -73,6 +74,7 @@ class Changes(msgspec.Struct, frozen=True):
         errors: the errors in the inspected files.
         inspected: all kernels that were found, whether or not they differ from before: their files' stamps are new.
         mended: files that had errors before and have none now.
+        before: the states of the changed kernels before the changes.
         is_environment: whether the project's environment or interpreter has changed.
     """
 
@@ -84,15 +86,17 @@ class Changes(msgspec.Struct, frozen=True):
     inspected: tuple[str, ...] = ()
     mended: tuple[str, ...] = ()
     is_environment: bool = False
+    before: Mapping[KernelName, KernelInfo] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)
 
     def combine_with(self, later: Changes) -> Changes:
         """Return these changes and later ones as one."""
-        lists = [name for name in self.__struct_fields__ if name != "is_environment"]
+        lists = [name for name in self.__struct_fields__ if name not in ("is_environment", "before")]
         both = {name: tuple(dict.fromkeys((*getattr(self, name), *getattr(later, name)))) for name in lists}
-        return Changes(**both, is_environment=self.is_environment or later.is_environment)
+        is_environment = self.is_environment or later.is_environment
+        return Changes(**both, is_environment=is_environment, before={**later.before, **self.before})
 
 
 class Catalog:
@@ -102,6 +106,7 @@ class Catalog:
 
     Attributes:
         unrepeated: the kernels in use whose winners were not made again for an hour.
+        compared: the kernels whose winners are being made again because an entry of their traces has changed.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Catalog:
     ) -> None:
         self._learned = {name: dict(entries) for name, entries in (learned or {}).items()}
         self.unrepeated: set[str] = set()
+        self.compared: set[str] = set()
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
         self._kernel_listeners: list[Callable[[Collection[KernelName]], None]] = []
@@ -209,7 +215,7 @@ class Catalog:
     def resolve_kernel(self, name: str, directory: str | None = None) -> KernelInfo:
         """Return the kernel of a name: a full name, or a unique short name.
 
-        If several projects have a kernel with the short name, the project that contains ``directory`` is meant.
+        If several projects have a kernel with the short name, the project around ``directory`` or inside it is meant.
         Projects whose directory is gone do not count.
 
         Raises:
@@ -231,7 +237,10 @@ class Catalog:
         raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, alike), hint))))
 
     def _choose_meant_kernels(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
-        """Return the kernels whose project exists; with a directory in several projects, the innermost project's."""
+        """Return the kernels whose project exists, and, with a directory, those of the checkout that it belongs to.
+
+        That is the innermost project around it, or else what lies in it: a repository's top may hold many projects.
+        """
         there: dict[str, list[KernelInfo]] = {}
         for kernel in kernels:
             root = self.find_root(kernel.file)
@@ -240,7 +249,8 @@ class Catalog:
         place = None if directory is None else os.path.realpath(directory)
         around = [path for path in there if place is not None and is_below(place, path)]
         # Only projects with such a kernel are compared, so a project inside that has none does not count.
-        meant = [max(around, key=len)] if around else there
+        inside = [path for path in there if place is not None and is_below(path, place)]
+        meant = [max(around, key=len)] if around else inside or there
         return [kernel for path in meant for kernel in there[path]]
 
     def find_kernel(self, name: str) -> KernelInfo | None:
@@ -277,6 +287,8 @@ class Catalog:
 
     def find_suspicion(self, kernel: KernelInfo) -> str:
         """Return the changed file of a kernel that waits for its inspection; empty if there is none."""
+        if kernel.name in self.compared:
+            return kernel.file
         if not self._suspects:
             return ""
         return next((file for file in self.list_declaring_files(kernel) if file in self._suspects), "")
@@ -355,7 +367,8 @@ class Catalog:
         removed while a file of it was inspected, that inspection does not count.
         """
         inspections = [inspection for inspection in inspections if self.find_root(inspection.file) is not None]
-        added, changed, replanned, inspected = [], [], [], []
+        added, replanned, inspected = [], [], []
+        changed: dict[KernelName, KernelInfo] = {}
         errors: list[FileError] = []
         wrong = set(self._errors)
         # The kernels that each file declares now; other files may declare the others.
@@ -384,7 +397,7 @@ class Catalog:
                 if before is None:
                     added.append(kernel.name)
                 elif before.digest != kernel.digest:
-                    changed.append(kernel.name)
+                    changed[kernel.name] = before
                 elif before.plan_digest != kernel.plan_digest or before.file != kernel.file:
                     replanned.append(kernel.name)
             if inspection.errors:
@@ -399,7 +412,14 @@ class Catalog:
         for listener in self._kernel_listeners:
             listener({*changed, *replanned, *gone})
         return Changes(
-            tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
+            added=tuple(added),
+            changed=tuple(changed),
+            replanned=tuple(replanned),
+            removed=tuple(gone),
+            errors=tuple(errors),
+            inspected=tuple(inspected),
+            mended=mended,
+            before=changed,
         )
 
     def _remove_kernel(self, name: KernelName) -> None:
@@ -426,9 +446,14 @@ def _drop_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
     Then the code has read the same names. The others were read by packages, which do so once in a process, when first
     used: whether an inspection sees these reads depends on what its process has done before.
     """
-    if kernel.version != before.version or before.find_contradiction(kernel.learned.values()) is not None:
+    others = [one for name, one in kernel.learned.items() if one.decisive != _find_decisive(before.learned.get(name))]
+    if kernel.version != before.version or before.find_contradiction(others) is not None:
         return kernel
     return kernel.without_names(kernel.learned.keys() - before.learned.keys())
+
+
+def _find_decisive(entry: Observation | None) -> str | None:
+    return None if entry is None else entry.decisive
 
 
 def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
@@ -441,11 +466,14 @@ def _name_taken_error(kernel: KernelInfo, before: KernelInfo) -> FileError:
     return FileError(kernel.file, kernel.line, message, "give one of them a name=…")
 
 
-def check_problem(kernel: KernelInfo, problem: Problem) -> None:
-    """Check that a problem has the same keys as the kernel's problems, and the same kinds of values.
+def read_problem(kernel: KernelInfo, problem: Problem) -> Problem:
+    """Return a problem whose values have the types that the kernel's declared problems have.
+
+    ``1`` and ``1.0`` are equal in Python, but would be two problems here, so whichever is given, the declared one is
+    meant. Keys of applications' functions tell them apart themselves.
 
     Raises:
-        UsageError: it differs; the message says how the problem should be.
+        UsageError: it has other keys, or a value of another kind; the message says how the problem should be.
     """
     size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
     if size > MAX_PROBLEM_SIZE:
@@ -469,15 +497,33 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
         raise UsageError(
             f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(needed) or 'nothing'}{example}"
         )
-    for key, value in problem.items() if allowed else ():
-        is_text = isinstance(value, str)
-        if not any(isinstance(declared.get(key), str) is is_text for declared in kernel.problems):
-            kind, wanted = ("text", "number") if is_text else ("number", "text")
-            known = next(declared[key] for declared in kernel.problems if key in declared)
-            raise UsageError(
-                f"{kernel.name}: the problem's {key} is the {kind} {value!r}",
-                hint=f"give a {wanted}, such as {key}={known}",
-            )
+    if kernel.is_data or not allowed:
+        return problem
+    return {key: _convert_value(kernel, key, value) for key, value in problem.items()}
+
+
+_KINDS = {bool: "True or False", int: "an integer", float: "a number", str: "a text"}
+"""The types that a problem's values may have, in words."""
+
+
+def _convert_value(kernel: KernelInfo, key: str, value: Scalar) -> Scalar:
+    """Return a problem's value in the type that the declared problems have.
+
+    Raises:
+        UsageError: it has another kind of value.
+    """
+    known = [declared[key] for declared in kernel.problems if key in declared]
+    kinds = {type(one) for one in known}
+    if type(value) in kinds:
+        return value
+    if type(value) is int and float in kinds:
+        return float(value)
+    if type(value) is float and int in kinds and value.is_integer():
+        return int(value)
+    wanted = " or ".join(words for kind, words in _KINDS.items() if kind in kinds)
+    raise UsageError(
+        f"{kernel.name}: the problem's {key} is {value!r}", hint=f"give {wanted}, such as {key}={known[0]}"
+    )
 
 
 def is_below(path: str, directory: str) -> bool:

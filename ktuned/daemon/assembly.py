@@ -19,6 +19,7 @@ from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
     Catalog,
+    Changes,
     FileInspector,
     ForeignNames,
     Traces,
@@ -32,7 +33,6 @@ from ktuned.daemon.settings import Settings
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
-    Applications,
     ClusterExecutor,
     Executor,
     Executors,
@@ -42,7 +42,7 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import FollowUps, Lookups, WinnerTable
-from ktuned.model import Device, KernelInfo
+from ktuned.model import KernelInfo
 from ktuned.protocol import Event, KernelStale, Root
 from ktuned.scheduling import (
     HostObserver,
@@ -142,9 +142,6 @@ class Parts:
         def on_host_changed(host: str, reason: str) -> None:
             environments.doubt_host(host, reason)
 
-        async def is_device_used(device: Device) -> bool:
-            return await observer.is_used_by_others(device)
-
         cluster = self.cluster = ClusterExecutor(
             artifacts=settings.artifacts,
             state=settings.state,
@@ -163,7 +160,6 @@ class Parts:
             rank_of=job_machine.find_slot_rank,
             cores=replaced.cores or cpu.cores(),
             spare_modules=replaced.spare_modules,
-            applications=Applications(is_used=is_device_used),
         )
 
         # Parts that hold knowledge: kernels, devices, artifacts.
@@ -201,10 +197,25 @@ class Parts:
 
         traces = self.traces = Traces(catalog, store, publish=publish_event)
 
+        async def pass_changes_on(changes: Changes, saved: bool) -> None:
+            await renewal.react_to_changes(changes, saved)
+
+        repetition = self.repetition = Repetition(
+            known,
+            fleet=fleet,
+            traces=traces,
+            deadlines=deadlines,
+            list_used_kernels=lambda: {*lookups.publication.list_used_kernels()},
+            list_live_kernels=lambda: {job.kernel for job in jobs.list_live_jobs()},
+            on_changes=pass_changes_on,
+            publish=publish_event,
+        )
+
         # Winners of other daemons.
         exchange = self.exchange = WinnerExchange(
             known=known,
             foreign_names=ForeignNames(catalog, inspector, traces),
+            repetition=repetition,
             publish=publish_event,
         )
         team_store = self.team_store = TeamStore(
@@ -312,18 +323,8 @@ class Parts:
         self.watcher = Watcher(
             catalog,
             inspector,
-            renewal.react_to_changes,
+            repetition.react_to_changes,
             lookups.publication.list_used_kernels,
-        )
-
-        self.repetition = Repetition(
-            known,
-            fleet=fleet,
-            traces=traces,
-            deadlines=deadlines,
-            list_used_kernels=lookups.publication.list_used_kernels,
-            on_changes=renewal.react_to_changes,
-            publish=publish_event,
         )
 
         # Answers first: whoever acts on an event may need them.

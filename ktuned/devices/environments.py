@@ -220,7 +220,7 @@ class Environments:
             await self._store.save_versions(_list_fingerprints(report))
             await self._store.save_probe(_environment_key(environment), msgspec.to_builtins(report))
         except StoreError as error:
-            _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
+            _log.warning("record_probe_failed", python=environment.python, reason=error.message)
 
     def _count_local_devices(self) -> int:
         """Return the number of this machine's devices. Several environments, and backends, may see the same ones."""

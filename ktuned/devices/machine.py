@@ -16,6 +16,7 @@ from ktuned.devices.environment_report import EnvironmentReport, fingerprint_dig
 from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
 from ktuned.model import (
+    ARCHITECTURES,
     BackendError,
     BackendReport,
     Device,
@@ -28,6 +29,8 @@ from ktuned.model import (
     Problem,
     Target,
     UsageError,
+    is_architecture,
+    listed,
     needs_own_launches,
 )
 from ktuned.store import Context
@@ -141,6 +144,8 @@ class Machine:
         if not wanted.startswith(tuple(schemes)):
             such = ", ".join(sorted(known))
             raise UsageError(f"{backend} compiles for {such}, not for {wanted!r}", hint="leave --arch out")
+        if not wanted.startswith(cpu.TARGET_PREFIX) and not is_architecture(wanted):
+            raise UsageError(f"there is no GPU architecture {wanted!r} {listed(ARCHITECTURES, near=wanted)}")
 
     def find_job_devices(
         self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False

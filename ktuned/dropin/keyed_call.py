@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from ktuned.dropin.account import FIXED, RECORDED, TUNED, account
+from ktuned.dropin.account import FIXED, RECORDED, account
 from ktuned.dropin.captures import allow_captures, is_capturing, use_device
 from ktuned.dropin.daemon_link import daemon_link
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
@@ -202,18 +202,25 @@ class KeyedCall(ABC):
         """Return what the daemon knows about the key."""
         answer = daemon_link().ask_about(self._key)
         if answer is not None and answer.is_final and not answer.is_open:
-            account.record_key(self._name, TUNED)
+            account.record_tuned(self._name, len(self.machine.configs), answer.given_up)
         return answer
 
     def record_call(self) -> str:
         """Write the call to the spool; return why that failed, or an empty string."""
         try:
-            call, files = self.pack_call()
-            leave_record(spool_directory(), self._make_record(call, files))
+            self.leave_call(*self.pack_call())
         except (NotTunable, OSError) as error:
             return str(error)
-        account.record_key(self._name, RECORDED)
         return ""
+
+    def leave_call(self, call: RecordedCall, files: Mapping[str, bytes]) -> None:
+        """Write a packed call to the spool, with the files that it names.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        leave_record(spool_directory(), self._make_record(call, files))
+        account.record_key(self._name, RECORDED)
 
     def await_tuning(self) -> Answer | None:
         """Wait until the key's tuning has ended; return the daemon's answer."""
@@ -236,7 +243,7 @@ class KeyedCall(ABC):
     def _record_ending(self, answer: Answer) -> None:
         """Record in the account how a tuning ended: with a winner, or the reason why there is none."""
         if answer.is_final:
-            account.record_key(self._name, TUNED)
+            account.record_tuned(self._name, len(self.machine.configs), answer.given_up)
             return
         reason = (answer.message or NOT_ACCEPTED).partition("\n")[0]
         self._log.warning("%s is not tuned: %s", self._function, reason)

@@ -190,7 +190,10 @@ class Ask(Request[replies.Proposals, Never], frozen=True):
 
 
 class Remake(Request[replies.Remade, Never], frozen=True):
-    """Make a config's Build, inputs and artifact again in a fresh process, to compare them with earlier ones."""
+    """Make a config's Build, inputs and artifact again in a fresh process, to compare them with earlier ones.
+
+    If answers do not wait for it (``is_awaited``), the process yields to all others.
+    """
 
     first_phase: ClassVar = Phase.INSPECT
 
@@ -198,6 +201,7 @@ class Remake(Request[replies.Remade, Never], frozen=True):
     problem: Problem
     config: Config
     target: Target
+    is_awaited: bool = False
 
 
 class Admits(Request[replies.Admitted, Never], frozen=True):
@@ -300,16 +304,19 @@ class Close(Request[replies.Empty, Never], frozen=True):
     first_phase: ClassVar = Phase.LOAD
 
 
-class Canary(Request[replies.Empty, Never], frozen=True):
+class Canary(Request[replies.DeviceSeen, Never], frozen=True):
     """Run something tiny on a device, to learn whether the device works.
 
-    With ``warms_up``, the worker also loads the device's libraries that every trial needs.
+    Attributes:
+        warms_up: also load the device's libraries that every trial needs.
+        looks: how often to look whether another program works on the device.
     """
 
     first_phase: ClassVar = Phase.LOAD
 
     device: Device
     warms_up: bool = False
+    looks: int = 0
 
 
 class MeasurePeaks(Request[Peaks, Never], frozen=True):

@@ -4,7 +4,16 @@ Plain and frozen. They need only the standard library and msgspec, because worke
 """
 
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
-from ktuned.model.device import NO_COUNTER, Absence, BackendReport, Device, Fault, read_device_kind
+from ktuned.model.device import (
+    ARCHITECTURES,
+    NO_COUNTER,
+    Absence,
+    BackendReport,
+    Device,
+    Fault,
+    is_architecture,
+    read_device_kind,
+)
 from ktuned.model.errors import (
     AmbiguousName,
     BackendError,
@@ -125,11 +134,13 @@ from ktuned.model.values import (
     canonical,
     is_among,
     median,
+    sha256,
 )
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
     "ALL_VARIABLES",
+    "ARCHITECTURES",
     "ATTRIBUTES",
     "BANDWIDTH_METRIC",
     "DEFAULT_TRIALS",
@@ -228,6 +239,7 @@ __all__ = [
     "get_project_name",
     "have_same_bits",
     "is_among",
+    "is_architecture",
     "is_exact",
     "is_latency",
     "is_maximized",
@@ -251,6 +263,7 @@ __all__ = [
     "read_variable",
     "reduce_digest",
     "select_figure",
+    "sha256",
     "strip_numerics",
     "suggest_name",
     "with_numerics",

@@ -5,17 +5,19 @@ from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
-from ktuned.scheduling.jobs import Intervals, Jobs
+from ktuned.scheduling.jobs import GIVEN_UP, Intervals, Jobs
 from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.quiet_work import QuietWork
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.repetition import Repetition
+from ktuned.scheduling.repetition import MOST_COMPARED, Repetition
 
 __all__ = [
     "EVERYTHING",
+    "GIVEN_UP",
+    "MOST_COMPARED",
     "POLICIES",
     "HostObserver",
     "IdlePolicy",

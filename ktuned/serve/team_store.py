@@ -371,7 +371,7 @@ class TeamStore:
             answer = await self._exchange.import_document(merged)
         except KtunedError as error:
             # The kernel may be gone, or our own store may be full. The next look tries again.
-            _log.info("team_winners_not_imported", kernel=document.kernel, reason=error.message)
+            _log.info("import_team_winners_failed", kernel=document.kernel, reason=error.message)
             return
         except Exception as error:
             # Whoever can write to the store must not be able to end the daemon.

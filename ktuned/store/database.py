@@ -394,8 +394,10 @@ class Store(Queries):
         now = time.time()
         await self._write_to_disk(lambda connection: writes.mark_same_bits(connection, context, anchor, now))
 
-    async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> int:
-        """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs; return how many trials.
+    async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> tuple[int, int]:
+        """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs.
+
+        Returns the numbers of trials and of winners among them.
 
         A deleted winner is replaced by the best remaining trial of its context, if there is one.
         """

@@ -144,6 +144,20 @@ def save_pauses(connection: sqlite3.Connection, devices: Collection[str]) -> Non
     connection.executemany("INSERT INTO pauses (device) VALUES (?)", [(device,) for device in devices])
 
 
+def _provide_context(connection: sqlite3.Connection, context: Context) -> int:
+    """Return the id of a context's row, which is inserted if there is none."""
+    values = rows.list_context_values(context)
+    connection.execute(
+        """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
+        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
+        values,
+    )
+    (number,) = connection.execute(
+        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
+    ).fetchone()
+    return int(number)
+
+
 def begin_trials(
     connection: sqlite3.Connection, context: Context, job: int, configs: Sequence[Config], now: float
 ) -> list[int]:
@@ -151,15 +165,7 @@ def begin_trials(
 
     An existing row is reused; a measured trial keeps its figure until :func:`finish_trial` replaces it.
     """
-    values = rows.list_context_values(context)
-    connection.execute(
-        """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
-        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
-        values,
-    )
-    (context_id,) = connection.execute(
-        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
-    ).fetchone()
+    context_id = _provide_context(connection, context)
     ids = []
     for text in map(canonical, configs):
         connection.execute(
@@ -270,8 +276,8 @@ def make_winner(
     return _make_winner(connection, trial_id, objective, now, is_final=is_final)
 
 
-def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
-    """Delete a kernel's ended trials (of one outcome, or all) with winners and contexts; return how many trials.
+def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> tuple[int, int]:
+    """Delete a kernel's ended trials (of one outcome, or all) with winners and contexts; return the numbers of both.
 
     A deleted winner is replaced by the best remaining trial of its context. Trials under way and open jobs stay.
     """
@@ -298,7 +304,7 @@ def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome 
             AND NOT EXISTS (SELECT 1 FROM trials WHERE job_id = jobs.id)""",
             (kernel, JobState.QUEUED, JobState.PAUSED, JobState.RUNNING),
         )
-    return deleted
+    return deleted, len(bereft)
 
 
 def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bits, now: float) -> None:
@@ -349,6 +355,26 @@ def rename_contexts(connection: sqlite3.Connection, kernel: str, digest: str, na
             connection.execute("UPDATE contexts SET digest = ? WHERE id = ?", (named, number))
         else:
             merge_contexts(connection, number, twin[0])
+
+
+def move_trial(connection: sqlite3.Connection, trial: int, context: Context) -> None:
+    """Make a trial one of another context; a measured trial of its config there is the winner in its place."""
+    number = _provide_context(connection, context)
+    other = connection.execute(
+        """SELECT others.id FROM trials JOIN trials AS others ON others.config = trials.config
+        WHERE trials.id = ? AND others.context_id = ? AND others.outcome = ?""",
+        (trial, number, Outcome.MEASURED),
+    ).fetchone()
+    if other is None:
+        # A trial there that has failed says less; one that is under way will say more.
+        connection.execute(
+            """DELETE FROM trials WHERE context_id = ? AND outcome IS NOT NULL
+            AND config = (SELECT config FROM trials WHERE id = ?)""",
+            (number, trial),
+        )
+        connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE id = ?", (number, trial))
+    elif other != (trial,):
+        connection.execute("UPDATE winners SET trial_id = ? WHERE trial_id = ?", (other[0], trial))
 
 
 def merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> None:

@@ -185,7 +185,8 @@ class FinalRound:
             return
         # Let them compete in a quiet window, and store the result.
         checked = monotonic()
-        async with self._fleet.hold_quiet(lane.device for lane in self._measuring.lanes):
+        # An application is never quiet, and its lane waits between the rounds: compiles go on beside it.
+        async with self._fleet.hold_quiet(lane.device for lane in self._measuring.lanes if not lane.applications):
             is_quiet = monotonic()
             contest = await self._hold_contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
@@ -288,7 +289,7 @@ class FinalRound:
                 continue
             except CannotOpen as error:
                 # The reference may refuse the numbers of this seed. No config is to blame for that.
-                _log.warning("seed_not_checked", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
+                _log.warning("check_seed_failed", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
                 return None
             if result.outcome is Outcome.MEASURED:
                 return None
@@ -310,6 +311,8 @@ class FinalRound:
                     if turn >= FEWEST_ROUNDS and monotonic() > ends_at:
                         break
                     self._publish_round(turn, max(rounds, turn + 1), len(finalists))
+                    # Configs are compared within rounds only, so the next round may be on another lane.
+                    contest.lane = self._measuring.choose_well_lane()
                     await contest.run_round(turn)
             except LaneSick:
                 continue
@@ -431,7 +434,7 @@ class FinalRound:
 
 
 class _Contest:
-    """The rounds on one lane: each finalist once per round, in an order that rotates."""
+    """The rounds: each finalist once per round, all on the same lane, in an order that rotates."""
 
     def __init__(self, brief: JobBrief, lane: Lane, measuring: MeasureStage, finalists: Sequence[_Finalist]) -> None:
         self.finalists = list(finalists)
@@ -454,7 +457,8 @@ class _Contest:
         if is_reference_implausible(self.rounds, self.rivals):
             return True
         is_doubtful = are_rounds_contradictory(self.rounds, self.rivals) or are_rounds_noisy(self.rounds, self.rivals)
-        return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds
+        # Beside an application rounds often contradict each other, and more of them would, too.
+        return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds and not self.lane.applications
 
     async def run_round(self, turn: int) -> None:
         """Measure each finalist that may still win once; in the first rounds the reference, too."""

@@ -416,7 +416,7 @@ class Outcomes:
                     if end.attempt.known is None:
                         await self.store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
-                _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
+                _log.warning("record_trials_failed", job=self._brief.job.id, reason=error.message)
 
     async def _find_served_configs(self) -> ServedConfigs | None:
         """Return the configs that lookups get now; ``None`` if this context has a winner."""

@@ -39,6 +39,7 @@ from ktuned.measuring import (
     TimedLaunches,
     Timer,
     ends_batch,
+    is_device_free,
     make_failed_result,
     make_raised_result,
     make_timed_result,
@@ -46,6 +47,7 @@ from ktuned.measuring import (
 from ktuned.model import (
     Device,
     KtunedError,
+    Observation,
     Outcome,
     Phase,
     Problem,
@@ -102,6 +104,7 @@ class Bench:
         self._state.begin_problem()
         if self._state.leftover or self._state.find_outdated_file():
             raise FreshProcessNeeded
+        ACCESSES.end_run()
         kernel = load_kernel(request.kernel, self._places)
         reply.begin_phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
@@ -116,6 +119,9 @@ class Bench:
         with ACCESSES.pause_recording():
             self._state.read_baseline((self._places.artifacts, self._places.expected))
         load = partial(self._load_artifact, backend, request)
+        self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
+        observed = self._trace.take_new_observations(is_data=True)
+        self._trace.begin_run()
         try:
             self._provide_expected_outputs(data, kernel, request, load, timer)
         except (Unsupported, DamagedArtifact) as error:
@@ -134,12 +140,13 @@ class Bench:
             FaultReporter(reply.journal_descriptor),
             self._state,
         )
-        self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         with ACCESSES.pause_recording():
             self._state.complete_baseline()
             settings = self._state.find_file_settings(OBSERVER.environ)
         identity = _digest_identity(kernel, request.problem, data, settings)
-        return replies.Opened(self._trace.take_new_observations(is_data=True), identity)
+        return replies.Opened(
+            (*observed, *self._trace.take_new_observations(is_data=True)), identity, inputs=data.digest_specs()
+        )
 
     def _make_data(self, kernel: DeclaredKernel, request: requests.Open) -> ProblemData:
         return ProblemData(
@@ -235,9 +242,11 @@ class Bench:
             OutdatedWorker: a file that this process has mapped has changed.
         """
         self._require_current_files()
-        known_us = chain(request.known_us, repeat(None))
+        known_us, taken_s = chain(request.known_us, repeat(None)), 0.0
         for unit, latency_us, following in zip(request.units, known_us, (*request.units[1:], None), strict=False):
             measured = self._measure_config(unit, latency_us, following, request, reply)
+            taken_s += measured.taken_s or 0.0
+            measured = replace(measured, taken_s=None if measured.taken_s is None else taken_s)
             if following is None or ends_batch(measured, request):
                 return measured
             incumbent = requests.choose_incumbent(request.incumbent, measured, request.same_bits)
@@ -265,12 +274,11 @@ class Bench:
             # Within the isolation, because a metric of the kernel file is user code.
             cost = problem.costs.compute_cost_range(measured.result)
         leftover = self._state.leftover or self._describe_outdated_file()
-        observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         return replace(
             measured,
             result=measured.result.add_facts("profile", phase_s=phases.sum_phase_seconds()),
             cost=cost,
-            observed=observed,
+            observed=self._take_run_reads(),
             seconds=round(monotonic() - began, 6),
             leftover=leftover,
         )
@@ -289,7 +297,11 @@ class Bench:
         self._require_current_files()
         with self._state.isolate_config(unit.key):
             measured = self._run_config(unit, reply, steps)
-        return replace(measured, leftover=self._state.leftover)
+        return replace(measured, observed=self._take_run_reads(), leftover=self._state.leftover)
+
+    def _take_run_reads(self) -> tuple[Observation, ...]:
+        """Return what the reference, checks and launches have read since the last call."""
+        return () if self._trace is None else self._trace.take_new_observations(is_data=True)
 
     def _run_config(
         self, unit: requests.UnitRef, phases: Phases, steps: Callable[[ConfigRun], TrialResult]
@@ -309,7 +321,8 @@ class Bench:
             return replies.Measurement(make_raised_result(error, Phase.LOAD))
         problem.data.reset_tensors()
         run = ConfigRun(problem, unit.key, launch, phases)
-        return run.check_damage(steps(run))
+        began = monotonic()
+        return _charge_time(run.check_damage(steps(run)), problem.device, began)
 
     def _require_current_files(self) -> None:
         """Check that the files that this process has mapped are still those on the disk.
@@ -343,11 +356,14 @@ class Bench:
             timer, in_graph = CudaTimer(problem.device.name, EVENTS), False
         launches = TimedLaunches(problem.observers.begin_config(request, reference))
         problem.observers.begin_samples()
+        began = monotonic()
         try:
             race = timer.time_launches(launches, RaceRules(request.preset))
         except Exception as error:
-            return replies.Measurement(TrialResult(None) if in_graph else make_raised_result(error, Phase.REFERENCE))
-        return replies.Measurement(problem.observers.end_samples(make_timed_result(race), race.samples))
+            result = TrialResult(None) if in_graph else make_raised_result(error, Phase.REFERENCE)
+        else:
+            result = problem.observers.end_samples(make_timed_result(race), race.samples)
+        return _charge_time(replies.Measurement(result), problem.device, began)
 
     def evaluate_metrics(self, request: requests.EvaluateMetrics, reply: Reply) -> replies.Metrics:
         """Return the kernel file's own metrics for some latencies.
@@ -366,7 +382,7 @@ class Bench:
 
 
 def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Timer:
-    """Return the timer for a device. A GPU's begins to warm up.
+    """Return the timer for a device. A GPU's begins to warm up, unless another program keeps it warm.
 
     The warm-up also loads the GPU's matrix-product library, which takes about as long as making the inputs.
     """
@@ -374,8 +390,15 @@ def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Tim
     if device.kind != "cuda" or backend.times_on_host or is_returned:
         return HostTimer(believes_reports=is_returned or backend.reports_time)
     timer = CudaTimer(device.name, kernel.timing)
-    timer.begin_warm_up()
+    if is_device_free(device.name):
+        timer.begin_warm_up()
     return timer
+
+
+def _charge_time(measured: replies.Measurement, device: Device, began: float) -> replies.Measurement:
+    """Return a measurement with the time since ``began`` as taken, or 0 if no other program works on the device now."""
+    seconds = monotonic() - began
+    return replace(measured, taken_s=0.0 if is_device_free(device.name) else round(seconds, 6))
 
 
 def _digest_identity(kernel: DeclaredKernel, problem: Problem, data: ProblemData, settings: Mapping[str, str]) -> str:

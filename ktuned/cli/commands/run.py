@@ -124,6 +124,9 @@ def _list_functions_and_keys(account: Account, states: str) -> list[str]:
         lines.append(f"adopted {count}: {', '.join(_group_by_library(account.adopted))}")
     if account.keys:
         lines.append(f"{text.format_count(len(account.keys), 'tuning key')}: {states}")
+    if account.given_up:
+        late, total = map(sum, zip(*account.given_up.values(), strict=True))
+        lines.append(f"{total - late} of {total} configs; {late} {'is' if late == 1 else 'are'} compiled later")
     usual = TUNED, RECORDED, FIXED, ANSWERED
     lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in usual]
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]

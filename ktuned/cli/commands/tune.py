@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import click
@@ -31,7 +31,7 @@ from ktuned.cli.options import (
 from ktuned.cli.output import Exit
 from ktuned.cli.present import TuningInterrupted, choose_presenter, follow_tuning, request_tuning
 from ktuned.cli.progress import FAILURES, JobView, View
-from ktuned.model import PRESETS, UNTIL, Config, Scalar, needs_metric
+from ktuned.model import PRESETS, UNTIL, Config, Outcome, Scalar, needs_metric
 from ktuned.protocol import LOOKUP, TUNE, CompileParams, Job, LookupParams, TuneParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
@@ -116,8 +116,20 @@ def tune(
             _print_outcome(client, view, over)
     if not (jobs or accepted.errors or as_json):
         output.print_error(f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p")
+    if plan["configs"] and not detach and (failed := find_failure(jobs)) is not None:
+        return failed
     reached = bool(jobs) and (detach or all(job.has_winner for job in jobs)) and not accepted.errors
     return Exit.DONE if reached else Exit.NOT_REACHED
+
+
+_FAILURES = {Outcome.MISMATCH: Exit.WRONG, Outcome.CRASHED: Exit.CRASHED, Outcome.HUNG: Exit.HUNG}
+"""What the exit status says of a config that ``--config`` names."""
+
+
+def find_failure(jobs: Iterable[Job]) -> Exit | None:
+    """Return what became of the named configs if one is wrong, crashed or hung; None otherwise."""
+    outcomes = {outcome for job in jobs for outcome, count in job.outcomes.items() if count}
+    return next((code for outcome, code in _FAILURES.items() if outcome in outcomes), None)
 
 
 _BUDGET = ("trials", "time_limit_s", "strategy", "seed")
