@@ -69,11 +69,12 @@ def recover_interrupted(connection: sqlite3.Connection, in_hand: Collection[int]
         "UPDATE jobs SET deaths = deaths + 1 WHERE id = ? AND state = ?",
         [(job, JobState.RUNNING) for job in jobs_in_hand],
     )
-    connection.execute(
-        """UPDATE jobs SET state = ?, message = 'the daemon died ' || deaths || ' times while a worker had this job; '
-        || '`ktuned jobs ' || id || ' --resume` tries again' WHERE state = ? AND deaths >= ?""",
-        (JobState.PAUSED, JobState.RUNNING, MOST_DEATHS_OF_JOB),
-    )
+    deadly = "SELECT id, deaths FROM jobs WHERE state = ? AND deaths >= ?"
+    for job, deaths in connection.execute(deadly, (JobState.RUNNING, MOST_DEATHS_OF_JOB)).fetchall():
+        message = (
+            f"the daemon died {deaths} times while a worker had this job; `ktuned jobs {job} --resume` tries again"
+        )
+        connection.execute("UPDATE jobs SET state = ?, message = ? WHERE id = ?", (JobState.PAUSED, message, job))
     jobs = connection.execute("UPDATE jobs SET state = ? WHERE state = ?", (JobState.QUEUED, JobState.RUNNING)).rowcount
     connection.execute("COMMIT")
     return Recovered(trials, jobs)
