@@ -298,6 +298,13 @@ def test_switch_turns_all_hooks_off_at_the_first_error() -> None:
 # Records
 
 
+def test_names_fit_the_daemon_s_files() -> None:
+    """A name has the file, the line and the module that the user wrote; other characters are replaced."""
+    assert name_function("model.py", "L48", "Head", "bmm").full == "model.py.L48.Head.bmm"
+    name = name_function("my modèle.py", "L48", "Head<T>", "bmm", "backward")
+    assert (name.package, name.function) == ("my_mod_le.py", "L48.Head_T_.bmm.backward")
+
+
 def test_candidates_hold_the_default_the_list_and_neighbours() -> None:
     """The config that is launched is the first; there are few enough."""
     default = {"XBLOCK": 8, "R0_BLOCK": 64, "num_warps": 4, "num_stages": 1}

@@ -10,6 +10,7 @@ takes the winners, and saves it then. So no untuned choice is ever in that cache
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -237,9 +238,8 @@ def read_variables() -> dict[str, str]:
 
 def name_function(package: str, *parts: str) -> FunctionName:
     """Return a name for people from its parts; characters that a file's name must not have are replaced."""
-    keep = str.maketrans(dict.fromkeys(" :/\\<>()[]{},;'\"*?|&$#!~`^=+%@", "_"))
-    function = ".".join(part.translate(keep).strip(".") for part in parts if part)
-    return FunctionName(package.translate(keep).lstrip(".-")[:80] or "graph", "", function[:160] or "kernel")
+    function = ".".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)
+    return FunctionName(re.sub(r"[^A-Za-z0-9_.]+", "_", package).lstrip(".")[:80] or "graph", "", function[:160])
 
 
 def _find_refusal(key: CallKey) -> Path:

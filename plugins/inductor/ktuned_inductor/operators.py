@@ -237,7 +237,7 @@ def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any)
     if node is None or node.name not in decided:
         return list(choices)
     decision, names = decided[node.name]
-    if not decision.is_recorded:
+    if decision.declaration.qualname == CONVOLUTION and not decision.is_recorded:
         _record_convolution(decision, names, node, input_nodes, layout)
     templates = [choice for choice in choices if type(choice).__name__ == "TritonTemplateCaller"]
     return list(templates[-1:] or choices[:1])

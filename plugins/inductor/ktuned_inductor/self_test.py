@@ -80,7 +80,7 @@ def run_self_test() -> str:
         )
     if done.returncode == 0:
         return ""
-    errors = re.findall(r"^[\w.]+: .*$", done.stderr, re.MULTILINE) or [f"status {done.returncode}"]
+    errors = re.findall(r"^[\w.]*(?:Error|Exception)\b.*$", done.stderr, re.MULTILINE) or [f"status {done.returncode}"]
     return f"its self-test failed: {errors[-1][:300]}"
 
 
