@@ -584,7 +584,7 @@ class AdoptedFunction:
             if self._refusal:
                 leave_to_framework("Triton", self.name, self._refusal)
             else:
-                self._declaration = describe_function(self.tuner, self._policy.numerics)
+                self._declaration = describe_function(self.tuner)
                 account.record_adopted(self.name)
         if self._declaration is None:
             return None
