@@ -1,5 +1,6 @@
 """Compares the documents with the code: every table that repeats a fact."""
 
+import ast
 import inspect
 import re
 import tomllib
@@ -102,7 +103,11 @@ def test_presets_have_the_documented_figures() -> None:
 
 def test_all_outcomes_and_statuses_are_explained() -> None:
     assert read_names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
-    assert read_names("README.md", "## A lookup") == [*(str(status) for status in Status), "invalid", "unavailable"]
+    assert read_names("docs/guide/answers.md", "## Statuses") == [
+        *(str(status) for status in Status),
+        "invalid",
+        "unavailable",
+    ]
 
 
 def test_the_arguments_of_kernel_are_explained() -> None:
@@ -115,7 +120,7 @@ def test_the_arguments_of_kernel_are_explained() -> None:
 def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
     """Extras that need torch say so."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    rows = read_table("README.md", "## Install")
+    rows = read_table("docs/guide/install.md", "## Install")
     named = {extra: row[1] for row in rows for extra in re.findall(r"`(?:ktuned)?\[([\w-]+)\]`", row[0])}
     assert named.keys() == project["optional-dependencies"].keys() - {"dev"}
     plugins = {path.parent.name.replace("_", "-"): path for path in ROOT.glob("plugins/*/pyproject.toml")}
@@ -125,7 +130,7 @@ def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
         needs_torch = any(re.match(r"torch\b", wanted) for wanted in plugin["dependencies"])
         assert (named[name] == "torch") == needs_torch, name
         backends |= {name} if "ktuned.backends" in plugin.get("entry-points", {}) else set()
-    assert {name.replace("_", "-") for name in read_names("README.md", "## Backends")} == backends
+    assert {name.replace("_", "-") for name in read_names("docs/reference/kernel-files.md", "## Backends")} == backends
 
 
 def test_the_readme_s_commands_exist() -> None:
@@ -211,6 +216,40 @@ def test_limits_of_jobs_and_results_are_documented() -> None:
     assert f"`0.03`; default {100 * watch.DEFAULT_TOLERANCE:g} %" in reference
     assert f"the newest {jobs.LISTED}" in reference
     assert f"default {results.DEFAULT_LIMIT} in a table" in reference
+
+
+def list_texts(source: str) -> list[str]:
+    """Return the texts of a module, with ``…`` for what a formatted text fills in."""
+    tree = ast.parse(source)
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    return [
+        "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        if isinstance(node, ast.JoinedStr)
+        else str(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and id(node) not in parts)
+    ]
+
+
+def test_each_explained_message_exists_in_the_code() -> None:
+    """The page of messages has at least forty, and ``…`` stands for whatever a message fills in."""
+    page = (ROOT / "docs/reference/messages.md").read_text()
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(messages) >= 40
+    missing = set(messages)
+    for path in (path for name in ("ktuned", "client", "plugins") for path in (ROOT / name).rglob("*.py")):
+        source = path.read_text()
+        # Parsing all modules takes seconds. A long text may go on in another line, so only its beginning is searched.
+        if any(max(message.split("…"), key=len).strip()[:18] in source for message in missing):
+            texts = list_texts(source)
+            missing -= {message for message in missing if any(fits(message, text) for text in texts)}
+    assert missing == set()
+
+
+def fits(message: str, text: str) -> bool:
+    """Return whether a text of the code has all parts of a message in their order, and nothing between but values."""
+    pattern = "[^a-z]*".join(re.escape(part.strip()) for part in message.strip("… :;").split("…"))
+    return re.search(pattern, text) is not None
 
 
 def test_each_exit_code_is_explained() -> None:

@@ -338,7 +338,7 @@ def explain_failure(error: Exception, path: str, deadline_s: float) -> DaemonUna
     if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
         return DaemonUnavailable(f"no daemon serves {path}", "`ktuned start` starts one")
     if isinstance(error, BlockingIOError):
-        return DaemonSilent(f"the daemon at {path} takes no more connections now")
+        return DaemonSilent(f"the daemon at {path} has no free connection now")
     if isinstance(error, TimeoutError):
         return DaemonSilent(
             f"the daemon at {path} did not answer within {deadline_s:g} s", "it is stopped, or the machine is very busy"

@@ -126,10 +126,10 @@ def check_document(document: Any) -> None:
 
 
 def render_document(document: WinnersDocument) -> str:
-    """Return a file's text: sorted, with one line for each field and winner, so that equal content gives equal text."""
+    """Return a file's text: sorted, with a line for each field, name, part and winner, so that diffs show changes."""
     head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
     lines = [
-        f" {json.dumps(name)}: {_to_canonical_json(value)}"
+        f" {json.dumps(name)}: {_render_map(value, _DEPTHS.get(name, 0), '  ')}"
         for name, value in sorted(head.items(), key=_order_mark_first)
     ]
     if document.get("objectives"):
@@ -137,6 +137,20 @@ def render_document(document: WinnersDocument) -> str:
         lists = ",\n".join(f"  {json.dumps(name)}: {_render_winners(winners, '   ')}" for name, winners in found)
         lines.append(f' "objectives": {{\n{lists}\n }}')
     return "{\n" + ",\n".join([*lines, f' "winners": {_render_winners(document["winners"], "  ")}']) + "\n}\n"
+
+
+_DEPTHS: Final = {"names": 1, "parts": 2}
+"""Fields of which each entry has a line, and the depth of their maps."""
+
+
+def _render_map(values: Any, depth: int, indent: str) -> str:
+    if not depth or not values:
+        return _to_canonical_json(values)
+    entries = [
+        f"{indent}{json.dumps(name, ensure_ascii=False)}: {_render_map(value, depth - 1, f'{indent} ')}"
+        for name, value in sorted(values.items())
+    ]
+    return "{\n" + ",\n".join(entries) + f"\n{indent[1:]}}}"
 
 
 def _render_winners(winners: list[Mapping[str, Any]], indent: str) -> str:

@@ -87,12 +87,12 @@ def watching(project: Path, directory: Path, environment: dict[str, str]) -> Ite
 
 
 def prepare(project: Path) -> None:
-    """Fill the project with the CPU example, and with the README's kernel that cannot be compiled."""
+    """Fill the project with the CPU example, and with the guide's kernel that cannot be compiled."""
     shutil.copytree(ROOT / "examples/cpu_gemm", project)
     for axis, shorter in {PROBLEMS: TWO_PROBLEMS, **FEW_VALUES}.items():
         edit(project / "tune_gemm.py", axis, shorter)
-    readme = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"^```\w+\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    guide = (ROOT / "docs/guide/first-kernel.md").read_text()
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
     for mark, name in (("@kernel(", "tune_dot.py"), ("TVM_FFI_DLL_EXPORT", "dot.cc")):
         (project / name).write_text(next(block for block in blocks if mark in block))
     edit(project / "dot.cc", "float sum", "flaot sum")

@@ -164,6 +164,7 @@ class Adoptions:
             artifact=answer.artifact,
             latency_us=answer.latency_us,
             message=message,
+            given_up=0 if is_open else self._keys.count_given_up(kernel, key.problem, answer.device, key.objective),
         )
 
     def _look_up(self, kernel: KernelInfo, key: CallKey) -> Lookup:
@@ -249,7 +250,7 @@ class Adoptions:
                     is_taken = await self._take_in_record(record)
                 except StoreError as error:
                     # The record stays, and is taken in once the store can be written again.
-                    _log.warning("record_not_kept", record=name, reason=error.message)
+                    _log.warning("keep_record_failed", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
                     self._spool.release_file(name)
                     self.request_reading()

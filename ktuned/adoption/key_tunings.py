@@ -25,7 +25,7 @@ from ktuned.adoption.key_choice import KeyChoice
 from ktuned.answers import Knowledge
 from ktuned.model import CallKey, Config, KernelInfo, KtunedError, Objective, Problem, canonical, is_exact
 from ktuned.protocol import AnswersChanged, Job, PublishEvent
-from ktuned.scheduling import JobRequests, Jobs, TuningRequest
+from ktuned.scheduling import GIVEN_UP, JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY
 from ktuned.store import Winner
 
@@ -68,14 +68,26 @@ class KeyTunings:
         self, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
     ) -> Job | None:
         """Return the live job of a key that may find a better config; others only fill its function's portfolio."""
+        return next(
+            (job for job in self._list_live_jobs(kernel, problem, device, objective) if not job.plan.configs), None
+        )
+
+    def count_given_up(self, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective) -> int:
+        """Return how many configs of a key were given up for time, and are compiled later."""
+        jobs = self._list_live_jobs(kernel, problem, device, objective)
+        return sum(len(job.plan.configs) for job in jobs if job.reason == GIVEN_UP)
+
+    def _list_live_jobs(
+        self, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
+    ) -> list[Job]:
         wanted = canonical(kernel.select_key_values(problem))
-        for job in self._jobs.list_live_jobs():
-            is_other = (job.kernel, job.objective) != (kernel.name, objective) or device not in (None, job.device)
-            if is_other or job.plan.configs:
-                continue
-            if canonical(kernel.select_key_values(job.problem)) == wanted:
-                return job
-        return None
+        return [
+            job
+            for job in self._jobs.list_live_jobs()
+            if (job.kernel, job.objective) == (kernel.name, objective)
+            and device in (None, job.device)
+            and canonical(kernel.select_key_values(job.problem)) == wanted
+        ]
 
     def find_last_job(self, kernel: KernelInfo, key: CallKey) -> Job | None:
         """Return the job that this daemon has last requested for a key."""
@@ -134,7 +146,7 @@ class KeyTunings:
                     await self._request_tuning(kernel, chosen.problem, chosen.call, device, objective)
             except KtunedError as error:
                 # The function is gone, or the store cannot be written. Applications will leave the keys again.
-                _log.warning("keys_not_chosen", kernel=name, reason=error.message)
+                _log.warning("choose_keys_failed", kernel=name, reason=error.message)
                 del self._choices[name, device, objective]
 
     def _find_choice(self, kernel: KernelInfo, device: str, objective: Objective) -> KeyChoice:

@@ -115,7 +115,7 @@ class SpoolReader:
         except OSError as error:
             # It may be a directory. It is ignored from now on.
             self._stuck.add(name)
-            _log.warning("record_not_removed", path=str(path), reason=error.strerror)
+            _log.warning("remove_record_failed", path=str(path), reason=error.strerror)
         self._under_way.discard(name)
 
     def _read_record(self, path: Path) -> CallRecord | None:

@@ -166,7 +166,7 @@ def make_kernel_state(kernel: KernelInfo, known: Knowledge) -> KernelState:
         kernel=kernel,
         environment=environment,
         fault=catalog.find_file_fault(kernel),
-        suspicion=f"{suspect} changed, or what it depends on, and is being inspected" if suspect else "",
+        suspicion=f"{suspect} or a file that it depends on changed, and is being inspected" if suspect else "",
         notice=UNREPEATED if kernel.name in catalog.unrepeated else "",
         places=places,
         winners=by_key,

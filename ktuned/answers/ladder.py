@@ -138,11 +138,11 @@ def find_answer(state: KernelState, question: Question, *, tune: bool = False) -
         problem = state.kernel.choose_representative(question.problem)
         tuning = WantedTuning(_choose_kernel(state, question, place), problem, context, question.objective)
     if found.status is Status.DEFAULT and found.config is None and state.kernel.default is not None:
-        message = failure or "the space does not admit the default for this problem"
+        message = failure or "the default is not valid for this problem"
     else:
         message = _explain_answer(state, question, found, doubt or failure)
     if found.status is Status.DEFAULT and not message:
-        is_queued = found.wants_tuning and not doubt and tune
+        is_queued = tuning is not None and tune
         message = _explain_default(is_queued, question.device, is_here=context is not None)
     answer = _make_answer(state, question, place, found, message)
     return Lookup(answer, not doubt, found.undecided, failure, tuning)
@@ -206,7 +206,7 @@ def decide_answer(
 
 def explain_unobserved(kernel: KernelInfo) -> str:
     """Return the message of an answer that is stale because its kernel is not fully observed."""
-    return f"not fully observed: {kernel.unobserved}; name the files that decide with depends=[…] in @kernel"
+    return f"not fully observed: {kernel.unobserved}; name the files that it reads with depends=[…] in @kernel"
 
 
 def _name_model(question: Question, place: Place | None) -> str | None:

@@ -1,7 +1,7 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies."""
 
 from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration, decide_config
-from ktuned.catalog.catalog import Catalog, Changes, check_problem, is_below, make_root_environment
+from ktuned.catalog.catalog import Catalog, Changes, is_below, make_root_environment, read_problem
 from ktuned.catalog.discovery import (
     MAX_DIRECTORIES,
     Listing,
@@ -30,7 +30,6 @@ __all__ = [
     "Project",
     "Traces",
     "check_extent",
-    "check_problem",
     "complete_config",
     "decide_by_declaration",
     "decide_config",
@@ -44,6 +43,7 @@ __all__ = [
     "make_root_environment",
     "may_hold_kernel_files",
     "name_roots",
+    "read_problem",
     "read_project",
     "remake_root",
     "remake_roots",

@@ -209,7 +209,7 @@ class Admission:
             except WorkerError as error:
                 if error.code == "source_changed" or is_outside_kill(error):
                     raise
-                _log.warning("space_cannot_be_asked", kernel=kernel.name, reason=error.message)
+                _log.warning("evaluate_space_failed", kernel=kernel.name, reason=error.message)
                 # Do not store this: after the next start, the code may work.
                 self._remember_verdicts(kernel, problem, unknown.values(), admitted=False)
             else:
@@ -252,7 +252,7 @@ class Admission:
             await self._store.admissions.save_verdicts(kernel.name, digest_space(kernel), verdicts)
         except StoreError as error:
             # This daemon remembers the verdicts; the next one asks again.
-            _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
+            _log.warning("store_verdicts_failed", kernel=kernel.name, reason=error.message)
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
         environment = self._catalog.find_kernel_environment(kernel)

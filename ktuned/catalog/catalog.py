@@ -36,6 +36,7 @@ from ktuned.model import (
     NotFound,
     Observation,
     Problem,
+    Scalar,
     UsageError,
     get_project_name,
     suggest_name,
@@ -209,7 +210,7 @@ class Catalog:
     def resolve_kernel(self, name: str, directory: str | None = None) -> KernelInfo:
         """Return the kernel of a name: a full name, or a unique short name.
 
-        If several projects have a kernel with the short name, the project that contains ``directory`` is meant.
+        If several projects have a kernel with the short name, the project around ``directory`` or inside it is meant.
         Projects whose directory is gone do not count.
 
         Raises:
@@ -231,7 +232,10 @@ class Catalog:
         raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, alike), hint))))
 
     def _choose_meant_kernels(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
-        """Return the kernels whose project exists; with a directory in several projects, the innermost project's."""
+        """Return the kernels whose project exists, and, with a directory, those of the checkout that it belongs to.
+
+        That is the innermost project around it, or else what lies in it: a repository's top may hold many projects.
+        """
         there: dict[str, list[KernelInfo]] = {}
         for kernel in kernels:
             root = self.find_root(kernel.file)
@@ -240,7 +244,8 @@ class Catalog:
         place = None if directory is None else os.path.realpath(directory)
         around = [path for path in there if place is not None and is_below(place, path)]
         # Only projects with such a kernel are compared, so a project inside that has none does not count.
-        meant = [max(around, key=len)] if around else there
+        inside = [path for path in there if place is not None and is_below(path, place)]
+        meant = [max(around, key=len)] if around else inside or there
         return [kernel for path in meant for kernel in there[path]]
 
     def find_kernel(self, name: str) -> KernelInfo | None:
@@ -441,11 +446,14 @@ def _name_taken_error(kernel: KernelInfo, before: KernelInfo) -> FileError:
     return FileError(kernel.file, kernel.line, message, "give one of them a name=…")
 
 
-def check_problem(kernel: KernelInfo, problem: Problem) -> None:
-    """Check that a problem has the same keys as the kernel's problems, and the same kinds of values.
+def read_problem(kernel: KernelInfo, problem: Problem) -> Problem:
+    """Return a problem whose values have the types that the kernel's declared problems have.
+
+    ``1`` and ``1.0`` are equal in Python, but would be two problems here, so whichever is given, the declared one is
+    meant. Keys of applications' functions tell them apart themselves.
 
     Raises:
-        UsageError: it differs; the message says how the problem should be.
+        UsageError: it has other keys, or a value of another kind; the message says how the problem should be.
     """
     size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
     if size > MAX_PROBLEM_SIZE:
@@ -469,15 +477,33 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
         raise UsageError(
             f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(needed) or 'nothing'}{example}"
         )
-    for key, value in problem.items() if allowed else ():
-        is_text = isinstance(value, str)
-        if not any(isinstance(declared.get(key), str) is is_text for declared in kernel.problems):
-            kind, wanted = ("text", "number") if is_text else ("number", "text")
-            known = next(declared[key] for declared in kernel.problems if key in declared)
-            raise UsageError(
-                f"{kernel.name}: the problem's {key} is the {kind} {value!r}",
-                hint=f"give a {wanted}, such as {key}={known}",
-            )
+    if kernel.is_data or not allowed:
+        return problem
+    return {key: _convert_value(kernel, key, value) for key, value in problem.items()}
+
+
+_KINDS = {bool: "True or False", int: "an integer", float: "a number", str: "a text"}
+"""The types that a problem's values may have, in words."""
+
+
+def _convert_value(kernel: KernelInfo, key: str, value: Scalar) -> Scalar:
+    """Return a problem's value in the type that the declared problems have.
+
+    Raises:
+        UsageError: it has another kind of value.
+    """
+    known = [declared[key] for declared in kernel.problems if key in declared]
+    kinds = {type(one) for one in known}
+    if type(value) in kinds:
+        return value
+    if type(value) is int and float in kinds:
+        return float(value)
+    if type(value) is float and int in kinds and value.is_integer():
+        return int(value)
+    wanted = " or ".join(words for kind, words in _KINDS.items() if kind in kinds)
+    raise UsageError(
+        f"{kernel.name}: the problem's {key} is {value!r}", hint=f"give {wanted}, such as {key}={known[0]}"
+    )
 
 
 def is_below(path: str, directory: str) -> bool:

@@ -9,13 +9,13 @@ This check decides about all winners from elsewhere, whether they come in a file
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from ktuned.catalog.catalog import Catalog, make_root_environment
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.traces import Traces
 from ktuned.ipc import make_relative
-from ktuned.model import KernelInfo, Observation, reduce_digest
+from ktuned.model import KernelInfo, Observation, is_of_one_machine, reduce_digest
 
 
 class ForeignNames:
@@ -33,11 +33,15 @@ class ForeignNames:
         digests: Collection[str],
         *,
         learns: bool = True,
-    ) -> tuple[KernelInfo, str | None]:
-        """Return a kernel with these names added, and the digest that it has with only these names.
+    ) -> tuple[KernelInfo, str | None, Mapping[str, str]]:
+        """Return a kernel with these names added, the digest that it has with only these names, and its parts.
 
         ``digests`` are those of the winners. If one of them is that digest, the winners depend on no other name, and
-        the names are learned if ``learns`` is true. Otherwise the kernel is returned unchanged, without a digest.
+        the names are learned if ``learns`` is true. Otherwise the kernel is returned unchanged, without a digest; the
+        parts tell what differs.
+
+        A name that only one machine can have is in no document while it is absent there. If it is present here, it
+        counts as a difference.
 
         Raises:
             WorkerError: the names cannot be looked at.
@@ -45,17 +49,18 @@ class ForeignNames:
         """
         root = self._catalog.find_root(kernel.file)
         if root is None:
-            return kernel, None
+            return kernel, None, kernel.parts
         wanted = {entry.name: entry for entry in names}
         missing = [entry for name, entry in wanted.items() if name not in kernel.learned]
         found = await self._inspector.observe_names(kernel, missing) if missing else ()
         named = kernel.with_observed(found)
-        exported = reduce_digest(named.digest, [entry for name, entry in named.learned.items() if name not in wanted])
+        here_alone = [entry for name, entry in named.learned.items() if name not in wanted]
+        exported = reduce_digest(named.digest, [entry for entry in here_alone if not is_of_one_machine(entry.name)])
         if exported not in digests:
-            return kernel, None
+            return kernel, None, named.parts
         if not learns or not found:
-            return named, exported
+            return named, exported, named.parts
         directory = make_root_environment(root).cwd
         below = [one.convert_places(lambda path: make_relative(path, directory)) for one in found]
         await self._traces.learn_names(kernel, below)
-        return self._catalog.resolve_kernel(kernel.name), exported
+        return self._catalog.resolve_kernel(kernel.name), exported, named.parts

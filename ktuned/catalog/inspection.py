@@ -98,7 +98,7 @@ class FileInspector:
                     await self._store.save_kernels(kernels, changes.removed)
                 except StoreError as fault:
                     # This does no harm: the catalog has the kernels, and the next daemon inspects every file anyway.
-                    _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
+                    _log.warning("record_kernels_failed", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
         return changes

@@ -19,8 +19,8 @@ from ktuned.backends import install_hint
 from ktuned.cli import text
 from ktuned.cli.doctor import Finding, Level
 from ktuned.ipc import replies
-from ktuned.model import Absence, BackendReport, Fault, KernelInfo
-from ktuned.protocol import EnvironmentInfo, RootInfo
+from ktuned.model import Absence, BackendReport, Fault
+from ktuned.protocol import EnvironmentInfo, KernelEntry, RootInfo
 
 COMPILERS = ("c++", "g++", "clang++")
 PROBE_HERE_S = 60.0
@@ -149,7 +149,7 @@ def check_backends(environments: Iterable[EnvironmentInfo], roots: Iterable[Root
                 absent.setdefault(backend.absent, {})[name] = backend
         yield from (_describe_absence(absence, backends) for absence, backends in absent.items())
         if nvml := environment.nvml:
-            message = f"whether other programs use the GPUs is unknown, and timings ignore it: {nvml}"
+            message = f"cannot see other GPU users, so contention is not detected: {nvml}"
             remedy = f"{python} -m pip install nvidia-ml-py" if "not installed" in nvml else ""
             yield Finding(Level.WARN, "NVML", message, remedy)
 
@@ -182,7 +182,7 @@ def _judge_backend(name: str, backend: BackendReport) -> Iterator[Finding]:
 
 
 def check_kernels(
-    kernels: Iterable[KernelInfo], environments: Iterable[EnvironmentInfo], roots: Sequence[RootInfo]
+    kernels: Iterable[KernelEntry], environments: Iterable[EnvironmentInfo], roots: Sequence[RootInfo]
 ) -> Iterator[Finding]:
     """Find the backends that kernels need and their interpreters lack."""
     backends = {environment.python: environment.backends for environment in environments if not environment.error}

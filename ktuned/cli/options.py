@@ -125,7 +125,7 @@ priority_option = click.option(
     cls=AdvancedOption,
     metavar="LEVEL",
     callback=_read_priority,
-    help=f"The jobs' priority, also while you wait: {_LEVELS}, or 0 to {MAX_PRIORITY}.",
+    help=f"The jobs' priority, even while you wait: {_LEVELS}, or 0 to {MAX_PRIORITY}.",
 )
 
 
@@ -185,7 +185,7 @@ objective_option = click.option(
     "--objective",
     cls=AdvancedOption,
     metavar="OBJECTIVE",
-    help="The best by latency, max:METRIC or min:METRIC (as min:energy), instead of the kernel's own objective.",
+    help="Find the best by latency, max:METRIC or min:METRIC (such as min:energy), not by the kernel's own objective.",
 )
 
 
@@ -193,7 +193,7 @@ numerics_option = click.option(
     "--numerics",
     cls=AdvancedOption,
     type=click.Choice(NUMERICS),
-    help="Let only configs win that have the anchor's bits, or any within the tolerance.",
+    help="exact: winners must match the anchor's output bit for bit. tolerance: within the tolerance.",
 )
 
 
@@ -202,5 +202,5 @@ anchor_option = click.option(
     cls=AdvancedOption,
     metavar="KNOB=VALUE,…",
     callback=lambda context, parameter, word: None if word is None else _read_pairs([word], "--anchor BM=64"),
-    help="Keep to the bits of this config from now on; what it leaves out is the default's.",
+    help="From now on winners must have the output bits of this config. Knobs that you leave out are the default's.",
 )

@@ -30,6 +30,9 @@ MAX_SILENCE_S = 10.0
 """Longest time without a line while a command waits; a CI log without new lines for longer looks dead."""
 
 
+is_json = False
+"""Whether the command was called with ``--json``, so that its errors are JSON, too."""
+
 USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
 """Codes of errors in the command line or the settings."""
 
@@ -41,6 +44,9 @@ class Exit(IntEnum):
     NOT_REACHED = 1
     USAGE = 2
     NO_DAEMON = 3
+    WRONG = 4
+    CRASHED = 5
+    HUNG = 6
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
@@ -90,11 +96,15 @@ def print_message(line: str) -> None:
     sys.stderr.flush()
 
 
-def print_error(message: str, hint: str = "") -> None:
-    """Print an error as one line: ``ktuned: fault; remedy``."""
+def print_error(message: str, hint: str = "", code: str = "not_reached") -> None:
+    """Print an error as one line: ``ktuned: fault; remedy``, or with ``--json`` a map of code, message and hint."""
     what = " ".join(message.split()).rstrip(".")
     remedy = " ".join(hint.split())
-    print_message(f"{COMPLAINT}{what}; {remedy}" if remedy else f"{COMPLAINT}{what}")
+    if is_json:
+        fault = {"code": code, "message": what, "hint": remedy}
+        print_message(escape_controls_in_json(json.dumps({"error": fault}, ensure_ascii=False)))
+    else:
+        print_message(f"{COMPLAINT}{what}; {remedy}" if remedy else f"{COMPLAINT}{what}")
 
 
 def print_file_errors(errors: Iterable[FileError]) -> None:

@@ -40,21 +40,21 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Results": {
         "lookup": Entry("lookup", "Print the best config known for a kernel."),
-        "kernels": Entry("kernels", "List kernels, or show one and how its winners stand."),
+        "kernels": Entry("kernels", "List kernels, or show one kernel and its winners."),
         "results": Entry("results", "List trials of KERNEL, or show everything about one."),
         "report": Entry("report", "Write winners and trials as an HTML file with charts."),
         "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
-        "forget": Entry("upkeep", "Delete a kernel's trials, so that they are tried again."),
+        "forget": Entry("upkeep", "Delete a kernel's trials and winners, to try all again."),
     },
     "Share": {
         "export": Entry("share", "Write winners into a directory, as files for git."),
-        "import": Entry("share", "Take winners from files of `ktuned export`."),
+        "import": Entry("share", "Import winners from files that `ktuned export` wrote."),
         "share": Entry("team_store", "Exchange winners with other daemons through a team's store."),
     },
     "Daemon": {
         "status": Entry("status", "Show the daemon's state."),
         "doctor": Entry("doctor", "Check this installation."),
-        "config": Entry("settings", "Show, or reload, the settings in effect."),
+        "config": Entry("settings", "Show or reload the settings."),
         "logs": Entry("logs", "Show the daemon's log."),
         "start": Entry("start", "Start the daemon."),
         "stop": Entry("start", "Stop the daemon."),
@@ -150,9 +150,12 @@ def _execute_command(arguments: Sequence[str] | None) -> int:
     from ktuned_client.answers import DaemonSilent
     from ktuned_client.wire import Unsendable, describe_undecodable
 
-    for word in sys.argv[1:] if arguments is None else arguments:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Also an error in the command line itself is JSON then. The words after `run` are another program's.
+    output.is_json = "--json" in words and words[:1] != ["run"]
+    for word in words:
         if escape_surrogates(word) != word:
-            output.print_error(describe_undecodable(word))
+            output.print_error(describe_undecodable(word), code="usage")
             return Exit.USAGE
     try:
         result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
@@ -163,21 +166,21 @@ def _execute_command(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"see `{context.command_path} --help`" if context else ""
-        output.print_error(error.format_message(), hint)
+        output.print_error(error.format_message(), hint, "usage")
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
     except Unsendable as error:
-        output.print_error(str(error))
+        output.print_error(str(error), code="usage")
         return Exit.USAGE
     except DaemonSilent as error:
-        output.print_error(error.message, f"{error.hint}; {_describe_kill()}")
+        output.print_error(error.message, f"{error.hint}; {_describe_kill()}", "unavailable")
         return Exit.NO_DAEMON
     except (DaemonUnavailable, DaemonNotStarted) as error:
-        output.print_error(error.message, error.hint)
+        output.print_error(error.message, error.hint, "unavailable")
         return Exit.NO_DAEMON
     except (DaemonError, KtunedError) as error:
-        output.print_error(error.message, error.hint)
+        output.print_error(error.message, error.hint, error.code)
         return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
 
 

@@ -38,7 +38,7 @@ TRIED_AGAIN: dict[Outcome, str] = {
 _MORE_GRANTED = {
     "deadline_s": "when its deadline is raised",
     "memory_bytes": "when the limit of memory is raised",
-    "execution": "when the mount allows to execute code",
+    "execution": "when the mount allows execution",
 }
 """The same for what a config may have failed for want of."""
 

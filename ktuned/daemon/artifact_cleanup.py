@@ -57,7 +57,7 @@ class ArtifactCleanup:
                 if await anyio.to_thread.run_sync(lambda: self._artifacts.size) > self._artifacts.cap_bytes:
                     await self._collect_artifacts()
             except StoreError as error:
-                _log.warning("artifacts_not_collected", reason=error.message)
+                _log.warning("collect_artifacts_failed", reason=error.message)
             await self._due.wait()
 
     async def _collect_artifacts(self) -> None:

@@ -32,7 +32,6 @@ from ktuned.daemon.settings import Settings
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
-    Applications,
     ClusterExecutor,
     Executor,
     Executors,
@@ -42,7 +41,7 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import FollowUps, Lookups, WinnerTable
-from ktuned.model import Device, KernelInfo
+from ktuned.model import KernelInfo
 from ktuned.protocol import Event, KernelStale, Root
 from ktuned.scheduling import (
     HostObserver,
@@ -142,9 +141,6 @@ class Parts:
         def on_host_changed(host: str, reason: str) -> None:
             environments.doubt_host(host, reason)
 
-        async def is_device_used(device: Device) -> bool:
-            return await observer.is_used_by_others(device)
-
         cluster = self.cluster = ClusterExecutor(
             artifacts=settings.artifacts,
             state=settings.state,
@@ -163,7 +159,6 @@ class Parts:
             rank_of=job_machine.find_slot_rank,
             cores=replaced.cores or cpu.cores(),
             spare_modules=replaced.spare_modules,
-            applications=Applications(is_used=is_device_used),
         )
 
         # Parts that hold knowledge: kernels, devices, artifacts.

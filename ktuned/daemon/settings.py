@@ -292,7 +292,7 @@ def _make_roots(file: ConfigFile, path: Path) -> tuple[Root, ...]:
         root = make_root(directory, name=entry.name, python=entry.python, env=entry.env, polling=entry.polling)
         for other in roots:
             if other.path == root.path:
-                raise SettingsError(f"{path}: the root {root.path} is there twice", hint="remove one of them")
+                raise SettingsError(f"{path}: the root {root.path} is listed twice", hint="remove one of them")
             if other.name == root.name and not (other.project_digest or root.project_digest):
                 raise SettingsError(
                     f"{path}: the roots {other.path} and {root.path} are both named {root.name!r}",

@@ -41,7 +41,7 @@ def hold_directories(state: Path, cache: Path, socket: str) -> Iterator[None]:
         except OSError as error:
             raise StoreError(
                 f"{state} cannot be used: {error.strerror}",
-                hint="make it writable and room on its disk, or set KTUNED_HOME to another directory",
+                hint="make it writable, free some space on its disk, or set KTUNED_HOME to another directory",
             ) from error
         except Untrusted as error:
             raise StoreError(

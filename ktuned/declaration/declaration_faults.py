@@ -64,7 +64,7 @@ def find_check_fault(reference: object, check: object) -> str:
     if reference is not None and check is None:
         return "check=None turns checking off, but there is a reference: leave one of them out"
     if reference is not None and reference != "default" and not callable(reference):
-        return "reference is no callable; it takes the inputs by name and returns a dict of outputs, or is 'default'"
+        return "reference is not callable; it takes the inputs by name and returns a dict of outputs, or is 'default'"
     if check is not UNSET and check is not None and not callable(check):
         return "check is not callable; it takes (inputs, outputs) and raises or returns a bool"
     return ""
@@ -120,7 +120,7 @@ def find_numerics_fault(numerics: object, default: object, *, is_data: bool) -> 
         return f"numerics={numerics!r} is neither {' nor '.join(map(repr, NUMERICS))}"
     # A program that writes kernel files chooses their anchors itself.
     if numerics == EXACT and default is None and not is_data:
-        return "numerics='exact' needs a default=, whose bits the others must have"
+        return "numerics='exact' needs default=: winners must match its output bit for bit"
     return ""
 
 
@@ -144,7 +144,7 @@ def _find_bucket_fault(bucket: Any) -> str:
         return f"bucket is of type {type(bucket).__name__}, not a dict of rules by problem key"
     for name, rule in bucket.items():
         if not isinstance(name, str):
-            return f"bucket: {name!r} is no problem key"
+            return f"bucket: {name!r} is not a problem key"
         if fault := find_rule_fault(name, rule):
             return fault
     return ""

@@ -222,7 +222,7 @@ def _parse_constraint(constraint: object) -> object:
 def _find_when_fault(conditions: Mapping[str, Any], axes: Mapping[str, Sequence[Scalar]]) -> str:
     for knob, holds in conditions.items():
         if knob not in axes:
-            return f"when names {knob!r}, which is no axis {listed(axes, near=str(knob))}"
+            return f"when= refers to the unknown knob {knob!r} {listed(axes, near=str(knob))}"
         if not callable(holds):
             return f"when: the condition of {knob} is of type {type(holds).__name__}, not a callable (p, c)"
         if fault := _find_axis_fault(axes[knob]):
@@ -252,7 +252,7 @@ def _find_axis_fault(values: object) -> str:
         if fault := find_scalar_fault(value):
             return fault
         if (type(value), value) in seen:
-            return f"the value {value!r} is there twice"
+            return f"the value {value!r} is listed twice"
         seen.add((type(value), value))
     return ""
 

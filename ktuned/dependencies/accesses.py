@@ -354,7 +354,9 @@ class Accesses:
         if note.kind in (Kind.EXECUTED, Kind.MAPPED) and note.is_found:
             self._examine_program(note)
         path = normalize_path(Path(note.name))
-        if self._was_made(str(path)):
+        # A linker's driver tests whether its options (-lm) are files.
+        is_option = path.name.startswith("-") and note.kind is Kind.TESTED and not note.is_found
+        if self._was_made(str(path)) or is_option:
             return
         if self._has_owner(note, str(path)):
             self._record_owners(note, str(path))
@@ -382,7 +384,8 @@ class Accesses:
         is_program = note.kind is Kind.EXECUTED
         if reason := explain_unobservable(note.name, is_program=is_program, is_installed=is_installed):
             self.record_unobserved(reason)
-        if not is_program and not is_installed and not self._was_made(note.name) and _mentions_environ(note.name):
+        is_ours = self._was_made(note.name) or note.name == os.environ.get("LD_PRELOAD", "").partition(":")[0]
+        if not is_program and not is_installed and not is_ours and _mentions_environ(note.name):
             self.record_all_variables()
 
     def _record_content(self, note: Note, path: Path) -> None:

@@ -42,7 +42,7 @@ def find_difference(
         limits: The limits of CPUs that a worker would have now.
     """
     if observed is None:
-        return "its toolchain was never looked at"
+        return "its toolchain was never probed"
     if changed := find_changed_file(observed.files):
         return f"{changed} changed"
     present = select_deciding_variables(observed.patterns, variables) | select_finding_variables(variables)

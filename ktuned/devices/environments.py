@@ -220,7 +220,7 @@ class Environments:
             await self._store.save_versions(_list_fingerprints(report))
             await self._store.save_probe(_environment_key(environment), msgspec.to_builtins(report))
         except StoreError as error:
-            _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
+            _log.warning("record_probe_failed", python=environment.python, reason=error.message)
 
     def _count_local_devices(self) -> int:
         """Return the number of this machine's devices. Several environments, and backends, may see the same ones."""
@@ -360,7 +360,7 @@ class Environments:
         """
         known = self._find_known(environment)
         if environment.host in self._hosts and not known.is_probed:
-            return f"{environment.host} has come, and was not asked yet"
+            return f"{environment.host} joined and has not been probed yet"
         if known.is_probed or known.looked_at is not None:
             return known.doubt
         return self.check_toolchain(environment)
@@ -433,8 +433,8 @@ def _describe_disagreement(known: _KnownEnvironment) -> str:
     if not known.disagreement or known.report is None:
         return ""
     return (
-        "this daemon is older than its workers' ktuned: `ktuned stop` ends it, and the next command starts the new "
-        f"one ({known.report.python}: {known.disagreement})"
+        "the daemon is older than its workers' ktuned: run `ktuned stop` to restart it "
+        f"({known.report.python}: {known.disagreement})"
     )
 
 

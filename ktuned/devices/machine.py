@@ -16,6 +16,7 @@ from ktuned.devices.environment_report import EnvironmentReport, fingerprint_dig
 from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
 from ktuned.model import (
+    ARCHITECTURES,
     BackendError,
     BackendReport,
     Device,
@@ -28,6 +29,8 @@ from ktuned.model import (
     Problem,
     Target,
     UsageError,
+    is_architecture,
+    listed,
     needs_own_launches,
 )
 from ktuned.store import Context
@@ -141,6 +144,8 @@ class Machine:
         if not wanted.startswith(tuple(schemes)):
             such = ", ".join(sorted(known))
             raise UsageError(f"{backend} compiles for {such}, not for {wanted!r}", hint="leave --arch out")
+        if not wanted.startswith(cpu.TARGET_PREFIX) and not is_architecture(wanted):
+            raise UsageError(f"there is no GPU architecture {wanted!r} {listed(ARCHITECTURES, near=wanted)}")
 
     def find_job_devices(
         self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False
@@ -214,7 +219,7 @@ class Machine:
     def _explain_absence(self, environment: Environment, backend: str) -> BackendError:
         report = self.environments.get_report(environment)
         if report is None:
-            return BackendError(f"{environment.python}: its backends have not been asked yet")
+            return BackendError(f"{environment.python}: its backends have not been probed yet")
         if report.error is not None:
             return BackendError(f"{environment.python}: {report.error.message}", hint=report.error.hint)
         found = report.backends.get(backend)
@@ -299,7 +304,7 @@ class Machine:
 def _note_unjudged_timings(reports: Iterable[EnvironmentReport]) -> Iterator[str]:
     for report in reports:
         if report.nvml:
-            yield f"who else uses the GPUs is not known to {report.python}, so no timing is judged by it: {report.nvml}"
+            yield f"{report.python} cannot see other GPU users, so contention is not detected: {report.nvml}"
 
 
 _UNKNOWN = BackendReport("")

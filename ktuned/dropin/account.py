@@ -30,6 +30,8 @@ class Account:
         adopted: functions whose configs come from the daemon.
         left_alone: functions and keys that ktuned does not tune, with the reason.
         keys: the state of each key.
+        given_up: keys that are tuned, but for configs whose compiles were given up for time, and are compiled later:
+            the number of these, and of all configs.
         winners_files: the files whose winners are launched.
         notes: what ktuned does differently from what the program says, each once.
         directory: where this process writes its file; with ``None`` it writes no file.
@@ -39,6 +41,7 @@ class Account:
     adopted: set[str] = field(default_factory=set)
     left_alone: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    given_up: dict[str, tuple[int, int]] = field(default_factory=dict)
     winners_files: set[str] = field(default_factory=set)
     notes: dict[str, None] = field(default_factory=dict)
     directory: Path | None = None
@@ -65,6 +68,13 @@ class Account:
         if self.keys.get(key) != state:
             self.keys[key] = state
             self._append_entry("key", key, state)
+
+    def record_tuned(self, key: str, configs: int, given_up: int) -> None:
+        """Record that a key is tuned, and how many of its configs were given up for time."""
+        self.record_key(key, TUNED)
+        if given_up:
+            self.given_up[key] = given_up, configs
+            self._append_entry("given_up", key, str(given_up), str(configs))
 
     def record_winners_file(self, path: str) -> None:
         """Record that a file's winner is launched."""
@@ -100,6 +110,8 @@ class Account:
                 found.record_note(name)
             elif kind == "winners_file":
                 found.record_winners_file(name)
+            elif kind == "given_up":
+                found.given_up[name] = int(text[0]), int(text[1])
             # A key counts as tuned if any process saw it tuned, and as fixed only if all processes did.
             elif found.keys.get(name) != TUNED and not (name in found.keys and text == [FIXED]):
                 found.record_key(name, *text)

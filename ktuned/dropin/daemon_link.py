@@ -184,6 +184,7 @@ def _read_answer(entry: Mapping[str, Any]) -> Answer:
         entry.get("artifact"),
         entry.get("latency_us"),
         entry.get("message", ""),
+        entry.get("given_up", 0),
     )
 
 

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from ktuned.dropin.account import FIXED, RECORDED, TUNED, account
+from ktuned.dropin.account import FIXED, RECORDED, account
 from ktuned.dropin.captures import allow_captures, is_capturing, use_device
 from ktuned.dropin.daemon_link import daemon_link
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
@@ -145,7 +145,9 @@ class KeyedCall(ABC):
             return
         self.machine.fixed = Answer(found.config, is_final=True, latency_us=found.latency_us)
         self._fixed_state = (
-            FIXED if found.is_of_this_source else f"its winner in {found.path} was made from other source or configs"
+            FIXED
+            if found.is_of_this_source
+            else f"its winner in {found.path} was made from different source or configs"
         )
         account.record_winners_file(found.path)
 
@@ -196,7 +198,7 @@ class KeyedCall(ABC):
         """Return what the daemon knows about the key."""
         answer = daemon_link().ask_about(self._key)
         if answer is not None and answer.is_final and not answer.is_open:
-            account.record_key(self._name, TUNED)
+            account.record_tuned(self._name, len(self.machine.configs), answer.given_up)
         return answer
 
     def record_call(self) -> str:
@@ -230,7 +232,7 @@ class KeyedCall(ABC):
     def _record_ending(self, answer: Answer) -> None:
         """Record in the account how a tuning ended: with a winner, or the reason why there is none."""
         if answer.is_final:
-            account.record_key(self._name, TUNED)
+            account.record_tuned(self._name, len(self.machine.configs), answer.given_up)
             return
         reason = (answer.message or NOT_ACCEPTED).partition("\n")[0]
         self._log.warning("%s is not tuned: %s", self._function, reason)

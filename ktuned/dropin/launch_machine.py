@@ -133,6 +133,7 @@ class Answer(msgspec.Struct, frozen=True):
         artifact: directory of the config's machine code.
         latency_us: the config's latency, if it was measured for exactly this problem.
         message: why there is no winner, if a tuning has ended without one.
+        given_up: the number of configs whose compiles were given up for time, and that are compiled later.
     """
 
     config: str | None = None
@@ -141,6 +142,7 @@ class Answer(msgspec.Struct, frozen=True):
     artifact: str | None = None
     latency_us: float | None = None
     message: str = ""
+    given_up: int = 0
 
 
 class Standing(Enum):

@@ -1,13 +1,14 @@
 """Applications that work on a GPU while ktuned tunes there.
 
 An application that asks for a tuning and continues meanwhile names its process. While it lives and works on a GPU,
-lanes there use at most a tenth of the time, and only as much memory as is free (``ktuned.checking.free_memory``).
+lanes there take little of its time (:mod:`~ktuned.fleet.device_share`), and only as much memory as is free
+(``ktuned.checking.free_memory``).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,18 +32,10 @@ class Applications:
 
     Args:
         identity: Returns a text that tells a process from a later one with the same id; empty if there is no process.
-        is_used: Returns whether another program works on a device now. Without it, every living application counts as
-            at work.
     """
 
-    def __init__(
-        self,
-        identity: Callable[[int], str] = read_process_identity,
-        *,
-        is_used: Callable[[Device], Awaitable[bool]] | None = None,
-    ) -> None:
+    def __init__(self, identity: Callable[[int], str] = read_process_identity) -> None:
         self._identity = identity
-        self._is_used = is_used
         self._known: dict[int, str] = {}
 
     def add_process(self, pid: int) -> None:
@@ -61,7 +54,3 @@ class Applications:
         otherwise.
         """
         return self.list_living() if device.kind == "cuda" and not device.host else ()
-
-    async def is_device_used(self, device: Device) -> bool:
-        """Return whether an application may be at work on a device now."""
-        return bool(self.list_on_device(device)) and (self._is_used is None or await self._is_used(device))

@@ -186,7 +186,9 @@ class RemoteWorker(Worker):
             is_over = True
             raise
         except InvalidMessage as error:
-            raise HostLost(self.environment.host, f"it sent nonsense: {error.message}", request.first_phase) from error
+            raise HostLost(
+                self.environment.host, f"it sent an invalid message: {error.message}", request.first_phase
+            ) from error
         finally:
             if not is_over:
                 self.kill()
@@ -397,7 +399,7 @@ class ClusterExecutor(Executor):
             except TimeoutError:
                 return f"it did not answer for {deadline_s:.0f} s"
             except msgspec.MsgspecError as error:
-                return f"its process sent what is no report: {error}"
+                return f"its process sent an invalid report: {error}"
             except (asyncio.IncompleteReadError, OSError):
                 return ""
             match report:

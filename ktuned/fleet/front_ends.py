@@ -201,7 +201,7 @@ class _FrontEnd:
             try:
                 await self._get_opened_worker(opening, job, deadlines)
             except WorkerError as error:
-                _log.info("front_end_not_open", imports=self.key.imported, reason=error.message)
+                _log.info("open_front_end_failed", imports=self.key.imported, reason=error.message)
             self.used_at = monotonic()
 
     async def lower_function(
@@ -283,7 +283,7 @@ class _FrontEnd:
             WorkerError: the import failed.
         """
         if error.phase is Phase.INSPECT and not isinstance(error, HostLost) and not is_outside_kill(error):
-            _log.warning("library_not_imported", imports=self.key.imported, reason=error.message)
+            _log.warning("import_library_failed", imports=self.key.imported, reason=error.message)
             raise WorkerError(error.message, hint=error.hint) from error
 
     def end_worker(self) -> None:

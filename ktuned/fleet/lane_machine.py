@@ -4,7 +4,7 @@
 worker that measures has imported torch and made a context on the GPU, which takes two seconds, so workers are kept. But
 any config may leave its worker, or the device, in an unknown state that cannot be seen from outside the process. Two
 questions follow: *may this worker do the next thing?* and *does this device still work?* This module answers them, for
-all devices and all roles of workers. ``docs/internals/life-of-a-lane.md`` tells the same without code.
+all devices and all roles of workers.
 
 *One way in, one way out.* Everything that happens is an event, which :meth:`LaneMachine.handle` answers with
 instructions, in the order in which they are carried out. Most are carried out at once or in the background. The others
@@ -43,6 +43,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from ktuned.fleet.device_share import DeviceShare
 from ktuned.fleet.executor import Environment, KernelCode, Worker
 from ktuned.fleet.failures import (
     FIRST_PAUSE_S,
@@ -88,10 +89,6 @@ TOLERATED_FAILURES = 3
 
 LINGER_S = 10.0
 """How long idle workers keep their contexts beside an application: the next key's job often follows at once."""
-
-DUTY = 0.1
-"""Share of the time that a lane may use a GPU beside an application, so that a training step takes at most a tenth
-longer."""
 
 CROWDED = "device_crowded"
 """Code of a worker's error: an application leaves too little memory for the problem."""
@@ -396,11 +393,10 @@ class SpareWarmed(msgspec.Struct, frozen=True):
 
 
 class DeviceUsed(msgspec.Struct, frozen=True):
-    """A lane has used a device from ``began`` to ``ended``, in seconds of the machine's clock."""
+    """A lane has used a device. If ``is_shared``, it has taken ``taken_s`` seconds from an application."""
 
     device: Device
-    began: float
-    ended: float
+    taken_s: float
     is_shared: bool
 
 
@@ -573,8 +569,8 @@ class LaneMachine:
         """The starts of workers that failed in a row, and the pause after them."""
         self._outdated_at: dict[Environment | None, float] = {}
         """When something changed that an environment's workers had imported; None stands for all environments."""
-        self._free_at: dict[str, float] = {}
-        """When a lane may use a device again beside an application, by the device's name."""
+        self._shares: dict[str, DeviceShare] = {}
+        """Of the devices that applications use, by name."""
         self._idle_bytes = 0
         self._instructions: list[Instruction] = []
         """What follows from the event that is being handled."""
@@ -638,11 +634,10 @@ class LaneMachine:
                 self._take_spare_to_warm(self._warming[environment, device.name], environment)
             case SpareWarmed():
                 self._keep_warmed_spare(event)
-            case DeviceUsed(device, began, ended, is_shared):
-                # Beside an application each use is followed by a pause of nine times its length (DUTY).
-                free_at = max(self._free_at.pop(device.name, 0.0), began) + (ended - began) / DUTY
-                if is_shared:
-                    self._free_at[device.name] = free_at
+            case DeviceUsed(device, taken_s, is_shared=True):
+                self._shares.setdefault(device.name, DeviceShare(self._clock)).record_use(taken_s)
+            case DeviceUsed(device):
+                self._shares.pop(device.name, None)
             case _:
                 assert_never(event)
         return self._instructions
@@ -864,7 +859,7 @@ class LaneMachine:
             self._add(AwaitSpare(kind))
         elif health.pause_s:
             message = (
-                f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone "
+                f"{environment.python} failed to run a worker {health.failures} times in a row and is not used "
                 f"for {health.pause_s:.0f} s: {health.reason}"
             )
             self._add(Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more")))
@@ -1031,8 +1026,9 @@ class LaneMachine:
     # Applications, and notices for people
 
     def pause_s(self, device: Device) -> float:
-        """Return for how many more seconds a lane should leave a device to its application."""
-        return max(0.0, self._free_at.get(device.name, 0.0) - self._clock())
+        """Return for how many seconds a lane should leave a device to its application."""
+        share = self._shares.get(device.name)
+        return 0.0 if share is None else share.pause_s
 
     @property
     def notices(self) -> list[str]:

@@ -14,14 +14,14 @@ An error or a cancellation in between leaves the lane without a worker; the next
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
-from typing import Final
 
 import anyio
 import structlog
 from msgspec.structs import replace
 
+from ktuned.fleet.device_share import LOOK_S, LOOKS
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.failures import Health, Output, ReferenceUnusable
 from ktuned.fleet.fleet import Fleet
@@ -31,6 +31,7 @@ from ktuned.fleet.lane_machine import (
     Event,
     Fail,
     LaneRecord,
+    LaneState,
     Measured,
     OpenProblem,
     ProblemNeeded,
@@ -54,9 +55,6 @@ _log = structlog.get_logger()
 
 REAP_S = 1.0
 """Deadline for a killed worker to end. A process in an endless GPU kernel was seen to take 0.15 s."""
-
-APPLICATION_CHECK_S: Final = 2.0
-"""Interval at which a lane that leaves its device to an application checks whether the application still uses it."""
 
 
 class Lane:
@@ -131,6 +129,11 @@ class Lane:
         return self._fleet.applications.list_on_device(self.device)
 
     @property
+    def pause_s(self) -> float:
+        """For how many seconds the lane leaves the device to an application, unless the application leaves it."""
+        return self._fleet.machine.pause_s(self.device) if self.applications else 0.0
+
+    @property
     def pace(self) -> Pace:
         """The pace at which results are worked on; all lanes share it."""
         return self._fleet.pace
@@ -145,12 +148,13 @@ class Lane:
         """Hold the device for a job's next request.
 
         If an application is using the device and no client waits for the job, this first waits until the lane's share
-        of the time allows another request.
+        of the time (:mod:`~ktuned.fleet.device_share`) allows another request.
         """
-        while pause_s := self._fleet.machine.pause_s(self.device):
-            if self._is_waited_for(job) or not await self._fleet.applications.is_device_used(self.device):
-                break
-            await anyio.sleep(min(pause_s, APPLICATION_CHECK_S))
+        while (pause_s := self.pause_s) and not self._is_waited_for(job):
+            await anyio.sleep(min(pause_s, LOOK_S))
+            # The last look would only prolong the pause by what it takes itself.
+            if pause_s > LOOK_S:
+                await self._look_at_device(job)
         async with self._turns.hold_turn(job):
             self.job = job
             began = monotonic()
@@ -160,6 +164,13 @@ class Lane:
                 self._release_cores()
                 self.busy_s += monotonic() - began
                 self.job = None
+
+    async def _look_at_device(self, job: int) -> None:
+        """Have the open worker look whether the application has left the device; it costs nothing then."""
+        async with self._turns.hold_turn(job):
+            if self.record.state is LaneState.OPEN and self.worker_pid is not None:
+                with suppress(WorkerError):
+                    await self.send_request(requests.Canary(self.device, looks=LOOKS), self._deadlines)
 
     async def reserve_cores(self, cores: int) -> int:
         """Reserve cores for a timing until the caller leaves the lane; return how many are reserved.
@@ -217,6 +228,7 @@ class Lane:
             WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next opening takes another worker.
         """
         began = monotonic()
+        taken_s: float | None = None
         try:
             while True:
                 try:
@@ -227,12 +239,17 @@ class Lane:
                     continue
                 if isinstance(reply, replies.Measurement):
                     self._handle(Measured(self.record, reply))
+                if isinstance(reply, replies.Measurement | replies.DeviceSeen):
+                    taken_s = reply.taken_s
                 return reply, output
         except BaseException:
             self._handle(Stopped(self.record))
+            taken_s = monotonic() - began
             raise
         finally:
-            self._handle(DeviceUsed(self.device, began, monotonic(), bool(self.applications)))
+            if taken_s is not None:
+                self._handle(DeviceUsed(self.device, taken_s, bool(self.applications)))
+                _log.debug("device_used", device=self.device.name, taken_s=taken_s, took_s=monotonic() - began)
 
     def take_output(self) -> Output:
         """Return the output that the worker's code has printed since the last call; the caller holds the lane."""

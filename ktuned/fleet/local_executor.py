@@ -211,7 +211,7 @@ class LocalExecutor(Executor):
                 os.sched_setaffinity(thread, self._compile_cores)
             except OSError as error:
                 # The thread may have ended meanwhile.
-                _log.debug("thread_not_pinned", pid=worker.pid, reason=str(error))
+                _log.debug("pin_thread_failed", pid=worker.pid, reason=str(error))
 
     async def _watch_warden(self) -> None:
         while True:

@@ -51,7 +51,7 @@ from ktuned.model import Phase, Role, WorkerError
 DAEMON_MARK = "KTUNED_DAEMON"
 WORKER_MARK = "KTUNED_WORKER"
 
-_NO_ANSWERS = "the worker sent what is no answer: its code writes to files that it did not open"
+_NO_ANSWERS = "the worker sent an invalid answer: its code writes to files that it did not open"
 
 _HINTS = {
     errno.EMFILE: "raise the daemon's limit of open files (`ulimit -Hn`, or LimitNOFILE= of its unit)",

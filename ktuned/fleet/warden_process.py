@@ -63,7 +63,7 @@ class WardenProcess:
         try:
             self._process = self._start_process()
         except WorkerError as error:
-            _log.error("no_warden", reason=error.message)
+            _log.error("start_warden_failed", reason=error.message)
         else:
             _log.warning("warden_restarted", pid=self.pid)
 

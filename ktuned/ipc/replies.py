@@ -228,6 +228,8 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
         seconds: time that it took in the worker.
         leftover: what the config has left behind in the worker, or which of the worker's files has changed on the disk.
             Empty if the next config needs no fresh worker.
+        taken_s: the seconds of the whole request in which a config shared the device with another program; None if
+            this config did not use it.
     """
 
     result: TrialResult
@@ -237,6 +239,13 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     observed: tuple[Observation, ...] = ()
     seconds: float | None = None
     leftover: str = ""
+    taken_s: float | None = None
+
+
+class DeviceSeen(msgspec.Struct, frozen=True):
+    """A device works. ``taken_s`` is 0 if no other program works on it now, and otherwise the time of this look."""
+
+    taken_s: float = 0.0
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -300,16 +300,19 @@ class Close(Request[replies.Empty, Never], frozen=True):
     first_phase: ClassVar = Phase.LOAD
 
 
-class Canary(Request[replies.Empty, Never], frozen=True):
+class Canary(Request[replies.DeviceSeen, Never], frozen=True):
     """Run something tiny on a device, to learn whether the device works.
 
-    With ``warms_up``, the worker also loads the device's libraries that every trial needs.
+    Attributes:
+        warms_up: also load the device's libraries that every trial needs.
+        looks: how often to look whether another program works on the device.
     """
 
     first_phase: ClassVar = Phase.LOAD
 
     device: Device
     warms_up: bool = False
+    looks: int = 0
 
 
 class MeasurePeaks(Request[Peaks, Never], frozen=True):

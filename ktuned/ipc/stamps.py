@@ -7,8 +7,8 @@ a file            SHA-256 of its bytes
 a pipe, a socket  ``special:`` and its kind: it cannot be read
 an absent one     empty; likewise for a link that leads nowhere
 a directory       ``dir``, if it only matters that it exists
-a listed one      ``dir:`` and a digest of the names in it, with their kinds
-a tested file     its stamp, and after ``|`` its permissions, extended attributes and link,
+a listed one      ``dir:`` and a digest of the names in it, with their kinds; virtual environments are left out
+a tested file     its stamp, and after ``|`` its owner's permissions, extended attributes and link,
                   and after ``@`` the time of its last change, if code asked for it
 ================  ==============================================================
 
@@ -107,7 +107,8 @@ def stamp_attributes(path: Path, *, has_times: bool = False) -> str:
             if not stat.S_ISREG(found.st_mode):
                 return ""
             extended = os.listxattr(path)
-            text = f"|{stat.S_IMODE(found.st_mode):o}"
+            # What others may do is decided by the umask under which a file was checked out.
+            text = f"|{found.st_mode & stat.S_IRWXU:o}"
             if extended:
                 values = [name.encode() + b"=" + os.getxattr(path, name) for name in sorted(extended)]
                 text += f"+{hashlib.sha256(bytes(0).join(values)).hexdigest()[:16]}"
@@ -175,7 +176,12 @@ pause_recording: Callable[[], AbstractContextManager[None]] = nullcontext
 def _digest_listing(path: Path) -> str:
     try:
         with os.scandir(path) as entries:
-            names = sorted((os.fsencode(entry.name), _name_kind(entry)) for entry in entries)
+            # An environment inside of a project belongs to the interpreter, which may as well lie elsewhere.
+            names = sorted(
+                (os.fsencode(entry.name), _name_kind(entry))
+                for entry in entries
+                if not os.path.exists(f"{entry.path}/pyvenv.cfg")
+            )
     except OSError:
         return ABSENT
     return LISTING + hashlib.sha256(b"\0".join(name + b"/" + kind for name, kind in names)).hexdigest()

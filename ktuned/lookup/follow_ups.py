@@ -131,7 +131,7 @@ class FollowUps:
             )
         except KtunedError as error:
             self._requested_tunings.pop(tuning.key, None)
-            _log.warning("lookup_not_tuned", kernel=tuning.kernel.name, reason=error.message)
+            _log.warning("queue_tuning_failed", kernel=tuning.kernel.name, reason=error.message)
 
     async def _check_configs(self, kernel: str) -> None:
         async with self._is_free:

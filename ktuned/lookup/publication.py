@@ -25,7 +25,7 @@ import anyio
 import msgpack
 
 from ktuned.answers import KernelState, KernelStates, Lookup
-from ktuned.catalog import Catalog, check_problem, decide_by_declaration
+from ktuned.catalog import Catalog, decide_by_declaration, read_problem
 from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.winner_table import CONFIRM_EVERY_S, WinnerTable
 from ktuned.model import Config, Device, KernelInfo, KernelName, KtunedError, NotFound, Objective, Problem
@@ -111,7 +111,7 @@ class Publication:
         # A kernel that is tuned now is used now: the rest of its winners follow soon.
         self._table.note_use(kernel.name)
         try:
-            check_problem(kernel, job.problem)
+            read_problem(kernel, job.problem)
             self._publish_winner(kernel, job.problem, job.device, job.objective, is_needed=True)
             self._write_kernel_entries(self._states.find_state(kernel))
         except KtunedError:

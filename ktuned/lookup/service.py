@@ -25,7 +25,7 @@ import anyio
 from msgspec.structs import replace
 
 from ktuned.answers import Admits, KernelStates, Lookup
-from ktuned.catalog import Catalog, check_problem
+from ktuned.catalog import Catalog, read_problem
 from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.winner_table import WinnerTable
@@ -119,7 +119,7 @@ class Lookups:
                 )
             )
         self.table.note_use(kernel.name)
-        check_problem(kernel, problem)
+        problem = read_problem(kernel, problem)
         found = self._find_and_improve_answer(
             kernel, problem, device, kernel.objective(objective), tune=tune, admits=admits, repeats=repeats
         )

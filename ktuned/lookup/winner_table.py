@@ -353,14 +353,14 @@ def _map_new_file(path: str, size: int) -> mmap.mmap | None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, paths.SOCKET_MODE)
     except OSError as error:
-        _log.warning("no_winner_table", path=path, reason=str(error))
+        _log.warning("make_winner_table_failed", path=path, reason=str(error))
         return None
     try:
         # Allocate the space now: on a full disk, accessing a sparse file would kill the daemon or a client.
         os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size)
     except OSError as error:
-        _log.warning("no_winner_table", path=path, reason=str(error))
+        _log.warning("make_winner_table_failed", path=path, reason=str(error))
         os.unlink(path)
         return None
     finally:

@@ -14,6 +14,7 @@ from ktuned.measuring.core_count import CoreCounter
 from ktuned.measuring.costs import Costs, FileMetrics
 from ktuned.measuring.cuda_timer import EVENTS, CudaTimer
 from ktuned.measuring.energy import EnergyMeter
+from ktuned.measuring.free_device import is_device_free
 from ktuned.measuring.host_timer import HostTimer
 from ktuned.measuring.launch_observer import LaunchObserver, ObserverGroup
 from ktuned.measuring.noise import Noise
@@ -52,6 +53,7 @@ __all__ = [
     "WrongLaunch",
     "add_check_errors",
     "ends_batch",
+    "is_device_free",
     "make_disputed_result",
     "make_failed_result",
     "make_raised_result",

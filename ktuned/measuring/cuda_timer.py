@@ -32,6 +32,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ktuned.measuring.free_device import is_device_free
 from ktuned.measuring.race import Race, RaceRules
 from ktuned.measuring.samples import Samples
 from ktuned.measuring.timed_launches import TimedLaunches
@@ -288,5 +289,5 @@ class CudaTimer:
             self._warm_up = None
             # The first warm-up ran alongside other work. Learn now, without it, how fast the warm clock is.
             self.warm_clock()
-        if perf_counter() - self._last_work >= IDLE_S:
+        if perf_counter() - self._last_work >= IDLE_S and is_device_free(str(self._device)):
             self.warm_clock()

@@ -51,6 +51,9 @@ FREE_NS = 2_000_000
 """Time in ns that is added to the time of launching when the affordable share of comparisons is computed, so that the
 first comparisons are free."""
 
+FLAGS_AT_ONCE = 20
+"""Launches that a GPU compares before the host waits; as many as in a piece of a timing."""
+
 FEWEST_OF_A_GPU, MOST_OF_A_GPU = 0.25, 8
 """Share of a GPU's batch that is compared until :data:`SURE_COMPARED` launches were, and the most comparisons in one
 batch: enqueueing a comparison takes the host as long as enqueueing a launch."""
@@ -161,8 +164,13 @@ class TimedLaunches:
         afforded = (self._launching_ns + FREE_NS) / max(1, 2 * self._comparing_ns)
         return max(LEAST_SHARE, min(wanted, afforded))
 
-    def top_up_comparisons(self, count: int, limit_s: float, synchronize: Callable[[], None]) -> None:
+    def top_up_comparisons(
+        self, count: int, limit_s: float, synchronize: Callable[[], None], *, by_flags: bool = False
+    ) -> None:
         """Launch as for a sample until ``count`` launches have been compared, or ``limit_s`` is over.
+
+        With ``by_flags`` the device compares :data:`FLAGS_AT_ONCE` launches, and the host waits once for all of them.
+        A wait for each launch would be a turn of every other program that works on the device.
 
         Raises:
             WrongLaunch: one of them is wrong.
@@ -170,13 +178,25 @@ class TimedLaunches:
         if self._judged is None or not self._judged.is_comparable:
             return
         began = perf_counter_ns()
-        while self.compared < count and perf_counter_ns() - began < limit_s * 1e9:
-            self.prepare_ring()
-            for launch in self.ring:
-                launch()
+        while (missing := count - self.compared) > 0 and perf_counter_ns() - began < limit_s * 1e9:
+            places = range(min(len(self.ring), self._judged.copies))
+            flags: list[Any] = []
+            while by_flags and len(flags) < min(missing, FLAGS_AT_ONCE):
+                self._launch_ring()
+                flags += [self.make_right_flag(place) for place in places]
+                by_flags = all(flag is not None for flag in flags)
+            if by_flags:
+                self.judge_flags(flags, limit_s, synchronize)
+                continue
+            self._launch_ring()
             synchronize()
-            for place in range(min(len(self.ring), self._judged.copies)):
+            for place in places:
                 self._judge_launch(place)
+
+    def _launch_ring(self) -> None:
+        self.prepare_ring()
+        for launch in self.ring:
+            launch()
 
     def draw_launches_to_compare(self, count: int) -> frozenset[int]:
         """Choose the numbers of the launches in a GPU's batch of ``count`` that will be compared."""

@@ -4,7 +4,16 @@ Plain and frozen. They need only the standard library and msgspec, because worke
 """
 
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
-from ktuned.model.device import NO_COUNTER, Absence, BackendReport, Device, Fault, read_device_kind
+from ktuned.model.device import (
+    ARCHITECTURES,
+    NO_COUNTER,
+    Absence,
+    BackendReport,
+    Device,
+    Fault,
+    is_architecture,
+    read_device_kind,
+)
 from ktuned.model.errors import (
     AmbiguousName,
     BackendError,
@@ -83,13 +92,17 @@ from ktuned.model.trace import (
     ATTRIBUTES,
     DISTRIBUTION,
     ENVIRONMENT,
+    HOME,
     MADE,
+    PREFIX,
+    SITE,
     UNOBSERVED,
     Observation,
     add_digests,
     describe_environment,
     digest_variable,
     extend_digest,
+    is_of_one_machine,
     is_own_variable,
     merge_stamps,
     read_variable,
@@ -125,6 +138,7 @@ from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
     "ALL_VARIABLES",
+    "ARCHITECTURES",
     "ATTRIBUTES",
     "BANDWIDTH_METRIC",
     "DEFAULT_TRIALS",
@@ -134,6 +148,7 @@ __all__ = [
     "EXACT",
     "FAILURES",
     "FLOAT32",
+    "HOME",
     "LATENCY",
     "MADE",
     "MEMORY",
@@ -143,8 +158,10 @@ __all__ = [
     "NUMERICS",
     "PORTFOLIO_CONFIGS",
     "PRECISIONS",
+    "PREFIX",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
+    "SITE",
     "TOLERANCE",
     "UNOBSERVED",
     "UNTIL",
@@ -219,9 +236,11 @@ __all__ = [
     "get_project_name",
     "have_same_bits",
     "is_among",
+    "is_architecture",
     "is_exact",
     "is_latency",
     "is_maximized",
+    "is_of_one_machine",
     "is_own_variable",
     "listed",
     "make_full_name",

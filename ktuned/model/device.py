@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -87,3 +88,24 @@ class BackendReport(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...] = ()
     absent: Absence | None = None
     error: Fault | None = None
+
+
+ARCHITECTURES = tuple(
+    f"sm_{number}{letter}"
+    for number, letters in (
+        *((number, ("",)) for number in (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89)),
+        (90, ("", "a")),
+        *((number, ("", "a", "f")) for number in (100, 101, 103, 110, 120, 121)),
+    )
+    for letter in letters
+)
+"""NVIDIA's architectures. With ``a``, code runs on that architecture alone; with ``f``, on its family."""
+
+
+_NEWEST = 121
+
+
+def is_architecture(target: str) -> bool:
+    """Return whether an architecture exists, or may come to exist: its number is larger than all known ones."""
+    parts = re.fullmatch(r"sm_(\d+)[af]?", target)
+    return target in ARCHITECTURES or (parts is not None and int(parts[1]) > _NEWEST)

@@ -139,7 +139,7 @@ def describe_error(error: BaseException) -> str:
         is_sentence = type(error) is KeyError and len(error.args) == 1 and " " in str(error.args[0])
         text = str(error.args[0] if is_sentence else error)
     except Exception as second:
-        text = f"(its text cannot be had: {type(second).__name__})"
+        text = f"(its text cannot be read: {type(second).__name__})"
     name = type(error).__name__
     return escape_surrogates(f"{name}: {text}" if text else name)[:_MESSAGE_CHARS]
 

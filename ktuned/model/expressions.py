@@ -127,7 +127,7 @@ def _parse_expression(text: str) -> ast.expr:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{text!r} is no expression: {getattr(error, 'msg', error)}") from None
+        raise UsageError(f"{text!r} is not an expression: {getattr(error, 'msg', error)}") from None
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise UsageError(f"the expression {text[:60]!r}… has more than {MAX_NODES} parts")
     return tree

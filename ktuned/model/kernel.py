@@ -45,7 +45,10 @@ from ktuned.model.trace import (
     ATTRIBUTES,
     DISTRIBUTION,
     ENVIRONMENT,
+    HOME,
     MADE,
+    PREFIX,
+    SITE,
     UNOBSERVED,
     Observation,
     extend_digest,
@@ -221,7 +224,7 @@ class KernelInfo(msgspec.Struct, frozen=True):
             return entry.name
         if entry.name.startswith(MADE):
             return f"{MADE}its winner, made again"
-        is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
+        is_elsewhere = not entry.places or entry.name.startswith((DISTRIBUTION, SITE, PREFIX, HOME, "/"))
         name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
         label = f"source:{name}{' (attributes)' if entry.name.endswith(ATTRIBUTES) and not is_elsewhere else ''}"
         return f"{label} (its text)" if label in self._inspected_parts else label

@@ -49,7 +49,7 @@ def with_numerics(objective: str, numerics: str | None) -> Objective:
     if numerics is None:
         return Objective(objective)
     if numerics not in NUMERICS:
-        raise UsageError(f"there are no numerics {numerics!r}", hint=f"there are {' and '.join(NUMERICS)}")
+        raise UsageError(f"there is no numerics mode {numerics!r}", hint=f"there are {' and '.join(NUMERICS)}")
     plain = strip_numerics(objective)
     return Objective(f"{_SAME_BITS}{plain}") if numerics == EXACT else plain
 

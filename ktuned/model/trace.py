@@ -24,6 +24,13 @@ ENVIRONMENT = "env:"
 DISTRIBUTION = "dist:"
 """Prefix of a name that stands for all files of an installed distribution: ``dist:NAME``."""
 
+SITE, PREFIX, HOME = "site:", "prefix:", "~/"
+"""Prefixes of names of files among installed packages, below the interpreter's prefix, in the user's home directory
+(:mod:`ktuned.worker.names`)."""
+
+_OF_EVERY_MACHINE = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/", "/etc/", "/opt/")
+"""Directories that have the same names on every machine."""
+
 UNOBSERVED = "unobserved:"
 """Prefix of a name that gives a reason why one version of the code was not fully observed:
 ``unobserved:VERSION:REASON``.
@@ -49,7 +56,7 @@ class Observation(msgspec.Struct, frozen=True):
     """One entry of a trace: a name, and a digest of what was read there.
 
     Attributes:
-        name: a file's path relative to its project's directory, or a text with one of the prefixes above.
+        name: a file's path relative to what it belongs to, or a text with one of the prefixes above.
         digest: SHA-256 of the bytes; empty if nothing was there.
         meaning: SHA-256 of the syntax tree, for executed Python: it decides results instead of the bytes. Else empty.
         places: the paths to watch: the file's own path, and those of the links on the way. They are absolute in the
@@ -78,6 +85,11 @@ class Observation(msgspec.Struct, frozen=True):
 def is_own_variable(name: str) -> bool:
     """Return whether a variable is ktuned's own, and so no input of a kernel."""
     return name.startswith("KTUNED_") or name in _OWN_VARIABLES
+
+
+def is_of_one_machine(name: str) -> bool:
+    """Return whether a name may mean something else, or nothing, on another machine of the same user or team."""
+    return name.startswith((MADE, HOME, "../", "/")) and not name.startswith(_OF_EVERY_MACHINE)
 
 
 def describe_environment(environment: Mapping[str, str]) -> str:

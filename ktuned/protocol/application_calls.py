@@ -32,6 +32,7 @@ class KeyAnswer(msgspec.Struct, frozen=True):
         artifact: the directory of the config's machine code.
         latency_us: the config's latency, if it was measured for exactly this key.
         message: why a tuning ended without a winner; else empty.
+        given_up: the number of configs whose compiles were given up for time, and that are compiled later.
     """
 
     status: Status
@@ -40,6 +41,7 @@ class KeyAnswer(msgspec.Struct, frozen=True):
     artifact: str | None = None
     latency_us: float | None = None
     message: str = ""
+    given_up: int = 0
 
 
 class CallsAnswer(msgspec.Struct, frozen=True):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, UnsetType
 
-from ktuned.model import LATENCY, KernelInfo, KernelName, Objective, PlanDefaults, Problem
+from ktuned.model import (
+    LATENCY,
+    Config,
+    KernelInfo,
+    KernelName,
+    Objective,
+    Plan,
+    PlanDefaults,
+    Problem,
+    ProjectName,
+    SpaceInfo,
+)
 from ktuned.protocol.method import Method, Params
 from ktuned.protocol.winners import Status
 
@@ -146,13 +157,30 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...] = ()
 
 
-class KernelEntry(KernelInfo, frozen=True):
-    """A kernel with its full name and when its winner was made again.
+class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel as its file declares it (:class:`~ktuned.model.KernelInfo`), with its full name.
 
-    If ``why`` was set, it has its winners' standings, and its configs that are quarantined because daemons died.
+    If ``why`` was set, it has its winners' standings, when its winner was made again, and its configs that are
+    quarantined because daemons died.
     """
 
-    name: KernelName = KernelName("")
+    name: KernelName
+    project: ProjectName
+    kernel: str
+    file: str
+    line: int
+    backend: str
+    digest: str
+    sources: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    default: Config | None
+    specialize: tuple[str, ...] | None
+    space: SpaceInfo
+    plan: Plan
+    bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
+    portfolio: int = 0
+    unobserved: str = ""
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
     repeated: str = ""
     quarantined: tuple[str, ...] = ()
@@ -160,7 +188,8 @@ class KernelEntry(KernelInfo, frozen=True):
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:
         """Return a kernel's entry."""
-        return cls(**structs.asdict(kernel), name=kernel.name, why=why)
+        shown = {name: getattr(kernel, name) for name in cls.__struct_fields__ if hasattr(kernel, name)}
+        return cls(**shown, why=why)
 
 
 class KernelsAnswer(msgspec.Struct, frozen=True):

@@ -106,10 +106,11 @@ class ForgetParams(Params, frozen=True):
 
 
 class ForgetAnswer(msgspec.Struct, frozen=True):
-    """The kernel, and the number of its trials that were deleted."""
+    """The kernel, the number of its trials that were deleted, and how many of them were winners."""
 
     kernel: str
     trials: int
+    winners: int
 
 
 RESULTS: Final = Method("results", ResultsParams, ResultsAnswer)

@@ -224,6 +224,8 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
         specialize: the problem keys that winners are kept for; None for all.
         bucket: the rules of shape buckets by problem key.
         names: what was read for the kernel besides its file, each with the ends that it was read for.
+        parts: what the winners' digests and fingerprints were made of: for each of them short digests, or versions, by
+            label. An import names by these what differs.
         function: the application's function that the kernel was adopted from, if it was; drop-ins find their winners
             by it.
         winners: the winners by latency.
@@ -243,6 +245,7 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     specialize: Sequence[str] | None
     bucket: Mapping[str, Any]
     names: Mapping[str, Sequence[str]]
+    parts: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     function: ExportedFunction | UnsetType = UNSET
     objective: Objective = LATENCY
     objectives: Mapping[Objective, Sequence[ExportedWinner]] = msgspec.field(default_factory=dict)

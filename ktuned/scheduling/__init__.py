@@ -5,7 +5,7 @@ from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
-from ktuned.scheduling.jobs import Intervals, Jobs
+from ktuned.scheduling.jobs import GIVEN_UP, Intervals, Jobs
 from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation
@@ -15,6 +15,7 @@ from ktuned.scheduling.repetition import Repetition
 
 __all__ = [
     "EVERYTHING",
+    "GIVEN_UP",
     "POLICIES",
     "HostObserver",
     "IdlePolicy",

@@ -10,7 +10,7 @@ import structlog
 from ktuned.devices import Machine
 from ktuned.fleet import CpuUse, Environment, Fleet, Usage
 from ktuned.ipc import requests
-from ktuned.model import Device, Role, WorkerError
+from ktuned.model import Role, WorkerError
 from ktuned.scheduling.idle_policy import Reading
 
 _log = structlog.get_logger()
@@ -47,10 +47,6 @@ class HostObserver:
         if last is None or self._last is None or now_us - last.at_us > STALE_US:
             return Reading(pressure=0.0, on_battery=on_battery, gpu_users=users)
         return Reading(self._last.share_of_others_since(last), self._last.pressure_since(last), on_battery, users)
-
-    async def is_used_by_others(self, device: Device) -> bool:
-        """Return whether other programs worked on a GPU lately; ``True`` if that is unknown."""
-        return (await self.count_gpu_users()).get(device.name, 1) > 0
 
     async def count_gpu_users(self) -> Mapping[str, int]:
         """Return the number of other processes on each GPU, as a worker of the first environment with GPUs sees them.

@@ -20,7 +20,7 @@ import ast
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Final
 
 import anyio
@@ -60,6 +60,9 @@ LOOK_S: Final = 600.0
 
 MAX_SHOWN: Final = 8
 """Most forgotten roots that the notice names."""
+
+TOLD_S: Final = 86_400.0
+"""How long that notice is shown."""
 
 _log = structlog.get_logger()
 
@@ -106,7 +109,7 @@ class Intake:
         self._requests = requests
         self._renewal = renewal
         self._list_configured = list_configured
-        self._forgotten: list[str] = []
+        self._forgotten: dict[str, float] = {}
         self._naming = anyio.Lock()
         self._max_directories = max_directories
 
@@ -270,10 +273,14 @@ class Intake:
 
     @property
     def notice(self) -> str:
-        """One line about the roots that were forgotten since the daemon started; empty if there are none."""
-        if not self._forgotten:
+        """One line about the roots that were forgotten today, and are not watched again; empty if there are none."""
+        watched = {root.path for root in self._known.catalog.roots}
+        forgotten = [
+            path for path, when in self._forgotten.items() if path not in watched and monotonic() - when < TOLD_S
+        ]
+        if not forgotten:
             return ""
-        shown = ", ".join(self._forgotten[-MAX_SHOWN:])
+        shown = ", ".join(forgotten[-MAX_SHOWN:])
         return f"no longer watched, as the directory is gone: {shown}; `ktuned add PATH` watches one again"
 
     def is_configured(self, root: Root) -> bool:
@@ -355,7 +362,7 @@ class Intake:
 
     async def _forget_missing_root(self, root: Root) -> None:
         await self.forget_root(root)
-        self._forgotten.append(root.path)
+        self._forgotten[root.path] = monotonic()
         _log.warning("root_forgotten", root=root.path)
 
 

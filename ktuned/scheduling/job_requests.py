@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.answers import Knowledge
-from ktuned.catalog import check_problem
+from ktuned.catalog import read_problem
 from ktuned.model import (
     EXACT,
     LATENCY,
@@ -188,9 +188,10 @@ class JobRequests:
         """
         plan = request.apply_to_plan(kernel.plan)
         kernel.objective(plan.objective)
-        if request.problem is not None:
-            check_problem(kernel, request.problem)
-        problems = kernel.problems if request.problem is None else (kernel.choose_representative(request.problem),)
+        if request.problem is None:
+            problems = kernel.problems
+        else:
+            problems = (kernel.choose_representative(read_problem(kernel, request.problem)),)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._known.catalog.find_kernel_environment(kernel)

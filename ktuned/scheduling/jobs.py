@@ -22,12 +22,14 @@ from msgspec.structs import replace
 from ktuned.fleet import Fleet, Lane, is_outside_kill
 from ktuned.model import (
     LATENCY,
+    PRESETS,
     Device,
     IllegalMove,
     KernelName,
     KeyProblem,
     KtunedError,
     NotFound,
+    Outcome,
     Plan,
     Problem,
     StoreError,
@@ -46,6 +48,7 @@ from ktuned.protocol import (
     JobStarted,
     JobState,
     LaneChanged,
+    Priority,
     PublishEvent,
     TuningPaused,
     TuningResumed,
@@ -87,6 +90,9 @@ UNKNOWN_LATENCY_US = 10.0
 
 MAX_WAITING = 10_000
 """Most jobs that may wait. A client that asks for more problems than this has an error in its loop."""
+
+GIVEN_UP = "given up for time"
+"""Reason of a job of configs whose compiles an earlier job has given up."""
 
 SOURCE_CHANGED = "source_changed"
 """Error code with which a worker refuses files that have changed since they were inspected."""
@@ -599,8 +605,19 @@ class Jobs:
             return Ending.STOPPED, ""
         state, message = task.pipeline.conclude_job()
         if state is JobState.DONE:
+            await self._submit_given_up_configs(job)
             return Ending.DONE, message
         return (Ending.HOPELESS if task.pipeline.is_hopeless else Ending.FAILED), message
+
+    async def _submit_given_up_configs(self, job: Job) -> None:
+        """Request the configs whose compiles a job has given up for time, to be tried when nothing else waits."""
+        if job.plan.configs or PRESETS[job.plan.preset].straggler_times is None:
+            return
+        late = self._store.list_trials(job=job.id, outcome=Outcome.COMPILE_TIMEOUT)
+        if late:
+            plan = replace(job.plan, configs=tuple(trial.config for trial in late))
+            with suppress(StoreError):
+                await self.submit_job(job.key, job.problem, priority=Priority.VERIFY, reason=GIVEN_UP, plan=plan)
 
     def add_new_devices(self) -> None:
         """Let running jobs also measure on new devices, where these give the same measuring context."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ktuned.answers import KernelState, Knowledge
-from ktuned.catalog import Catalog, Traces, check_problem, make_root_environment
+from ktuned.catalog import Catalog, Traces, make_root_environment, read_problem
 from ktuned.devices import Machine, explain_unmeasurable
 from ktuned.model import (
     PRESETS,
@@ -78,7 +78,7 @@ class Preparation:
         kernel = self._known.catalog.resolve_kernel(job.kernel)
         if fault := self._known.catalog.find_file_fault(kernel):
             raise KernelFileError(fault)
-        check_problem(kernel, job.problem)
+        read_problem(kernel, job.problem)
         root = self._known.catalog.find_root(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")

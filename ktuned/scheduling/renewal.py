@@ -33,7 +33,7 @@ import structlog
 from msgspec.structs import replace
 
 from ktuned.answers import Knowledge
-from ktuned.catalog import Changes, check_problem
+from ktuned.catalog import Changes, read_problem
 from ktuned.fleet import Environment
 from ktuned.model import (
     PRESETS,
@@ -222,7 +222,7 @@ class Renewal:
             known.setdefault(canonical(kernel.select_key_values(problem)), problem)
         for job in filter(None, map(self._known.store.find_job_of_winner, winners)):
             with suppress(UsageError):
-                check_problem(kernel, job.problem)
+                read_problem(kernel, job.problem)
                 problem = kernel.choose_representative(job.problem)
                 key = canonical(kernel.select_key_values(problem))
                 if key in tuned:
@@ -290,7 +290,7 @@ class Renewal:
         job = self._known.store.find_job_of_winner(winner)
         if job is None:
             return None
-        check_problem(kernel, job.problem)
+        read_problem(kernel, job.problem)
         objective, model = kernel.objective(winner.objective), winner.context.device
         present = find_present_key(self._known.catalog, self._known.machine, kernel, job.problem, model, objective)
         context = present.context
@@ -326,7 +326,7 @@ def _has_other_environment(environment: Environment, brief: JobBrief) -> bool:
 def _is_still_wanted(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bool:
     """Return whether a job for an older state is still useful in the new state, and no new job does its work."""
     try:
-        check_problem(kernel, job.problem)
+        read_problem(kernel, job.problem)
         key = kernel.make_winner_key(job.problem, job.device, kernel.objective(job.objective))
     except UsageError:
         return False

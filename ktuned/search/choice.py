@@ -174,9 +174,9 @@ class SupervisedStrategy(Strategy):
         except KernelFileError:
             raise
         except Exception as error:
-            raise self._strategy_fault(f"proposed what is no config: {describe_error(error)}") from error
+            raise self._strategy_fault(f"proposed something that is not a config: {describe_error(error)}") from error
         if not text:
-            raise self._strategy_fault(f"proposed {config!r:.100}, which is no config")
+            raise self._strategy_fault(f"proposed {config!r:.100}, which is not a config")
         if not is_held:
             raise self._strategy_fault(f"proposed a config that is not in the space: {text}")
         if text in self._proposed:

@@ -85,7 +85,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         trial = self.store.get_trial(winner.trial)
         job = None if trial is None else self.store.get_job(trial.job)
         if trial is None or job is None or not trial.detail.compiled.build:
-            raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
+            raise NotFound("this winner's trial was deleted", hint="`ktuned tune` measures it again")
         brief = self.prepare(replace(job, device=winner.context.device))
         if brief.context != winner.context:
             raise NotFound("this winner is stale", hint="`ktuned kernels NAME` says what changed; `ktuned tune` first")

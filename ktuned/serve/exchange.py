@@ -7,7 +7,9 @@ reader of documents is imported only when it is needed, which saves an idle daem
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from os.path import basename
 from time import time
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from msgspec import UNSET, structs
 
 from ktuned.adoption import read_function
 from ktuned.answers import Knowledge
-from ktuned.catalog import PROJECT_FILE, ForeignNames, check_problem
+from ktuned.catalog import PROJECT_FILE, ForeignNames, read_problem
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
@@ -34,12 +36,14 @@ from ktuned.model import (
     WinnerKey,
     WorkerError,
     canonical,
+    is_of_one_machine,
     name_figure,
 )
 from ktuned.protocol import (
     EXPORT,
     IMPORT,
     AnswersChanged,
+    Change,
     ExportAnswer,
     ExportedFunction,
     ExportedWinner,
@@ -52,9 +56,10 @@ from ktuned.protocol import (
     Status,
     WinnerChanged,
     WinnersDocument,
+    describe_change,
 )
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, exchange
+from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, compare_contexts, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
@@ -131,7 +136,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.known.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
-        kernel, exported = await self._add_names(kernel, document, is_dry=dry_run)
+        kernel, exported, parts = await self._add_names(kernel, document, is_dry=dry_run)
+        differing: dict[str, Mapping[str, str]] = {}
         taken: dict[WinnerKey, Winner] = {}
         entries = []
         for objective, offered in document.by_objective.items():
@@ -146,13 +152,44 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                     continue
                 # A document may offer several winners of one key: each competes with the best before it.
                 status, decision = self._judge_offer(kernel, offer, taken.get(offer.key))
-                entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=decision.reason))
+                changes = [] if status is Status.FRESH else self._describe_differences(kernel, offer, document, parts)
+                reason = decision.reason + (f"; {_name_changes(changes)}" if decision.takes and changes else "")
+                entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=reason))
                 if decision.takes:
                     taken[offer.key] = offer
+                    if winner.digest in document.parts and winner.digest != exported:
+                        differing[winner.digest] = _mark_differences(kernel.parts, document.parts[winner.digest], parts)
         if taken and not dry_run:
             await self._adopt_offers(kernel, list(taken.values()))
+            await self._save_parts(kernel, document, differing)
             await self._adopt_portfolios(kernel, document)
         return ImportAnswer(kernel.name, document.device, entries)
+
+    def _describe_differences(
+        self, kernel: KernelInfo, offer: Winner, document: WinnersDocument, parts: Mapping[str, str]
+    ) -> list[Change]:
+        """Return what differs between an offer's context and a measurement made here now, on a device that is here."""
+        today = self.build_context_today(kernel, offer.problem, offer.context.device)
+        if today is None:
+            return []
+        then, here = offer.context, self.known.store.load_fingerprint_versions
+        return compare_contexts(
+            then,
+            today,
+            (document.parts.get(then.digest), parts),
+            (document.parts.get(then.toolchain), here(today.toolchain)),
+            (document.parts.get(then.device_fingerprint), here(today.device_fingerprint)),
+            basename(kernel.file),
+        )
+
+    async def _save_parts(
+        self, kernel: KernelInfo, document: WinnersDocument, differing: Mapping[str, Mapping[str, str]]
+    ) -> None:
+        """Store what the imported winners' digests and fingerprints were made of, so that answers can name changes."""
+        winners = chain.from_iterable(document.by_objective.values())
+        used = {one for winner in winners for one in (winner.toolchain, winner.device_fingerprint)}
+        await self.known.store.save_digest_parts(kernel.name, differing)
+        await self.known.store.save_versions({one: document.parts[one] for one in used if one in document.parts})
 
     def _explain_unknown_kernel(self, name: str) -> NotFound:
         """Return the error for a document whose kernel is not here: the name, where it was sought, similar names."""
@@ -169,14 +206,14 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         watched = ", ".join(root.path for root in self.known.catalog.roots[:MAX_NAMED]) or "no directory"
         more = ", …" if len(self.known.catalog.roots) > MAX_NAMED else ""
         return NotFound(
-            f"no kernel {name!r} was found below what is watched: {watched}{more}",
+            f"no kernel {name!r} was found in the watched directories: {watched}{more}",
             hint="`ktuned add PATH` watches the directory that declares it",
         )
 
     async def _add_names(
         self, kernel: KernelInfo, document: WinnersDocument, *, is_dry: bool
-    ) -> tuple[KernelInfo, str]:
-        """Return a kernel that also has a document's names, and the digest that it has with only these names.
+    ) -> tuple[KernelInfo, str, Mapping[str, str]]:
+        """Return a kernel that also has a document's names, its digest with only these names, and its parts.
 
         If that is the digest of one of the winners, the names are learned, except in a dry run.
         """
@@ -186,8 +223,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         ]
         winners = chain.from_iterable(document.by_objective.values())
         known = {winner.digest for winner in winners}
-        named, exported = await self.foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
-        return named, exported or kernel.digest
+        named, exported, parts = await self.foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
+        return named, exported or kernel.digest, parts
 
     async def _read_offer(
         self, kernel: KernelInfo, exported: str, device: str, winner: ExportedWinner, objective: str
@@ -201,13 +238,13 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         problem, config = winner.problem, winner.config
         by = kernel.objective(objective)
         if kernel.specialize is None:
-            check_problem(kernel, problem)
+            problem = read_problem(kernel, problem)
         elif set(problem) != set(kernel.specialize):
             raise UsageError(f"the problem names {', '.join(sorted(problem))}")
         try:
             is_admitted = await self._may_be_served(kernel, problem, config)
         except WorkerError as error:
-            raise WorkerError(f"the kernel's space cannot be asked: {error.message}") from error
+            raise WorkerError(f"the kernel's space could not be evaluated: {error.message}") from error
         if not is_admitted:
             raise UsageError("the kernel's space has no such config")
         context = Context(
@@ -251,7 +288,9 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             and known.outcome not in (None, *RETRIED_BY_NEXT_JOB)
             and known.detail.failure.phase != IMPORTED
         ):
-            decision = exchange.Decision(False, f"it was tried here, in the same context: {known.outcome}")
+            decision = exchange.Decision(
+                False, f"this machine has tried the config in the same context: {known.outcome}"
+            )
         return status, decision
 
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
@@ -334,10 +373,36 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             default=kernel.default,
             specialize=kernel.specialize,
             bucket=kernel.bucket,
-            names={name: _list_name_purposes(entry) for name, entry in kernel.learned.items()},
+            names={
+                entry.name: _list_name_purposes(entry)
+                for entry in kernel.learned.values()
+                if entry.decisive or not is_of_one_machine(entry.name)
+            },
+            parts=self._collect_parts(name, winners),
             objective=kernel.objective(None),
             portfolios=portfolios,
         )
+
+    def _collect_parts(self, kernel: str, winners: Iterable[Winner]) -> dict[str, dict[str, str]]:
+        """Return what the winners' digests and fingerprints were made of, as far as it is stored and not absent."""
+        store, found = self.known.store, {}
+        for context in {winner.context for winner in winners}:
+            found[context.digest] = store.load_digest_parts(kernel, context.digest)
+            for fingerprint in (context.toolchain, context.device_fingerprint):
+                found[fingerprint] = store.load_fingerprint_versions(fingerprint)
+        return {one: {label: part for label, part in parts.items() if part} for one, parts in found.items() if parts}
+
+
+def _name_changes(changes: Sequence[Change]) -> str:
+    """Return the first changes in words."""
+    more = f", and {len(changes) - MAX_NAMED} more" if len(changes) > MAX_NAMED else ""
+    return "; ".join(describe_change(change) for change in changes[:MAX_NAMED]) + more
+
+
+def _mark_differences(now: Mapping[str, str], then: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return a kernel's parts, with those of another machine's digest that differ there from ``named``."""
+    differing = (label for label in {*then, *named} if then.get(label, "") != named.get(label, ""))
+    return {**now, **{label: then.get(label, "") for label in differing}}
 
 
 def _list_name_purposes(entry: Observation) -> list[str]:

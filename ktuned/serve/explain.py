@@ -115,7 +115,7 @@ def _explain_unserved_config(state: KernelState, winner: Winner) -> Change | Non
         return Change(SPACE, file, f"{held} lacks a knob: it is served as {canonical(config)}", "", "")
     if verdict is False:
         return Change(SPACE, file, f"{held} is not in the space any more: it is not served", "", "")
-    return Change(SPACE, file, f"{held} is served once a worker has found it in the space", "", "")
+    return Change(SPACE, file, f"{held} is served once a worker has confirmed that the space has it", "", "")
 
 
 def _describe_as_stale(standing: WinnerStanding, message: str, changes: Sequence[Change] = ()) -> WinnerStanding:

@@ -231,7 +231,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
 def _explain_joined_job(job: Job) -> str:
     """Return a notice that a request has joined an older job, whose budget may be larger."""
     seconds = "" if job.plan.time_limit_s is None else f" within {job.plan.time_limit_s:g} s"
-    return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
+    return f"joined job {job.id}, which already does this work and tries up to {job.plan.trials:,} configs{seconds}"
 
 
 def _parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:

@@ -176,9 +176,9 @@ class TeamStore:
             TeamStoreDown: The store cannot be used now.
         """
         if not self._settings.url:
-            raise UsageError("there is no team's store", hint="set `url` of [share] in config.toml")
+            raise UsageError("no team's store is configured", hint="set `url` of [share] in config.toml")
         if params.push and self._settings.read_only:
-            raise UsageError("the team's store is only read here", hint="leave out `read_only` of [share]")
+            raise UsageError("this daemon only reads the team's store", hint="leave out `read_only` of [share]")
         before = self._sent, self._taken
         await self.exchange_winners(self._known.catalog.kernels, pulls=not params.push)
         return ShareAnswer(hide_secrets(self._settings.url), self._sent - before[0], self._taken - before[1])
@@ -371,7 +371,7 @@ class TeamStore:
             answer = await self._exchange.import_document(merged)
         except KtunedError as error:
             # The kernel may be gone, or our own store may be full. The next look tries again.
-            _log.info("team_winners_not_imported", kernel=document.kernel, reason=error.message)
+            _log.info("import_team_winners_failed", kernel=document.kernel, reason=error.message)
             return
         except Exception as error:
             # Whoever can write to the store must not be able to end the daemon.

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from ktuned.answers import KernelStates, Knowledge
-from ktuned.catalog import check_problem
+from ktuned.catalog import read_problem
 from ktuned.model import KernelInfo, NotFound, Objective, UsageError, canonical
 from ktuned.protocol import (
     FORGET,
@@ -62,8 +62,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         # Which trials?
         problem = None
         if params.problem is not None:
-            check_problem(kernel, params.problem)
-            problem = canonical(kernel.select_key_values(params.problem))
+            problem = canonical(kernel.select_key_values(read_problem(kernel, params.problem)))
         device = None if params.device is None else self._resolve_model(kernel, params.device)
         digest = kernel.digest if params.current else None
         limit = min(bound_limit(params.limit), MAX_DETAILED_ROWS if params.details else MAX_ROWS)
@@ -127,10 +126,10 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         name = self.known.catalog.resolve_kernel(params.kernel, params.directory).name
         if params.outcome is None:
             await self.jobs.cancel_jobs_of_kernel(name)
-        forgotten = await self.known.store.forget_trials(name, params.outcome)
+        trials, winners = await self.known.store.forget_trials(name, params.outcome)
         self.jobs.forget_failures(name)
         self.publish(AnswersChanged(kernel=name, is_revoked=True))
-        return ForgetAnswer(name, forgotten)
+        return ForgetAnswer(name, trials, winners)
 
 
 def _list_trials(

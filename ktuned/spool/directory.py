@@ -107,7 +107,7 @@ def _require_plain(known: os.stat_result) -> None:
     if known.st_uid != os.geteuid():
         raise RefusedFile(f"it belongs to the user {known.st_uid}")
     if known.st_nlink != 1:
-        raise RefusedFile("it has a second name")
+        raise RefusedFile("it has a second hard link")
     if known.st_size > MAX_RECORD_BYTES:
         raise RefusedFile(f"it has {known.st_size} bytes, and {MAX_RECORD_BYTES} are read")
 

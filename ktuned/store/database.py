@@ -190,6 +190,11 @@ class Store(Queries):
 
         await self._write_to_disk(save)
 
+    async def save_digest_parts(self, kernel: str, meanings: Mapping[str, Mapping[str, str]]) -> None:
+        """Store the parts that digests of a kernel were made of, by the digests."""
+        entries = [(kernel, digest, json.dumps(dict(parts))) for digest, parts in meanings.items()]
+        await self._insert("INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)", *entries)
+
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
         """Store the versions that fingerprints stand for, by the fingerprints' digests."""
         entries = [
@@ -380,8 +385,10 @@ class Store(Queries):
         now = time.time()
         await self._write_to_disk(lambda connection: writes.mark_same_bits(connection, context, anchor, now))
 
-    async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> int:
-        """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs; return how many trials.
+    async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> tuple[int, int]:
+        """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs.
+
+        Returns the numbers of trials and of winners among them.
 
         A deleted winner is replaced by the best remaining trial of its context, if there is one.
         """

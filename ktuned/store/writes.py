@@ -264,8 +264,8 @@ def make_winner(
     return _make_winner(connection, trial_id, objective, now, is_final=is_final)
 
 
-def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
-    """Delete a kernel's ended trials (of one outcome, or all) with winners and contexts; return how many trials.
+def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> tuple[int, int]:
+    """Delete a kernel's ended trials (of one outcome, or all) with winners and contexts; return the numbers of both.
 
     A deleted winner is replaced by the best remaining trial of its context. Trials under way and open jobs stay.
     """
@@ -292,7 +292,7 @@ def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome 
             AND NOT EXISTS (SELECT 1 FROM trials WHERE job_id = jobs.id)""",
             (kernel, JobState.QUEUED, JobState.PAUSED, JobState.RUNNING),
         )
-    return deleted
+    return deleted, len(bereft)
 
 
 def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bits, now: float) -> None:

@@ -84,8 +84,11 @@ class Grants(msgspec.Struct, frozen=True):
     def note_grants(self, result: TrialResult) -> TrialResult:
         """Add to a failure's result what was granted to the config, for want of which it may have failed."""
         phase, held = result.detail.failure.phase, dict[str, float]()
-        if result.outcome in (Outcome.COMPILE_TIMEOUT, Outcome.HUNG):
+        if result.outcome is Outcome.HUNG:
             held[Grant.DEADLINE_S] = max(self.read(Grant.DEADLINE_S, phase), result.detail.failure.after_s)
+        if result.outcome is Outcome.COMPILE_TIMEOUT:
+            # A straggler was given up long before its deadline.
+            held[Grant.DEADLINE_S] = result.detail.failure.after_s or self.read(Grant.DEADLINE_S, phase)
         if result.outcome in FAILURES and _NO_MEMORY.search(result.message):
             held[Grant.MEMORY_BYTES] = self.read(Grant.MEMORY_BYTES, phase)
         if result.outcome in _MAY_BE_MOUNT and self._forbids_execution():

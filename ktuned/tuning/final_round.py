@@ -184,7 +184,8 @@ class FinalRound:
             return
         # Let them compete in a quiet window, and store the result.
         checked = monotonic()
-        async with self._fleet.hold_quiet(lane.device for lane in self._measuring.lanes):
+        # An application is never quiet, and its lane waits between the rounds: compiles go on beside it.
+        async with self._fleet.hold_quiet(lane.device for lane in self._measuring.lanes if not lane.applications):
             is_quiet = monotonic()
             contest = await self._hold_contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
@@ -287,12 +288,12 @@ class FinalRound:
                 continue
             except CannotOpen as error:
                 # The reference may refuse the numbers of this seed. No config is to blame for that.
-                _log.warning("seed_not_checked", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
+                _log.warning("check_seed_failed", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
                 return None
             if result.outcome is Outcome.MEASURED:
                 return None
             return replace(
-                result, message=f"right for its first inputs, not for others (seed {seed}): {result.message}"
+                result, message=f"right on its first inputs, wrong on others (seed {seed}): {result.message}"
             )
 
     async def _hold_contest(self, rounds: int, finalists: Sequence[_Finalist], ends_at: float) -> _Contest:
@@ -309,6 +310,8 @@ class FinalRound:
                     if turn >= FEWEST_ROUNDS and monotonic() > ends_at:
                         break
                     self._publish_round(turn, max(rounds, turn + 1), len(finalists))
+                    # Configs are compared within rounds only, so the next round may be on another lane.
+                    contest.lane = self._measuring.choose_well_lane()
                     await contest.run_round(turn)
             except LaneSick:
                 continue
@@ -405,12 +408,12 @@ class FinalRound:
 
 
 class _Contest:
-    """The rounds on one lane: each finalist once per round, in an order that rotates."""
+    """The rounds: each finalist once per round, all on the same lane, in an order that rotates."""
 
     def __init__(self, brief: JobBrief, lane: Lane, measuring: MeasureStage, finalists: Sequence[_Finalist]) -> None:
         self.finalists = list(finalists)
         self._brief = brief
-        self._lane = lane
+        self.lane = lane
         self._measuring = measuring
         # An application disturbs all finalists alike, and figures are compared only within a round.
         self._judges_contention = brief.judge_contention and not lane.applications
@@ -428,7 +431,8 @@ class _Contest:
         if is_reference_implausible(self.rounds, self.rivals):
             return True
         is_doubtful = are_rounds_contradictory(self.rounds, self.rivals) or are_rounds_noisy(self.rounds, self.rivals)
-        return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds
+        # Beside an application rounds often contradict each other, and more of them would, too.
+        return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds and not self.lane.applications
 
     async def run_round(self, turn: int) -> None:
         """Measure each finalist that may still win once; in the first rounds the reference, too."""
@@ -445,10 +449,10 @@ class _Contest:
             # Skip the reference if its latency is known well enough, or if a metric decides: it only has a latency.
             return
         try:
-            async with self._measuring.hold_open_lane(self._lane):
-                await self._lane.reserve_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
+            async with self._measuring.hold_open_lane(self.lane):
+                await self.lane.reserve_cores(1 if self.lane.device.kind != "cpu" else ALL_CORES)
                 request = requests.TimeReference(self._brief.preset, self._judges_contention)
-                measured, _ = await self._lane.send_request(request, self._brief.deadlines)
+                measured, _ = await self.lane.send_request(request, self._brief.deadlines)
         except WorkerError:
             # The reference is only shown beside the winner: its failure decides nothing.
             return
@@ -458,7 +462,7 @@ class _Contest:
     async def _time_finalist(self, finalist: _Finalist) -> None:
         request = requests.Time(finalist.unit, self._brief.preset, self._judges_contention)
         result = await self._measuring.measure_alone(
-            lambda: self._lane, finalist.make_attempt(), request, self._deadlines
+            lambda: self.lane, finalist.make_attempt(), request, self._deadlines
         )
         if result.outcome is not Outcome.MEASURED:
             finalist.failed = result

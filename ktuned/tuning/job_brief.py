@@ -117,6 +117,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         anchor: The config whose bits decide, if numerics are exact. The kernel's default is then the anchor.
         declared_default: The default that the kernel file declares, if the kernel's default is the anchor.
         grants: What configs are granted.
+        learns: Whether what is read becomes part of the kernel; not if configs are compiled otherwise than for use.
         in_hand: Records which trials workers have in hand.
     """
 
@@ -143,6 +144,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     anchor: Anchor | None = None
     declared_default: Config | None = None
     grants: Grants = Grants({})
+    learns: bool = True
     in_hand: InHand = msgspec.field(default_factory=InHand)
     _named: requests.KernelRef | None = None
 
@@ -176,7 +178,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
             SourceChanged: The worker has read other contents than those in the kernel's digest.
             StoreError: The names cannot be recorded.
         """
-        if observed:
+        if observed and self.learns:
             await self.traces.learn_names(self.kernel, observed)
 
     @property

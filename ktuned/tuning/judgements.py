@@ -254,8 +254,8 @@ class DisputedOutputs:
             return ""
         count = len(self._differing) + self._agreeing
         return (
-            f"{len(self._differing)} of {count} configs differ from the default's outputs, so none is held to be wrong "
-            "and nothing was checked (atomics, random numbers or buffers of a config's own shape may differ): give a "
+            f"{len(self._differing)} of {count} configs differ from the default's outputs, so ktuned rejected none: "
+            "correctness is unchecked (atomics, random numbers and buffers of a config's own shape may differ); give a "
             "reference="
         )
 
@@ -428,7 +428,7 @@ class Findings:
     def describe_findings(self) -> list[str]:
         """Return the findings, one sentence each."""
         knobs = [
-            f"{knob} has no effect: configs that differ in it alone compile to the same bytes, and are called alike "
+            f"{knob} has no effect: configs that differ only in it compile to the same bytes and launch alike "
             f"({count} compared)"
             for knob, count in find_knobs_without_effect(self._contents).items()
         ]

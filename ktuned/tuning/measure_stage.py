@@ -123,12 +123,12 @@ class Reference:
             CannotOpen: No candidate can be compiled, and loaded by the device.
             WorkerError, StoreError: As :meth:`CompileStage.compile_attempts`.
         """
-        if not self._brief.kernel.expects_default_outputs or self._is_ready:
+        if not self._brief.kernel.expects_default_outputs or self._has_artifact():
             return
         await self._are_proposed.wait()
         async with self._turn:
             # Another lane, or the early opening of this one, may have prepared it meanwhile.
-            if self._is_ready:
+            if self._has_artifact():
                 return
             while self._candidates:
                 proposal = self._candidates[0]
@@ -144,8 +144,7 @@ class Reference:
             hint="give another default, or a reference",
         )
 
-    @property
-    def _is_ready(self) -> bool:
+    def _has_artifact(self) -> bool:
         # Names that were learned since then would give the artifact another key, although it is the same. Compiling it
         # again would wait for a slot, and a final round keeps the slots closed.
         return bool(self._wanted) and self._artifacts.is_sealed(self._wanted)
@@ -350,8 +349,11 @@ class MeasureStage:
             await turn.record(ends)
 
     def choose_well_lane(self) -> Lane:
-        """Return the first lane that works, or the first of all if none does."""
-        return next((lane for lane in self.lanes if not lane.health.is_sick), self.lanes[0])
+        """Return the first lane that works and need not wait for an application; if none is so, the one that works and
+        waits least, or the first of all.
+        """
+        well = [lane for lane in self.lanes if not lane.health.is_sick]
+        return min(well, key=lambda lane: lane.pause_s, default=self.lanes[0])
 
     def _find_other_lanes(self, lane: Lane) -> list[Lane]:
         """Return the other lanes that work."""

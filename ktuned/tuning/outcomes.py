@@ -114,7 +114,10 @@ class Outcomes:
             if awaited is None or self._provisional:
                 return ""
             words = ", ".join(f"{name}={value}" for name, value in awaited.items())
-            return f"lookups still get {words}, which could not be measured here: tune again"
+            return (
+                f"the machine was too busy to measure {words} reliably: lookups keep it for now; "
+                "run `ktuned tune` again when it is quieter"
+            )
         if self.hopelessness.reason:
             return self.hopelessness.reason
         if self.final_fault:
@@ -170,7 +173,7 @@ class Outcomes:
             or await brief.check_configs([trial.config]) != [True]
         ):
             return False
-        self._shared = "others have found the winner in this very context; nothing was searched"
+        self._shared = "the team's store has a winner for this very context: nothing was searched"
         self.record_known_trial(trial)
         return True
 
@@ -375,7 +378,7 @@ class Outcomes:
                     if end.attempt.known is None:
                         await self.store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
-                _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
+                _log.warning("record_trials_failed", job=self._brief.job.id, reason=error.message)
 
     async def _find_served_configs(self) -> ServedConfigs | None:
         """Return the configs that lookups get now; ``None`` if this context has a winner."""

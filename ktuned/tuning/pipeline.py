@@ -412,10 +412,10 @@ class Pipeline:
         """Once only compiles are left, end those that take the preset's multiple of the longest finished compile.
 
         An example: one of a tuner's 85 configs compiled for 18 s, the others for 2 to 9 s, while somebody waited for
-        the winner. The config is not lost: a later job tries it again, and other presets wait for it.
+        the winner. The config is not lost: a job of the given-up configs follows, which waits for them.
         """
         times = self.brief.preset.straggler_times
-        if times is None:
+        if times is None or self.brief.job.plan.configs:
             return
         await self._compiling.has_all.wait()
         while True:

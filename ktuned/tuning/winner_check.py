@@ -130,6 +130,7 @@ class WinnerCheck:
             Unsupported: There is no such sanitizer, or it is not installed.
             WorkerError: The config cannot be compiled, or the problem cannot be opened.
         """
+        self._brief.learns = False
         sanitizer = _AddressSanitizer() if self._lane.device.kind == "cpu" else _ComputeSanitizer()
         environment = await sanitizer.make_environment(self._brief, sanitizers, scratch)
         deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._brief.deadlines.items()}

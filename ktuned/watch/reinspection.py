@@ -179,11 +179,11 @@ class Reinspection:
         # The next survey will find the files again.
         if isinstance(error, KtunedError):
             self.notice = f"a saved file was not inspected: {error.message}"
-            _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
+            _log.error("inspection_failed", reason=error.message, hint=error.hint)
         else:
             # An unexpected error must not end a daemon that answers lookups.
             self.notice = f"a saved file was not inspected: {type(error).__name__}: {error}"
-            _log.error("save_not_taken_in", reason=str(error), exc_info=error)
+            _log.error("inspection_failed", reason=str(error), exc_info=error)
 
     def _is_never_searched(self, path: str) -> bool:
         """Return whether kernel files are not looked for at a path."""

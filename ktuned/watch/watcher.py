@@ -44,6 +44,9 @@ REBUILD_PAUSE_S = 0.1
 
 REBUILD_SHARE = 5.0
 
+LOST_S = 600.0
+"""How long ``notice`` tells of lost events after the last one."""
+
 GRACE_S = 0.5
 """A survey may find a save before its event arrives; after this long, the event is taken for lost."""
 
@@ -100,6 +103,7 @@ class Watcher:
         self._poller_failed = ""
         self._retry_at = 0.0
         self._lost = 0
+        self._lost_until = 0.0
         self._lacks_directories = False
         catalog.when_roots_change(self.roots_changed)
         catalog.when_kernels_change(self._kernels_changed)
@@ -117,9 +121,9 @@ class Watcher:
             "raise fs.inotify.max_queued_events, "
             "or set `polling = true` for a network file system"
         )
-        return "; ".join(
-            [*polled, *filter(None, (self._poller_failed, lost if self._lost else "", self._inspections.notice))]
-        )
+        is_losing = self._lost and monotonic() < self._lost_until
+        faults = (self._poller_failed, lost if is_losing else "", self._inspections.notice)
+        return "; ".join([*polled, *filter(None, faults)])
 
     def roots_changed(self) -> None:
         """Watch the new set of roots."""
@@ -296,6 +300,7 @@ class Watcher:
         lost = announced & suspects
         if lost:
             self._lost += 1
+            self._lost_until = monotonic() + LOST_S
             _log.warning("events_lost", paths=len(lost))
         await self._inspections.inspect_files(
             await self._inspections.find_affected_kernel_files((found.paths - announced) | lost)

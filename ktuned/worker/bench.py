@@ -39,6 +39,7 @@ from ktuned.measuring import (
     TimedLaunches,
     Timer,
     ends_batch,
+    is_device_free,
     make_failed_result,
     make_raised_result,
     make_timed_result,
@@ -235,9 +236,11 @@ class Bench:
             OutdatedWorker: a file that this process has mapped has changed.
         """
         self._require_current_files()
-        known_us = chain(request.known_us, repeat(None))
+        known_us, taken_s = chain(request.known_us, repeat(None)), 0.0
         for unit, latency_us, following in zip(request.units, known_us, (*request.units[1:], None), strict=False):
             measured = self._measure_config(unit, latency_us, following, request, reply)
+            taken_s += measured.taken_s or 0.0
+            measured = replace(measured, taken_s=None if measured.taken_s is None else taken_s)
             if following is None or ends_batch(measured, request):
                 return measured
             incumbent = requests.choose_incumbent(request.incumbent, measured, request.same_bits)
@@ -309,7 +312,8 @@ class Bench:
             return replies.Measurement(make_raised_result(error, Phase.LOAD))
         problem.data.reset_tensors()
         run = ConfigRun(problem, unit.key, launch, phases)
-        return run.check_damage(steps(run))
+        began = monotonic()
+        return _charge_time(run.check_damage(steps(run)), problem.device, began)
 
     def _require_current_files(self) -> None:
         """Check that the files that this process has mapped are still those on the disk.
@@ -343,11 +347,14 @@ class Bench:
             timer, in_graph = CudaTimer(problem.device.name, EVENTS), False
         launches = TimedLaunches(problem.observers.begin_config(request, reference))
         problem.observers.begin_samples()
+        began = monotonic()
         try:
             race = timer.time_launches(launches, RaceRules(request.preset))
         except Exception as error:
-            return replies.Measurement(TrialResult(None) if in_graph else make_raised_result(error, Phase.REFERENCE))
-        return replies.Measurement(problem.observers.end_samples(make_timed_result(race), race.samples))
+            result = TrialResult(None) if in_graph else make_raised_result(error, Phase.REFERENCE)
+        else:
+            result = problem.observers.end_samples(make_timed_result(race), race.samples)
+        return _charge_time(replies.Measurement(result), problem.device, began)
 
     def _require_open_problem(self) -> OpenProblem:
         if self._open is None:
@@ -356,7 +363,7 @@ class Bench:
 
 
 def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Timer:
-    """Return the timer for a device. A GPU's begins to warm up.
+    """Return the timer for a device. A GPU's begins to warm up, unless another program keeps it warm.
 
     The warm-up also loads the GPU's matrix-product library, which takes about as long as making the inputs.
     """
@@ -364,8 +371,15 @@ def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Tim
     if device.kind != "cuda" or backend.times_on_host or is_returned:
         return HostTimer(believes_reports=is_returned or backend.reports_time)
     timer = CudaTimer(device.name, kernel.timing)
-    timer.begin_warm_up()
+    if is_device_free(device.name):
+        timer.begin_warm_up()
     return timer
+
+
+def _charge_time(measured: replies.Measurement, device: Device, began: float) -> replies.Measurement:
+    """Return a measurement with the time since ``began`` as taken, or 0 if no other program works on the device now."""
+    seconds = monotonic() - began
+    return replace(measured, taken_s=0.0 if is_device_free(device.name) else round(seconds, 6))
 
 
 def _digest_identity(kernel: DeclaredKernel, problem: Problem, data: ProblemData, settings: Mapping[str, str]) -> str:

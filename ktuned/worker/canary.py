@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from ktuned.checking import ProblemData, require_free_memory_for_spare
 from ktuned.declaration import kernel, space, tensor
 from ktuned.ipc import replies, requests
+from ktuned.measuring import is_device_free
 from ktuned.model import Device, KernelFileError
 
 _SIDE = 16
@@ -34,14 +36,14 @@ def rehearsed(p: Any, c: Any) -> Any:
     """Return nothing: no config of this kernel is ever built."""
 
 
-def run_canary(request: requests.Canary) -> replies.Empty:
+def run_canary(request: requests.Canary) -> replies.DeviceSeen:
     """Run something tiny on a device; a CPU needs no more than the answer. A spare rehearses as well.
 
     Raises:
         RuntimeError: the device fails, or has too little memory for a spare.
     """
     if request.device.kind == "cpu":
-        return replies.Empty()
+        return replies.DeviceSeen()
     if request.warms_up:
         require_free_memory_for_spare(request.device.name)
     import torch
@@ -52,7 +54,9 @@ def run_canary(request: requests.Canary) -> replies.Empty:
         raise RuntimeError(f"{request.device.name} counts 0 + … + 7 as {total}")
     if request.warms_up:
         rehearse_problem(request.device)
-    return replies.Empty()
+    began = monotonic()
+    is_free = not request.looks or is_device_free(request.device.name, request.looks)
+    return replies.DeviceSeen(0.0 if is_free else monotonic() - began)
 
 
 def rehearse_problem(device: Device) -> None:

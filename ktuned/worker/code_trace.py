@@ -8,8 +8,9 @@ of every file on which a result depends.
 from __future__ import annotations
 
 from ktuned.dependencies import ACCESSES, OBSERVER
-from ktuned.ipc import ABSENT, Places, requests, stamps_agree
+from ktuned.ipc import ABSENT, Places, make_relative, requests, stamps_agree
 from ktuned.model import ATTRIBUTES, ENVIRONMENT, UNOBSERVED, Observation
+from ktuned.worker.names import locate_file
 from ktuned.worker.observations import (
     SourceChanged,
     make_observations,
@@ -33,7 +34,8 @@ class CodeTrace:
 
     def _find_known_stamp(self, name: str) -> str | None:
         """Return the stamp with which a name was inspected, or None if the kernel does not depend on it."""
-        held = self._kernel.digests.get(name.removesuffix(ATTRIBUTES))
+        path = make_relative(locate_file(name.removesuffix(ATTRIBUTES), self._root), self._root)
+        held = self._kernel.digests.get(path)
         return None if name.endswith(ATTRIBUTES) and "|" not in (held or "") else held
 
     def take_new_observations(self, *, is_data: bool = False) -> tuple[Observation, ...]:

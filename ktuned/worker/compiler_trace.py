@@ -24,6 +24,7 @@ from ktuned.ipc import (
     stamps_agree,
 )
 from ktuned.model import ATTRIBUTES, DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, digest_variable
+from ktuned.worker.names import name_file
 from ktuned.worker.observations import EXECUTED, SourceChanged, refresh_observation
 
 YOUNG_NS = 20_000_000
@@ -130,8 +131,7 @@ class CompilerTrace:
             if (listed := find_record_owner(str(path))) is not None:
                 installed = (listed,)
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
-            name = make_relative(str(path), self._root)
             # Leave out directories above the project, which surely exist.
-            if not installed and set(name.split("/")) - {"..", "."}:
-                names[name] = path
+            if not installed and not f"{self._root}/".startswith(f"{path}/"):
+                names[name_file(str(path), self._root)] = path
         return {name: path for name, path in names.items() if make_relative(str(path), self._root) not in self._known}

@@ -236,7 +236,12 @@ class ConfigRun:
         if timed.outcome is Outcome.MEASURED and race.is_full:
             problem.noise.add_config(race.samples, first_us)
         if timed.outcome is Outcome.MEASURED and race.may_win:
-            launches.top_up_comparisons(most_compared, request.preset.timing_s, problem.timer.synchronize)
+            launches.top_up_comparisons(
+                most_compared,
+                request.preset.timing_s,
+                problem.timer.synchronize,
+                by_flags=problem.timer.returns_early,
+            )
         return timed
 
     def _compare_bits(self, bits: BitsComparison, timed: TrialResult) -> TrialResult:

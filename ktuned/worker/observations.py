@@ -39,6 +39,7 @@ from ktuned.model import (
     digest_variable,
     read_variable,
 )
+from ktuned.worker.names import locate_file, name_file
 
 EXECUTED = "executed"
 """Meaning of an observation before it is looked at: the file was executed as Python, and counts by its syntax."""
@@ -71,7 +72,7 @@ def refresh_observation(observation: Observation, root: str) -> Observation:
         return observation
     if observation.name.startswith(DISTRIBUTION):
         return _look_for_distribution(observation, root)
-    place = Path(make_absolute(observation.name.removesuffix(ATTRIBUTES), root))
+    place = Path(locate_file(observation.name.removesuffix(ATTRIBUTES), root))
     if observation.name.endswith(ATTRIBUTES):
         attributes = stamp_attributes(place, has_times="@" in observation.digest)
         return replace(observation, digest=attributes, places=(make_relative(str(place), root),))
@@ -113,7 +114,7 @@ def name_files_in_project(files: Mapping[Path, str], root: str) -> dict[str, str
     for path, whole in files.items():
         digest, bar, attributes = whole.partition("|")
         owner = find_record_owner(str(path)) if digest else None
-        name = make_relative(str(path), root) if owner is None else f"{DISTRIBUTION}{owner.name}"
+        name = name_file(str(path), root) if owner is None else f"{DISTRIBUTION}{owner.name}"
         if bar:
             found[f"{name}{ATTRIBUTES}"] = f"{bar}{attributes}"
         # Leave out directories above the project, which surely exist.

@@ -111,7 +111,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
         await paused.begun.wait()
         answer = parts.lookups.look_up("it", {"n": 64}, None, tune=True).answer
         assert (answer.status, changes) == ("stale", 1)
-        assert answer.message == f"{parts.project / name} changed, or what it depends on, and is being inspected"
+        assert answer.message == f"{parts.project / name} or a file that it depends on changed, and is being inspected"
         paused.goes_on.set()
     assert (status(), changes) == ("fresh", 2)
     assert parts.jobs.list_live_jobs() == [], "nothing is tuned for a doubt"

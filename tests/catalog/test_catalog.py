@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ktuned.catalog.catalog import Catalog, Changes, Inspection, check_problem, is_below
+from ktuned.catalog.catalog import Catalog, Changes, Inspection, is_below, read_problem
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.errors import AmbiguousName, NotFound, UsageError
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.values import Problem
+from ktuned.model.values import Problem, Scalar
 from ktuned.protocol import FileError
 from ktuned.protocol.kernels import Root
 
@@ -260,7 +260,7 @@ def test_kernels_below_no_root_are_forgotten() -> None:
         ({"M": 1, "N": 2}, {}, ""),
         ({"K": 1}, {}, ""),
         ({"M": 1}, {}, "it takes M, N, such as M=1,N=1"),
-        ({"M": 1, "N": "2"}, {}, "give a number, such as N=1"),
+        ({"M": 1, "N": "2"}, {}, "give an integer, such as N=1"),
         ({"D": 2}, {"problems": ({"D": "half"},)}, "give a text, such as D=half"),
         ({}, {}, "names nothing"),
         ({"M": 1, "N": 2, "K": 3}, {}, "names M, N, K"),
@@ -277,11 +277,36 @@ def test_a_problem_with_other_keys_is_refused(problem: Problem, options: dict[st
     declared = {"problems": ({"M": 1, "N": 1}, {"K": 1}), **options}
     checked = make_kernel("/a/tune_x.py", **declared)
     if not words:
-        check_problem(checked, problem)
+        read_problem(checked, problem)
         return
     with pytest.raises(UsageError) as refused:
-        check_problem(checked, problem)
+        read_problem(checked, problem)
     assert words in f"{refused.value.message}; {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "read"),
+    [
+        (64, 65536.0, 65536),
+        (0.5, 2, 2.0),
+        (True, False, False),
+        ("half", "float", "float"),
+        (64, True, None),
+        (64, 0.5, None),
+        (True, 1, None),
+        (0.5, True, None),
+        (64, "64", None),
+    ],
+)
+def test_a_value_takes_the_declared_type_or_is_refused(declared: Scalar, given: Scalar, read: Scalar | None) -> None:
+    """``N=65536.0`` is the problem ``N=65536``, and ``N=True`` is none."""
+    checked = make_kernel("/a/tune_x.py", problems=({"N": declared},))
+    if read is None:
+        with pytest.raises(UsageError, match=r"the problem's N is"):
+            read_problem(checked, {"N": given})
+    else:
+        (value,) = read_problem(checked, {"N": given}).values()
+        assert (type(value), value) == (type(declared), read)
 
 
 def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: Catalog, files: list[Path]) -> None:
@@ -299,6 +324,20 @@ def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: C
     catalog.apply_inspections([make_inspection(files[0], errors=("no syntax",))])
     assert catalog.apply_inspections([], [str(files[0])]).mended == (str(files[0]),)
     assert catalog.find_file_fault(gemm) == ""
+
+
+def test_a_short_name_means_the_checkout_that_one_works_in(tmp_path: Path) -> None:
+    """Its projects may lie below the directory, as a repository's examples do."""
+    places = [tmp_path / checkout / "examples" / "gemm" for checkout in ("one", "two")]
+    for place in places:
+        place.mkdir(parents=True)
+    roots = [Root(str(place), name, "python") for place, name in zip(places, ("gemm", "gemm-two"), strict=True)]
+    kernels = [make_kernel(place / "tune_x.py", project=root.name) for place, root in zip(places, roots, strict=True)]
+    catalog = Catalog(roots, kernels)
+    assert catalog.resolve_kernel("gemm", str(tmp_path / "two")).name == "gemm-two:gemm"
+    assert catalog.resolve_kernel("gemm", str(tmp_path / "one" / "examples")).name == "gemm:gemm"
+    with pytest.raises(AmbiguousName):
+        catalog.resolve_kernel("gemm", str(tmp_path))
 
 
 def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> None:

@@ -128,16 +128,12 @@ def make_kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
         "line": 7,
         "backend": "tvm_ffi",
         "digest": "d",
-        "source_digest": "s",
-        "plan_digest": "p",
         "sources": [],
-        "stamps": {},
         "problems": [{"M": 64}],
         "default": {"BM": 32},
         "specialize": None,
         "space": {"kind": "cartesian", "size": 2, "axes": {"BM": [32, 64]}, "constrained": True},
         "plan": {},
-        "extra": {},
     }
     return kernel | changes
 

@@ -69,7 +69,10 @@ def test_without_a_daemon_each_command_exits_3(
     """The command prints one line on stderr that says how to start a daemon, and nothing on stdout."""
     result = run_cli(*arguments, *extra)
     assert (result.code, result.out) == (3, "")
-    assert re.fullmatch(r"ktuned: no daemon serves \S+; `ktuned start` starts one\n", result.err)
+    words = r"no daemon serves \S+?(; |\", \"hint\": \")`ktuned start` starts one"
+    assert re.search(words, result.err)
+    assert result.err.count("\n") == 1
+    assert result.err.startswith('{"error": ' if extra else "ktuned: ")
 
 
 def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(run_cli: RunCli) -> None:
@@ -118,6 +121,8 @@ def test_wrong_usage_is_one_line_and_exit_2(run_cli: RunCli, arguments: tuple[st
     result = run_cli(*arguments)
     assert (result.code, result.out) == (2, "")
     assert re.fullmatch(r"ktuned: .+; see `ktuned.* --help`\n", result.err)
+    fault = json.loads(run_cli(*arguments, "--json").err)["error"]
+    assert (fault["code"], set(fault)) == ("usage", {"code", "message", "hint"})
 
 
 @pytest.mark.parametrize(
@@ -304,8 +309,11 @@ def test_the_version_is_the_distributions(run_cli: RunCli) -> None:
 def test_the_daemons_refusals_are_one_line(run_cli: RunCli, start_daemon: StartDaemon, code: str, status: int) -> None:
     """An error answer is printed with its hint; its code decides the exit status."""
     start_daemon(lookup=make_refusing_handler(code, "two projects\nhave it", "say which"))
-    result = run_cli("lookup", "gemm", "--json")
+    result = run_cli("lookup", "gemm")
     assert (result.code, result.out, result.err) == (status, "", "ktuned: two projects have it; say which\n")
+    result = run_cli("lookup", "gemm", "--json")
+    fault = {"code": code, "message": "two projects have it", "hint": "say which"}
+    assert (result.code, result.out, json.loads(result.err)) == (status, "", {"error": fault})
 
 
 def test_lookup_reads_the_problems_values(run_cli: RunCli, start_daemon: StartDaemon) -> None:
@@ -353,7 +361,7 @@ def test_lookup_of_an_unknown_kernel_exits_1(run_cli: RunCli, start_daemon: Star
     start_daemon(lookup=unknown)
     result = run_cli("lookup", "gemm", "--json")
     assert (result.code, result.json_lines) == (1, [unknown | LEFT_OUT])
-    assert result.err.startswith("ktuned: no kernel 'gemm' is known; ")
+    assert json.loads(result.err)["error"]["message"] == "no kernel 'gemm' is known"
 
 
 @pytest.mark.parametrize(
@@ -637,6 +645,11 @@ def test_status_marks_a_deleted_root(run_cli: RunCli, start_daemon: StartDaemon)
     assert "/src (gone)" in run_cli("status").out
 
 
-def test_one_forgotten_trial_is_singular(run_cli: RunCli, start_daemon: StartDaemon) -> None:
-    start_daemon(forget={"kernel": KERNEL, "trials": 1})
-    assert run_cli("forget", "gemm").out == f"{KERNEL}: 1 trial forgotten\n"
+@pytest.mark.parametrize(
+    ("trials", "winners", "words"), [(1, 0, "1 trial forgotten"), (9, 1, "9 trials forgotten, 1 winner among them")]
+)
+def test_forget_says_which_winners_go(
+    run_cli: RunCli, start_daemon: StartDaemon, trials: int, winners: int, words: str
+) -> None:
+    start_daemon(forget={"kernel": KERNEL, "trials": trials, "winners": winners})
+    assert run_cli("forget", "gemm").out == f"{KERNEL}: {words}\n"

@@ -183,6 +183,14 @@ class TestSummary:
             "next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners",
         ]
 
+    def test_it_counts_configs_that_are_compiled_later(self, tmp_path: Path) -> None:
+        account = Account({"ktuned_triton"}, {"fla.ops.f"}, directory=tmp_path)
+        for key, given_up in enumerate((2, 0, 1)):
+            account.record_tuned(f"fla.ops.f M={key}", 30, given_up)
+        read = Account.from_directory(tmp_path)
+        read.record_adopted("fla.ops.f")
+        assert "57 of 60 configs; 3 are compiled later" in summarise_account(read)
+
     def test_with_winners_it_lists_missing_keys_and_unused_files(self) -> None:
         account = Account({"ktuned_triton"})
         account.record_adopted("fla.ops.f")

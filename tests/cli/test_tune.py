@@ -65,7 +65,7 @@ def test_config_and_remeasure_choose_configs_to_measure_again(run_cli: RunCli, s
     """Values are read as those of a problem."""
     daemon = serve_tuning(start_daemon)
     options = ["--config", "BM=64,fast=true", "--config", "BM=32,fast=false"]
-    assert run_cli("tune", "gemm", "--remeasure", *options).code == 0
+    assert run_cli("tune", "gemm", "--remeasure", *options).code == 6
     configs = [{"BM": 64, "fast": True}, {"BM": 32, "fast": False}]
     assert daemon.find_params("tune") == {"kernel": "gemm", "configs": configs, "again": True}
     for wrong in ("BM", "BM=1,BM=2", "=3"):

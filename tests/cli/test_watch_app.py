@@ -334,6 +334,20 @@ async def test_pages_show_all_keys_and_all_problems() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("keys", [("question_mark",), ("e",), ("enter", "enter"), ("slash", "enter"), ()], ids=str)
+async def test_q_leaves_every_screen(keys: tuple[str, ...]) -> None:
+    """A page goes back to the screen, and the screen ends."""
+    async with open_screen() as (app, pilot, _):
+        await pilot.press(*keys)
+        await wait_until_drawn(pilot)
+        for _ in range(len(app.screen_stack)):
+            assert app.is_running
+            await pilot.press("q")
+            await pilot.pause()
+        assert not app.is_running
+
+
+@pytest.mark.anyio
 async def test_an_empty_screen_explains_kernel_files() -> None:
     """Keys do nothing there."""
     async with open_screen((80, 24), Board()) as (app, pilot, _):

@@ -293,7 +293,7 @@ def test_a_full_backlog_gives_the_default(socket_path: str) -> None:
                 connection.connect(socket_path)
         hit = Client(socket_path, deadline_s=PATIENT_S).lookup("gemm", {}, DEFAULT)
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-        assert "no more connections" in hit.message
+        assert "no free connection" in hit.message
 
 
 def test_an_untrusted_socket_is_not_spoken_to(socket_path: str) -> None:

@@ -88,7 +88,7 @@ def test_each_field_of_the_config_file_is_applied(empty_home: Path, tmp_path: Pa
             "roots[0] has no setting 'nam' (did you mean 'name'? there are: path, ",
         ),
         ("[[roots]]\npath = '/x'\nenv = {A = 1}", "roots[0].env.A takes a text in quotes, not a whole number"),
-        ("[[roots]]\npath = '/x'\n[[roots]]\npath = '/x/'", "/x is there twice"),
+        ("[[roots]]\npath = '/x'\n[[roots]]\npath = '/x/'", "/x is listed twice"),
         ("[[roots]]\npath = '/a/x'\n[[roots]]\npath = '/b/x'", "both named 'x'"),
         ("[[roots]", "line 1"),
         (b"# \xff", "utf-8"),

@@ -31,7 +31,7 @@ DECORATOR_LINE = HEADER_LINES + 1
         ({"check": ""}, "or check=None to measure without checking"),
         ({"check": "3"}, "check is not callable"),
         ({"reference": "lambda A: {}"}, "check=None turns checking off, but there is a reference"),
-        ({"reference": "3", "check": ""}, "reference is no callable"),
+        ({"reference": "3", "check": ""}, "reference is not callable"),
         ({"preset": "'quick'"}, "there is no preset 'quick' (there are: fast, default, thorough)"),
         ({"deadlines": "dict(timin=1)"}, "there is no phase 'timin'"),
         ({"deadlines": "dict(timing=0)"}, "timing=0 is not a number of seconds > 0"),

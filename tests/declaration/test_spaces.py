@@ -121,7 +121,7 @@ def test_an_index_outside_the_space_is_an_error() -> None:
         (lambda: untyped_space(A=64), "axis A: its values are of type int, not a list (one value is written [value])"),
         (lambda: untyped_space(A="abc"), "axis A: its values are of type str"),
         (lambda: untyped_space(A={1, 2}), "axis A: its values are of type set"),
-        (lambda: untyped_space(A=[1, 2, 1]), "axis A: the value 1 is there twice"),
+        (lambda: untyped_space(A=[1, 2, 1]), "axis A: the value 1 is listed twice"),
         (lambda: untyped_space(A=[None]), "axis A: None is of type NoneType, not a bool, int, float or str"),
         (lambda: untyped_space(A=[[1]]), "axis A: [1] is of type list"),
         (lambda: untyped_space(A=[float("nan")]), "axis A: nan is not a finite number"),

@@ -303,4 +303,4 @@ def test_what_a_report_depends_on(tmp_path: Path) -> None:
     assert find_difference(dependencies, variables, {}) == "the CPUs that it may use changed from quota 2 cores to all"
     absent.write_text("")
     assert find_difference(dependencies, variables, limits) == f"{absent} changed"
-    assert find_difference(None, variables, limits) == "its toolchain was never looked at"
+    assert find_difference(None, variables, limits) == "its toolchain was never probed"

@@ -1,9 +1,17 @@
 """Worktrees and clones of one project share winners while they hold the same code."""
 
+import json
+import os
 import shutil
+import site
+import subprocess
+import sys
 from pathlib import Path
 
+from tests.daemon_parts import FAKE_BACKEND
 from tests.e2e.harness import UNHURRIED, Daemon
+
+REPOSITORY = Path(__file__).parents[2]
 
 FILE = f"""
 from ktuned import kernel, space, tensor
@@ -45,3 +53,68 @@ def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
         (clone / path.name).write_text(FILE.replace("2 * x", "x + x"))
         daemon.wait_until(lambda: daemon.client.lookup("shared-clone:it", {"n": 64}).status == "stale", "the edit")
         assert daemon.client.lookup("shared:it", {"n": 64}).status == "fresh"
+
+
+READING = FILE.replace(
+    "@kernel(", 'import importlib.metadata, pathlib\n\nVERSION = importlib.metadata.version("ledger")\n\n@kernel('
+).replace("y=2 * x", "y=int(pathlib.Path(__file__).with_name('factor.txt').read_text()) * x")
+
+
+def make_interpreter(place: Path) -> Path:
+    """Make an environment with an installed distribution ``ledger``; what else workers need is on the path."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    (site,) = (place / "lib").glob("python*/site-packages")
+    info = site / "ledger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ledger\nVersion: 1.0\n")
+    (info / "RECORD").write_text("ledger-1.0.dist-info/METADATA,,\nledger-1.0.dist-info/RECORD,,\n")
+    return place / "bin" / "python"
+
+
+def write_clone(place: Path, umask: int) -> Path:
+    """Write the project as another user's checkout would have it."""
+    place.mkdir(parents=True)
+    for name, text in (("tune_it.py", READING), ("factor.txt", "2"), ("ktuned.toml", 'name = "shared"\n')):
+        (place / name).write_text(text)
+        (place / name).chmod(0o666 & ~umask)
+    return place
+
+
+def test_winners_are_fresh_in_a_clone_of_another_user(tmp_path: Path) -> None:
+    """Another depth, home and umask, and an interpreter outside the project: nothing of that is in the file."""
+    sites = os.pathsep.join([*map(str, (FAKE_BACKEND, REPOSITORY, REPOSITORY / "client")), *site.getsitepackages()])
+    users = []
+    for name, depth in (("ann", "."), ("bob", "some/deeper/place")):
+        directory = tmp_path / name
+        (directory / "user").mkdir(parents=True)
+        environment = {"HOME": str(directory / "user"), "USER": name, "PYTHONPATH": sites}
+        users.append((directory, directory / depth / "shared", Daemon(directory, env=environment)))
+    (_, first_clone, ann), (directory, second_clone, bob) = users
+    write_clone(first_clone, 0o022)
+    make_interpreter(first_clone / ".venv")
+    write_clone(second_clone, 0o077)
+    outside = make_interpreter(directory / "environments" / "pipx")
+    files = tmp_path / "winners"
+    with ann, bob:
+        assert ann.run_ktuned("tune", str(first_clone)).returncode == 0
+        assert ann.run_ktuned("export", "--all", str(files)).returncode == 0
+        (file,) = files.iterdir()
+        text = file.read_text()
+        assert str(tmp_path) not in text
+        assert "../" not in text
+        assert '\n  "dist:ledger": ' in text
+        assert '\n  "factor.txt": ["data"]' in text
+        bob.client.call("add", path=str(second_clone), python=str(outside))
+        decisions = json.loads(bob.run_ktuned("import", "--json", str(files)).stdout)["winners"]
+        assert [(one["taken"], one["status"]) for one in decisions] == [(True, "fresh")]
+        assert bob.client.lookup("it", {"n": 64}).status == "fresh"
+
+        # The entry that differs is named by the import, and by what is shown afterwards.
+        bob.run_ktuned("forget", "it")
+        (second_clone / "factor.txt").write_text("3")
+        bob.wait_until(lambda: bob.client.lookup("it", {"n": 64}).status != "fresh", "the edit")
+        (decision,) = json.loads(bob.run_ktuned("import", "--json", str(files)).stdout)["winners"]
+        assert (decision["taken"], decision["status"]) == (True, "stale")
+        assert "factor.txt changed" in decision["reason"]
+        assert "tune_it.py" not in decision["reason"]
+        assert "factor.txt changed" in bob.run_ktuned("kernels", "it").stdout

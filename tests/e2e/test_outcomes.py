@@ -75,7 +75,7 @@ WRONG = {
     "before": "wrote outside its tensors: 32 bytes before y",
     "dirty": "the first launch was right, a later one was not",
     "tires": "the first launch was right, a later one was not: y was never written",
-    "first_seed": "right for its first inputs, not for others (seed 1)",
+    "first_seed": "right on its first inputs, wrong on others (seed 1)",
 }
 
 
@@ -125,7 +125,7 @@ def test_a_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None
     )
     _, (job,) = daemon.tune(path=str(path))
     assert job["state"] == "failed"
-    assert "no config could be measured; mismatch: right for its first inputs" in job["message"]
+    assert "no config could be measured; mismatch: right on its first inputs" in job["message"]
     assert daemon.client.lookup("it", dict(n=64)).config is None
 
 

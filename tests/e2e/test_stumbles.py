@@ -59,6 +59,29 @@ def test_a_wrong_argument_leaves_nothing_watched(shared_daemon: Daemon, words: t
     assert "notice" not in shared_daemon.run_ktuned("status").stdout
 
 
+@pytest.mark.parametrize(("does", "code"), [("work", 0), ("wrong", 4), ("segfault", 5), ("hang", 6)])
+def test_the_exit_status_tells_what_became_of_one_config(shared_daemon: Daemon, does: str, code: int) -> None:
+    """A program that writes kernels need not parse anything."""
+    path = shared_daemon.directory / "verdicts" / "tune_verdicts.py"
+    if not path.exists():
+        space = "space([dict(us=50.0, does=does, tag='a') for does in ('work', 'wrong', 'segfault', 'hang')])"
+        text = make_kernel_text(
+            space, deadlines="dict(first_launch=1.0, floor=1.0)", reference="lambda x: dict(y=2 * x)"
+        )
+        write_project(shared_daemon, "verdicts", text)
+    words = ("tune", str(path), "--config", f"us=50.0,does={does},tag=a", "--json")
+    done = shared_daemon.run_ktuned(*words)
+    assert done.returncode == code, done.stderr
+    # The second time, it is known.
+    assert shared_daemon.run_ktuned(*words).returncode == code
+
+
+def test_kernels_as_json_have_no_internals(shared_daemon: Daemon) -> None:
+    (kernel,) = json.loads(shared_daemon.run_ktuned("kernels", "project:it", "--json").stdout)["kernels"]
+    assert not {"stamps", "learned", "python_parts", "argument_parts", "source_digest"} & kernel.keys()
+    assert len(json.dumps(kernel)) < 4_000
+
+
 def test_a_wrong_architecture_leaves_nothing_watched(shared_daemon: Daemon) -> None:
     """A possible architecture is compiled for."""
     path = write_project(shared_daemon, "native", make_kernel_text(SPACE))
@@ -67,6 +90,10 @@ def test_a_wrong_architecture_leaves_nothing_watched(shared_daemon: Daemon) -> N
     refused = shared_daemon.run_ktuned("tune", str(path), "--compile-only", "--arch", "native-1234")
     assert refused.returncode == USAGE
     assert "fake compiles for sm_90a, not for 'native-1234'" in refused.stderr
+    absent = shared_daemon.run_ktuned("tune", str(path), "--compile-only", "--arch", "sm_90b")
+    assert absent.returncode == USAGE
+    assert "there is no GPU architecture 'sm_90b'" in absent.stderr
+    assert "sm_90a" in absent.stderr
     assert shared_daemon.client.call("status")["roots"] == before
     done = shared_daemon.run_ktuned("tune", str(path), "--compile-only", "--arch", "sm_100a")
     assert done.returncode == DONE, done.stderr

@@ -1,26 +1,27 @@
-"""A GPU that applications use: ktuned takes a tenth of its time and only free memory, and waits only if that helps."""
+"""A GPU that applications use: ktuned takes only a share of its time and free memory, and waits only if that helps."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from time import monotonic
+from typing import Any
 
 import anyio
 import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.applications import Applications
-from ktuned.fleet.executor import Environment, KernelCode
-from ktuned.fleet.failures import CannotOpen, Health, LaneCrowded
-from ktuned.fleet.lane_machine import Bench, DeviceUsed
+from ktuned.fleet.device_share import LOOKS
+from ktuned.fleet.executor import Environment, KernelCode, Worker
+from ktuned.fleet.failures import CannotOpen, Health, LaneCrowded, Output
+from ktuned.fleet.lane_machine import Bench, DeviceUsed, LaneState
 from ktuned.fleet.lanes import Lane
-from ktuned.ipc import requests
+from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
-from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playground import DEADLINE_S, DEADLINES, FAKE_DIRECTORY, Playground
 
@@ -86,51 +87,98 @@ class TestApplications:
         assert (known.list_on_device(GPU), known.list_on_device(CPU)) == ((7,), ())
 
 
-def make_applications(*, alive: bool = True, used: bool = True) -> Applications:
-    """Return the known application 7, which may have ended or be idle."""
+def make_applications(*, alive: bool = True) -> Applications:
+    """Return the known application 7, which may have ended."""
     lives = {7: "a"}
-
-    async def is_used(device: Device) -> bool:
-        return used
-
-    known = Applications(lambda pid: lives.get(pid, ""), is_used=is_used)
+    known = Applications(lambda pid: lives.get(pid, ""))
     known.add_process(7)
     if not alive:
         del lives[7]
     return known
 
 
+class LookingWorker(Worker):
+    """A worker that is always asked to look, and finds the device as it is said."""
+
+    def __init__(self, environment: Environment, *, is_free: bool) -> None:
+        super().__init__(Role.BENCH, environment, 1)
+        self.is_free = is_free
+        self.looks: list[int] = []
+
+    is_alive = True
+
+    async def send_request(self, request: Any, deadlines: Mapping[str, float], **_: Any) -> tuple[Any, Output]:
+        """Answer how long the look took from the application."""
+        self.looks.append(request.looks)
+        return replies.DeviceSeen(0.0 if self.is_free else 0.001), Output()
+
+    def kill(self, why: str = "") -> None:
+        """Do nothing: no process runs."""
+
+    def measure_memory(self) -> None:
+        """Do nothing."""
+
+    def take_output(self) -> Output:
+        """Return nothing."""
+        return Output()
+
+    def read_phase_durations(self) -> Mapping[str, float]:
+        """Return nothing."""
+        return {}
+
+
 @pytest.mark.anyio
 class TestHold:
     """When a lane uses its GPU again."""
 
-    async def measure_wait_s(
-        self, run_fleet: RunFleet, used_s: float, known: Applications, waited_for: int = 0
-    ) -> float:
-        """Return how long a job waits for a lane that has been used beside an application until now."""
+    async def is_held(
+        self,
+        run_fleet: RunFleet,
+        known: Applications,
+        *,
+        waited_for: int = 0,
+        worker: LookingWorker | None = None,
+        limit_s: float = DEADLINE_S,
+    ) -> bool:
+        """Return whether a job gets a lane that has taken more than its share from an application."""
         async with run_fleet() as fleet:
             fleet.applications = known
             lane = Lane(GPU, fleet, is_waited_for=lambda job: job == waited_for)
-            now = monotonic()
-            fleet.handle(DeviceUsed(GPU, now - used_s, now, is_shared=True))
-            with anyio.fail_after(DEADLINE_S):
+            fleet.handle(DeviceUsed(GPU, 1000.0, is_shared=True))
+            if worker is not None:
+                lane.record.state, lane.record.worker = LaneState.OPEN, worker
+            with anyio.move_on_after(limit_s):
                 async with lane.hold(1):
-                    return monotonic() - now
+                    return True
+            return False
 
-    async def test_a_lane_beside_an_application_waits_between_requests(self, run_fleet: RunFleet) -> None:
-        """It waits until its use is a tenth of the time."""
-        assert await self.measure_wait_s(run_fleet, 0.02, make_applications()) >= 0.18
+    async def test_a_lane_waits_when_it_has_taken_its_share(
+        self, run_fleet: RunFleet, environment: Environment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It looks meanwhile whether the application has left the device."""
+        monkeypatch.setattr("ktuned.fleet.lanes.LOOK_S", 0.001)
+        worker = LookingWorker(environment, is_free=False)
+        assert not await self.is_held(run_fleet, make_applications(), worker=worker, limit_s=0.1)
+        assert set(worker.looks) == {LOOKS}
+
+    async def test_a_lane_uses_a_device_that_its_worker_finds_free(
+        self, run_fleet: RunFleet, environment: Environment
+    ) -> None:
+        """One look is enough."""
+        worker = LookingWorker(environment, is_free=True)
+        assert await self.is_held(run_fleet, make_applications(), worker=worker)
+        assert worker.looks == [LOOKS]
 
     @pytest.mark.parametrize(
         ("known", "waited_for"),
-        [(make_applications(alive=False), 0), (make_applications(used=False), 0), (make_applications(), 1)],
-        ids=["ended", "idle", "waited-for"],
+        [(make_applications(alive=False), 0), (make_applications(), 1)],
+        ids=["ended", "waited-for"],
     )
-    async def test_a_lane_does_not_wait_for_an_application_that_rests(
+    async def test_a_lane_does_not_wait_for_an_application_that_has_ended(
         self, run_fleet: RunFleet, known: Applications, waited_for: int
     ) -> None:
         """It does not wait if a client waits for the job, either."""
-        await self.measure_wait_s(run_fleet, 1000.0, known, waited_for)
+        assert await self.is_held(run_fleet, known, waited_for=waited_for)
 
 
 @pytest.fixture

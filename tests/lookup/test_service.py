@@ -168,7 +168,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
     assert look_up(parts)["status"] == "default"
     (entry,) = explain(kernel)
-    assert entry.changes[0].name == '{"us":20.0} is served once a worker has found it in the space'
+    assert entry.changes[0].name == '{"us":20.0} is served once a worker has confirmed that the space has it'
     await wait_for_verdict(parts, generation)
     assert (look_up(parts)["status"], look_up(parts)["config"]) == ("fresh", {"us": 20.0})
     (entry,) = explain(kernel)
@@ -307,12 +307,14 @@ async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
     assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "asked"]
 
 
-async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> None:
-    """``1``, ``1.0`` and ``True`` are remembered apart."""
+async def test_equal_numbers_of_other_types_are_the_declared_problem(parts: Parts) -> None:
+    """``1.0`` is ``1`` where integers are declared, and ``True`` is no size."""
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
     await parts.record_measurements(kernel, {20.0: 5.0}, {"n": 1})
     parts.touch_answers(kernel.name)
-    assert [look_up(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
+    assert [look_up(parts, {"n": n})["status"] for n in (1, 1.0)] == ["fresh", "fresh"]
+    with pytest.raises(UsageError, match="the problem's n is True"):
+        look_up(parts, {"n": True})
 
 
 async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:

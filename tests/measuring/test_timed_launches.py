@@ -181,6 +181,19 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
         launches.judge_flags(launch_and_flag(2), 1.0, lambda: None)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_a_device_compares_many_launches_with_one_wait(tmp_path: Any, dtype: str) -> None:
+    """Twenty launches for a wait, until enough are compared; a wrong one among them ends the timing."""
+    data = make_problem_data(tmp_path, declare_kernel(dtype))
+    is_wrong = False
+    launches = make_timed_launches(data, lambda x, y, number: y.copy_(x + x + is_wrong))
+    launches.top_up_comparisons(50, 60.0, lambda: None, by_flags=True)
+    assert launches.compared == 50
+    is_wrong = True
+    with pytest.raises(WrongLaunch):
+        launches.top_up_comparisons(60, 60.0, lambda: None, by_flags=True)
+
+
 def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path: Any) -> None:
     """The flagged launch left outputs that are out of tolerance beyond doubt."""
     data = make_problem_data(tmp_path, declare_kernel())

@@ -1,5 +1,9 @@
-"""The tutorial, executed in an environment with the wheels and NumPy, without torch."""
+"""The guide's first page, and then what README and the page for agents run without a GPU.
 
+All of it runs in one environment with the wheels and NumPy, without torch.
+"""
+
+import json
 import os
 import re
 import shlex
@@ -80,6 +84,22 @@ def make_script(page: str) -> tuple[str, list[tuple[str, list[str]]]]:
     return "\n".join(lines), commands
 
 
+VIEW = "ktuned watch ."
+"""The command that shows a directory until it is interrupted."""
+
+
+def make_script_of_readme(page: str) -> str:
+    """Return README's commands that need no GPU, and its lookup, as a bash script."""
+    lines = ["set -e"]
+    for language, content in BLOCK.findall(page):
+        if language == "python":
+            lines.append(f"python -c {shlex.quote(content)}")
+        elif language == "console" and "infer.py" not in content:
+            lines += [line.removeprefix("$ ") for line in content.splitlines()]
+    interrupted = f"timeout --preserve-status --signal=INT 2 {VIEW} || test $? -eq 130"
+    return "\n".join(interrupted if line == VIEW else line for line in lines)
+
+
 def split_outputs(text: str) -> dict[int, str]:
     """Return the output of each command by its number."""
     parts = re.split(rf"^{MARK}(\d+)\n", text, flags=re.MULTILINE)[1:]
@@ -92,7 +112,7 @@ def keep_common_words(line: str) -> list[str]:
 
 
 def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_environment: dict[str, str]) -> None:
-    """The environment has no torch."""
+    """The environment has no torch. README's commands and those of the page for agents follow in the same shell."""
     index = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "--timeout=10", "msgspec"]
     download = subprocess.run([*index, "--dest", str(tutorial_home / "asked")], capture_output=True, text=True)
     if download.returncode:
@@ -101,6 +121,9 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
     (tutorial_home / "bin/python3").symlink_to(Path(sys.executable).resolve())
 
     steps, commands = make_script((ROOT / "docs/guide/first-kernel.md").read_text())
+    readme = make_script_of_readme((ROOT / "README.md").read_text())
+    scoring, _ = make_script((ROOT / "docs/guide/agents.md").read_text())
+    steps = f"{steps}\n({readme}) >&2\n({scoring}) > scores"
     done = subprocess.run(
         ["bash", "-c", steps], cwd=tutorial_home, env=shell_environment, capture_output=True, text=True, timeout=200
     )
@@ -114,3 +137,7 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
                 f"{command}: {printed[number]}"
             )
     assert not list((tutorial_home / "tutorial/.venv").glob("lib/python*/site-packages/torch"))
+    scores = [
+        json.loads(line) for line in (tutorial_home / "tutorial/scores").read_text().splitlines() if line[0] == "{"
+    ]
+    assert [score["outcome"] for score in scores] == ["measured"] * 4

@@ -303,9 +303,13 @@ class TestWinners:
     @pytest.mark.parametrize(
         ("knobs", "launch", "reason"),
         [
-            ({}, (256, 4), "was made from other source or configs"),
-            ({"BLOCK": 512, "num_warps": 8}, (512, 8), "was made from other source or configs"),
-            ({"BLOCK": 512, "THROUGH": "~triton.language.float16"}, (512, 4), "was made from other source or configs"),
+            ({}, (256, 4), "was made from different source or configs"),
+            ({"BLOCK": 512, "num_warps": 8}, (512, 8), "was made from different source or configs"),
+            (
+                {"BLOCK": 512, "THROUGH": "~triton.language.float16"},
+                (512, 4),
+                "was made from different source or configs",
+            ),
             ({"BLOCK": 512, "THROUGH": "~other.dtype"}, (128, 4), "is no config of the function"),
             ({"SIZE": 1}, (128, 4), "is no config of the function"),
             ({"BLOCK": 64}, (128, 4), "was pruned by the application"),

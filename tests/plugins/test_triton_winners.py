@@ -142,7 +142,7 @@ def test_exact_numerics_launch_only_winners_with_the_anchors_bits(winners: Path,
     assert output == ["called 256 128"]
     assert summary[1] == f"2 tuning keys: 0 as in {winners}"
     assert state_of(summary[2], 4000).startswith(f"its winner in {winners}/")
-    assert summary[2].endswith(".json was made from other source or configs")
+    assert summary[2].endswith(".json was made from different source or configs")
     assert state_of(summary[3], 4096).startswith(f"{winners} has no winner with exact numerics for it")
 
 

@@ -50,6 +50,9 @@ async def test_a_root_that_is_gone_for_a_day_is_forgotten(parts: Parts, tmp_path
     assert (parts.catalog.roots, parts.store.load_roots()) == ([replace(parts.root)], [])
     assert root.path in second.notice
     assert parts.store.load_absences() == {}
+    Path(root.path).mkdir()
+    await add_root(parts, Path(root.path))
+    assert second.notice == ""
 
 
 async def test_an_absence_begins_anew_when_the_directory_came_back_or_the_clock_was_set_back(

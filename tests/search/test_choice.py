@@ -107,12 +107,12 @@ class RaisesAtOnce(Random):
     [
         ([{"A": 5, "B": 2}], r'the strategy \'odd\' proposed a config that is not in the space: {"A":5,"B":2}'),
         ([{"A": 1}], "not in the space"),
-        ([{"A": object()}], "what is no config: TypeError"),
-        ([1], "proposed 1, which is no config"),
+        ([{"A": object()}], "something that is not a config: TypeError"),
+        ([1], "proposed 1, which is not a config"),
         ([{"A": 1, "B": 2}] * 2, "proposed a config twice"),
         ([{"A": 1, "B": 2}] * 4, "proposed more configs than the 2 that it was asked for"),
         (itertools.repeat({"A": 1, "B": 2}), "proposed more configs than the 2 that it was asked for"),
-        ([RaisesOnAccess(A=1, B=2)], "proposed what is no config: ZeroDivisionError"),
+        ([RaisesOnAccess(A=1, B=2)], "proposed something that is not a config: ZeroDivisionError"),
     ],
 )
 def test_invalid_proposal_names_the_strategy(answers: list[Any], words: str) -> None:

@@ -156,7 +156,7 @@ async def test_a_budget_says_that_it_joined_an_older_job(methods: Methods, parts
     await parts.inspect_file(make_kernel_text())
     assert (await methods.call_method("tune", kernel="it", trials=7))["notices"] == []
     assert (await methods.call_method("tune", kernel="it", trials=3))["notices"] == [
-        "joined job 1, which does this already and tries up to 7 configs"
+        "joined job 1, which already does this work and tries up to 7 configs"
     ]
     assert (await methods.call_method("tune", kernel="it"))["notices"] == []
 
@@ -398,7 +398,7 @@ async def test_forget_takes_trials_and_jobs_of_one_kernel(methods: Methods, part
     await methods.call_method("tune", kernel="it")
     assert (await methods.call_method("forget", kernel="it", outcome="crashed"))["trials"] == 0
     assert len(parts.jobs.list_live_jobs()) == 1
-    assert await methods.call_method("forget", kernel="it") == {"kernel": "project:it", "trials": 2}
+    assert await methods.call_method("forget", kernel="it") == {"kernel": "project:it", "trials": 2, "winners": 1}
     assert parts.jobs.list_live_jobs() == []
     assert (await methods.call_method("lookup", kernel="it", problem={"n": 64}, tune=False))["status"] == "default"
 

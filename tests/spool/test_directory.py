@@ -229,7 +229,7 @@ class TestRefusedFiles:
         """The owner of the other name could change the file while it is read."""
         path.write_bytes(RECORD.to_bytes())
         (tmp_path / "other").hardlink_to(path)
-        with pytest.raises(RefusedFile, match="it has a second name"):
+        with pytest.raises(RefusedFile, match="it has a second hard link"):
             read_file(path)
 
     def test_a_fifo_is_refused(self, path: Path) -> None:

@@ -99,7 +99,7 @@ def test_numerics_are_a_part_of_every_objective(plain: str) -> None:
 
 
 def test_unknown_numerics_are_refused() -> None:
-    with pytest.raises(UsageError, match="there are no numerics 'same'"):
+    with pytest.raises(UsageError, match="there is no numerics mode 'same'"):
         with_numerics("latency", "same")
 
 

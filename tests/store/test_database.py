@@ -435,7 +435,7 @@ async def test_forgetting_an_outcome_elects_the_next_best(store: Store) -> None:
     await run_trial(store, job, 1, make_measured_result(9.0))
     hung = await run_trial(store, job, 2, make_failed_result(Outcome.HUNG))
     await run_trial(store, job, 3, make_measured_result(1.0), OTHER_KERNEL)
-    assert await store.forget_trials(CONTEXT.kernel, Outcome.MEASURED) == 1
+    assert await store.forget_trials(CONTEXT.kernel, Outcome.MEASURED) == (1, 1)
     assert get_sample_winner(store) is None
     assert [trial.id for trial in store.list_trials(kernel=CONTEXT.kernel)] == [hung]
     assert len(store.list_winners()) == 1
@@ -448,13 +448,13 @@ async def test_forgetting_a_kernel_keeps_running_jobs(store: Store) -> None:
     await store.update_job(replace(done, state=JobState.DONE))
     await store.update_job(replace(running, state=JobState.RUNNING))
     under_way = await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 2})
-    assert await store.forget_trials(CONTEXT.kernel) == 1
+    assert await store.forget_trials(CONTEXT.kernel) == (1, 1)
     assert get_sample_winner(store) is None
     assert store.get_trial(old) is None
     assert [job.id for job in store.list_jobs()] == [running.id]
     assert await store.finish_trial(under_way, make_measured_result(7.0)) is not None
     assert await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 1}) > under_way
-    assert await store.forget_trials("proj:nobody") == 0
+    assert await store.forget_trials("proj:nobody") == (0, 0)
 
 
 async def test_concurrent_writes_share_commits(store: Store) -> None:

@@ -87,7 +87,7 @@ async def test_a_trial_without_the_figure_wins_by_other_objectives_only(tmp_path
         ids = await finish_trials(store, BY_ENERGY, make_result(1.0), make_result(2.0, energy=3.0))
         assert [winner.trial for winner in store.list_winners()] == [ids[1]]
         await store.decide_winner(ids[0])
-        assert await store.forget_trials(CONTEXT.kernel) == 2
+        assert await store.forget_trials(CONTEXT.kernel) == (2, 2)
         assert store.list_winners() == []
 
 

@@ -474,7 +474,7 @@ class TestWinners:
         [
             ({"block": 512}, {}, 512, "fixed"),
             ({"block": 256}, {}, 256, "fixed"),
-            ({"block": 256}, {PROGRAMS_KEY: "other"}, 256, "was made from other source or configs"),
+            ({"block": 256}, {PROGRAMS_KEY: "other"}, 256, "was made from different source or configs"),
             ({"height": 256}, {}, 128, "is no config of the function: the first config is launched"),
             ({"block": 512}, {"x": "f32[1]"}, 128, "lacks it: the first config is launched"),
         ],

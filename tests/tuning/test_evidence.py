@@ -44,14 +44,22 @@ def test_outcomes_that_say_something_about_a_config_are_final(outcome: Outcome |
 
 
 @pytest.mark.parametrize(
-    ("outcome", "phase"), [(Outcome.COMPILE_TIMEOUT, Phase.COMPILE), (Outcome.HUNG, Phase.FIRST_LAUNCH)]
+    ("outcome", "phase", "after_s"),
+    [(Outcome.COMPILE_TIMEOUT, Phase.COMPILE, 60.0), (Outcome.HUNG, Phase.FIRST_LAUNCH, 0.5)],
 )
-def test_a_config_that_took_too_long_is_tried_again_with_a_longer_deadline(outcome: Outcome, phase: Phase) -> None:
+def test_a_config_that_took_too_long_is_tried_again_with_a_longer_deadline(
+    outcome: Outcome, phase: Phase, after_s: float
+) -> None:
     """A deadline that was learned from the best config is shorter than the one that was granted: that is no reason."""
-    known = record_failure(outcome, phase, after_s=0.5)
+    known = record_failure(outcome, phase, after_s=after_s)
     assert is_outcome_final(known, GRANTS)
     longer = replace(GRANTS, deadlines={**GRANTS.deadlines, phase: GRANTS.deadlines[phase] + 1})
     assert not is_outcome_final(known, longer)
+
+
+def test_a_compile_that_was_given_up_before_its_deadline_is_tried_again() -> None:
+    """It was a straggler, and the next job may wait for it."""
+    assert not is_outcome_final(record_failure(Outcome.COMPILE_TIMEOUT, Phase.COMPILE, after_s=3.0), GRANTS)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ class FakeLane:
         self.data = ""
         self.is_doubtful = False
         self.applications: tuple[int, ...] = ()
+        self.pause_s = 0.0
         self.granted_cores: list[int] = []
         self.requests: list[requests.Trial] = []
         self._answers, self._openings = list(answers), list(openings)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from ktuned.backends import Kernel, Registry
 from ktuned.checking.problem_inputs import TensorRoles
 from ktuned.checking.verdict import Verdict
@@ -24,6 +26,12 @@ from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Reply
 
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
+
+
+@pytest.fixture(autouse=True)
+def free_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is there to look at."""
+    monkeypatch.setattr("ktuned.worker.bench.is_device_free", lambda device: True)
 
 
 class FakeTimer(CudaTimer):

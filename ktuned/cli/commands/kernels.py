@@ -37,10 +37,10 @@ from ktuned_client.answers import TUNE_DEADLINE_S
 @click.argument("target", metavar="[NAME|PATH]", required=False, shell_complete=complete_target)
 @json_option
 def kernels(target: str | None, as_json: bool) -> int:
-    """List kernels, or show one and how its winners stand.
+    """List kernels, or show one kernel and its winners.
 
-    For a NAME, it shows the kernel's full name, where it is declared, its interpreter and environment, and what has
-    changed since each winner was measured. Errors in kernel files are listed, too.
+    With a NAME the command shows the kernel's full name, its file, interpreter and environment, and what has changed
+    since each winner was measured. Errors in kernel files are listed, too.
     """
     is_one = target is not None and not is_path(target)
     chosen = KernelsParams()

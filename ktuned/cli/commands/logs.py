@@ -31,13 +31,20 @@ BURST_MS = 200
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Then show new lines until Ctrl-C.")
-@click.option("-n", "--lines", type=WholeNumber(min=0), default=100, show_default=True, help="Number of last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on printing new lines until Ctrl-C.")
+@click.option(
+    "-n",
+    "--lines",
+    type=WholeNumber(min=0),
+    default=100,
+    show_default=True,
+    help="How many of the last lines to print.",
+)
 def logs(follow: bool, lines: int) -> int:
     """Show the daemon's log.
 
-    It comes from the journal if systemd runs the daemon, else from the file that a daemon started by a command writes.
-    `ktuned start --foreground` in a terminal logs to that terminal.
+    If systemd runs the daemon, the log comes from the journal. A daemon that a command started logs to a file.
+    `ktuned start --foreground` logs to its terminal.
     """
     if _is_run_by_systemd():
         return _show_journal(lines, follow=follow)

@@ -28,26 +28,29 @@ _FORWARDED = (*_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--wait", "waits", is_flag=True, help="Have the first call of each tuning key wait for its winner.")
+@click.option("--wait", "waits", is_flag=True, help="Make the first call of each tuning key wait for its winner.")
 @click.option(
-    "--numerics", type=click.Choice(NUMERICS), default=TOLERANCE, help="exact: launch no config that changes a bit."
+    "--numerics",
+    type=click.Choice(NUMERICS),
+    default=TOLERANCE,
+    help="exact: launch only configs with equal output bits.",
 )
 @click.option(
     "--winners",
     metavar="PATH",
-    help="Launch the winners in a file of `ktuned export`, or in a directory of such files: no daemon, no tuning.",
+    help="Launch the winners in files that `ktuned export` wrote: no daemon, no tuning.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(waits: bool, numerics: str, winners: str | None, command: tuple[str, ...]) -> int:
     """Run a program; the daemon tunes its autotuned kernels.
 
-    Those are what derives from Triton's and TileLang's autotuners, in whatever library.
+    ktuned takes over the functions of all libraries whose tuner derives from Triton's or TileLang's autotuner.
 
     COMMAND is run unchanged: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
-    starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.
+    starts need ktuned-triton or ktuned-tilelang. A daemon is started if none runs. Exits with the program's status.
 
-    With --winners each tuning key launches the config that the files have for it, in every process and on every start.
-    A key that they lack launches its first config. The summary lists the keys that lack a winner.
+    With --winners each tuning key launches its config from the files, in every process and on every start. A key that
+    the files lack launches its first config. The summary lists these keys.
     """
     if waits and winners is not None:
         raise click.UsageError("--wait does not go with --winners: nothing is tuned")
@@ -121,6 +124,9 @@ def _list_functions_and_keys(account: Account, states: str) -> list[str]:
         lines.append(f"adopted {count}: {', '.join(_group_by_library(account.adopted))}")
     if account.keys:
         lines.append(f"{text.format_count(len(account.keys), 'tuning key')}: {states}")
+    if account.given_up:
+        late, total = map(sum, zip(*account.given_up.values(), strict=True))
+        lines.append(f"{total - late} of {total} configs; {late} {'is' if late == 1 else 'are'} compiled later")
     usual = TUNED, RECORDED, FIXED, ANSWERED
     lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in usual]
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]

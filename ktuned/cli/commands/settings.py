@@ -61,15 +61,14 @@ class Setting(NamedTuple):
     flag_value=".",
     metavar="[DIRECTORY]",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Write a ktuned.toml there (default: here), which names the project.",
+    help="Write a ktuned.toml with the project's name there (default: here).",
 )
 @json_option
 def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
-    """Show, or reload, the settings in effect.
+    """Show or reload the settings.
 
-    Lists what a daemon would use if it started now, from config.toml and the environment, and the settings of the
-    nearest ktuned.toml above the working directory, each with its source. An error in config.toml changes nothing, and
-    exits with 2.
+    Lists the settings that a daemon would use if it started now, and those of the nearest ktuned.toml above the working
+    directory, each with its source. An error in config.toml changes nothing, and exits with 2.
     """
     if reloads and directory is not None:
         raise click.UsageError("--reload and --init exclude each other")

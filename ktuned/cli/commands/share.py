@@ -52,8 +52,8 @@ class CannotShare(KtunedError):
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default="winners")
-@click.option("--all", "everything", is_flag=True, help="The winners of all projects, not only of this one.")
-@click.option("--kernel", metavar="KERNEL", help="Only this kernel's winners.")
+@click.option("--all", "everything", is_flag=True, help="Write the winners of all projects.")
+@click.option("--kernel", metavar="KERNEL", help="Write only this kernel's winners.")
 @click.option(
     "--with-artifacts",
     "artifacts",
@@ -66,7 +66,7 @@ class CannotShare(KtunedError):
     type=click.Choice(FORMATS),
     default=FORMATS[0],
     show_default=True,
-    help="For whom the files are.",
+    help="Who reads the files.",
 )
 @click.option(
     "--by", metavar="KEY", help=f"With --format vllm: the size that configs are listed by. Default: {DEFAULT_SIZE}."
@@ -83,8 +83,8 @@ def export(
 ) -> int:
     """Write winners into a directory, as files for git.
 
-    By default they are those of the project in the working directory. Each kernel and device model has one file in
-    DIRECTORY (default: winners).
+    Without an option these are the winners of the project in the working directory. Each kernel and device model gets
+    one file in DIRECTORY (default: winners).
 
     Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The format vllm
     is JSON by one size, for programs without ktuned.
@@ -162,7 +162,7 @@ def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, 
 @click.option("--dry-run", is_flag=True, help="Only print the decisions.")
 @json_option
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
-    """Take winners from files of `ktuned export`.
+    """Import winners from files that `ktuned export` wrote.
 
     PATHS are files or directories of them. A winner that was measured with other sources, another toolchain or driver
     is served as stale; one that does not fit the kernel is refused. `docs/reference/sharing.md` has the rules.

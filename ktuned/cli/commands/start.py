@@ -38,7 +38,7 @@ sixth of the start."""
 
 
 @click.command()
-@click.option("--foreground", is_flag=True, help="Run it here, until it is stopped; for service managers.")
+@click.option("--foreground", is_flag=True, help="Run the daemon here until it is stopped, for service managers.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -56,9 +56,9 @@ def start(
 ) -> int:
     """Start the daemon.
 
-    It runs in the background, and logs to serve.log in the state directory. With --foreground it runs here: under
-    systemd it takes over the socket unit's socket, reports readiness and liveness, and logs to the journal with
-    priorities, as JSON.
+    The daemon runs in the background and logs to serve.log in the state directory. With --foreground it runs here.
+    Under systemd it takes the socket of the socket unit, reports that it is ready and alive, and logs JSON to the
+    journal.
     """
     if not foreground:
         return _start_in_background()

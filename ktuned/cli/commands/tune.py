@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import click
@@ -31,7 +31,7 @@ from ktuned.cli.options import (
 from ktuned.cli.output import Exit
 from ktuned.cli.present import TuningInterrupted, choose_presenter, follow_tuning, request_tuning
 from ktuned.cli.progress import FAILURES, JobView, View
-from ktuned.model import PRESETS, UNTIL, Config, Scalar, needs_metric
+from ktuned.model import PRESETS, UNTIL, Config, Outcome, Scalar, needs_metric
 from ktuned.protocol import LOOKUP, TUNE, CompileParams, Job, LookupParams, TuneParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
@@ -46,19 +46,23 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     "time_limit_s",
     type=Number(min=0, min_open=True),
     metavar="SECONDS",
-    help="Stop trying configs after this time, whatever is queued.",
+    help="Stop trying configs after this time.",
 )
 @click.option("--strategy", metavar="STRATEGY", help="The search strategy (auto, guided, exhaustive, random, …).")
 @device_option
 @click.option("--detach", is_flag=True, help="Queue the jobs and return at once.")
-@click.option("--compile-only", is_flag=True, help="Only compile, with or without a device; later jobs use the result.")
+@click.option(
+    "--compile-only", is_flag=True, help="Only compile; no device is needed. Later jobs use the compiled configs."
+)
 @json_option
-@click.option("--arch", cls=AdvancedOption, metavar="ARCH", help="With --compile-only: what to compile for (sm_90a).")
+@click.option(
+    "--arch", cls=AdvancedOption, metavar="ARCH", help="With --compile-only: the architecture, such as sm_90a."
+)
 @click.option(
     "--until",
     cls=AdvancedOption,
     type=click.Choice(UNTIL),
-    help="Stop with the budget, or when little is left to find.",
+    help="Stop when the budget is used, or once a better config is unlikely.",
 )
 @click.option("--seed", cls=AdvancedOption, type=int, metavar="N", help="The strategy's seed.")
 @config_option
@@ -67,7 +71,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     "again",
     cls=AdvancedOption,
     is_flag=True,
-    help="Measure known configs again; their results stay until then.",
+    help="Measure known configs again; each keeps its result until then.",
 )
 @objective_option
 @numerics_option
@@ -84,8 +88,8 @@ def tune(
 ) -> int:
     """Tune a kernel file, a directory, or a kernel.
 
-    Ctrl-C detaches from the jobs, which continue. Exits with 1 unless every job has a winner, or with --compile-only
-    if nothing was compiled.
+    Ctrl-C detaches, and the jobs continue. Exits with 0 if every job has a winner (with --compile-only: if any config
+    was compiled), else with 1.
     """
     if arch is not None and not compile_only:
         raise click.UsageError("--arch goes with --compile-only")
@@ -112,8 +116,20 @@ def tune(
             _print_outcome(client, view, over)
     if not (jobs or accepted.errors or as_json):
         output.print_error(f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p")
+    if plan["configs"] and not detach and (failed := find_failure(jobs)) is not None:
+        return failed
     reached = bool(jobs) and (detach or all(job.has_winner for job in jobs)) and not accepted.errors
     return Exit.DONE if reached else Exit.NOT_REACHED
+
+
+_FAILURES = {Outcome.MISMATCH: Exit.WRONG, Outcome.CRASHED: Exit.CRASHED, Outcome.HUNG: Exit.HUNG}
+"""What the exit status says of a config that ``--config`` names."""
+
+
+def find_failure(jobs: Iterable[Job]) -> Exit | None:
+    """Return what became of the named configs if one is wrong, crashed or hung; None otherwise."""
+    outcomes = {outcome for job in jobs for outcome, count in job.outcomes.items() if count}
+    return next((code for outcome, code in _FAILURES.items() if outcome in outcomes), None)
 
 
 _BUDGET = ("trials", "time_limit_s", "strategy", "seed")

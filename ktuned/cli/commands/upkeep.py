@@ -20,12 +20,13 @@ from ktuned_client import Client
 )
 @json_option
 def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
-    """Delete a kernel's trials, so that they are tried again.
+    """Delete a kernel's trials and winners, to try all again.
 
     `--outcome hung` lifts the quarantine of configs that hung, and keeps all other trials.
     """
     with Client() as client:
         wanted = ForgetParams(kernel, None if outcome is None else Outcome(outcome))
         found = call_method(client, FORGET, wanted)
-    output.emit_answer(found, as_json, f"{found.kernel}: {text.format_count(found.trials, 'trial')} forgotten")
+    lost = f", {text.format_count(found.winners, 'winner')} among them" if found.winners else ""
+    output.emit_answer(found, as_json, f"{found.kernel}: {text.format_count(found.trials, 'trial')} forgotten{lost}")
     return Exit.DONE

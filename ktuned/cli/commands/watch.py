@@ -38,7 +38,7 @@ MAX_ROOTS = 4
 
 @click.command(cls=SectionedCommand)
 @click.argument("path", required=False)
-@click.option("--once", is_flag=True, help="Tune stale kernels, compare, and exit: 1 if a winner became slower.")
+@click.option("--once", is_flag=True, help="Tune stale kernels, compare, and exit; with 1 if a winner became slower.")
 @click.option(
     "--tolerance",
     metavar="SHARE",
@@ -49,14 +49,15 @@ MAX_ROOTS = 4
     "--against",
     metavar="PATH",
     type=click.Path(exists=True, path_type=Path),
-    help="With --once: compare with the winners of `ktuned export` there, so that slow rot is seen.",
+    help="With --once: compare with the winners that `ktuned export` wrote there, to find slow drift.",
 )
 @json_option
 def watch(path: str | None, once: bool, tolerance: float | None, against: Path | None, as_json: bool) -> int:
     """Tune the kernels that each save changes, and show them.
 
-    PATH is a kernel file or a directory, which is watched from then on. Without it, everything that the daemon watches
-    is shown: on a terminal as a screen with keys, elsewhere as lines, with --json as one event per line.
+    PATH is a kernel file or a directory. The daemon watches it from then on. Without PATH, the command shows everything
+    that the daemon watches. On a terminal it shows a screen with keys. Elsewhere it prints lines, or with --json one
+    event per line.
     """
     if tolerance is not None and not once:
         raise click.UsageError("--tolerance goes with --once")

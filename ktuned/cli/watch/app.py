@@ -45,6 +45,9 @@ DRAWING_S = 0.1
 AGES_S = 5.0
 """Interval at which ages are redrawn while nothing else happens."""
 
+NOTICE_S = 5.0
+"""How long the answer to a key is shown, in seconds."""
+
 FLASH_S = 1.5
 """How long a new best is marked."""
 
@@ -222,6 +225,7 @@ class WatchApp(App[None]):
         self._kernels = Choice()
         self._configs = Choice()
         self._notice = ""
+        self._notice_until = 0.0
         self._is_due = asyncio.Event()
         self._bests: dict[Case, float | None] = {}
         self._flashes: dict[Case, float] = {}
@@ -321,7 +325,7 @@ class WatchApp(App[None]):
         )
         if self._kernels.query:
             head.append(f"   filter: {self._kernels.query}", style="bold yellow")
-        if self._notice:
+        if self._notice and time.monotonic() < self._notice_until:
             head.append(f"   {self._notice}", style="italic")
         self.query_one("#head", Static).update(head)
         warnings = cells.list_warnings(session.board, session.load, session.notices)
@@ -504,10 +508,10 @@ class WatchApp(App[None]):
         """Sort by the next column."""
         if self.query_one("#configs", Rows).has_focus and self.session.log is not None:
             self._configs = replace(self._configs, order=self._configs.order + 1)
-            self._notice = f"configs by {self.session.log.listed.order_name(self._configs)}"
+            self._say(f"configs by {self.session.log.listed.order_name(self._configs)}")
         else:
             self._kernels = replace(self._kernels, order=self._kernels.order + 1)
-            self._notice = f"by {cells.ROWS.order_name(self._kernels)}"
+            self._say(f"by {cells.ROWS.order_name(self._kernels)}")
         self._is_due.set()
 
     def action_reverse(self) -> None:
@@ -534,10 +538,15 @@ class WatchApp(App[None]):
         """Pause or resume all tuning."""
         self.run_worker(self._carry_out_request(self.session.toggle_pause_of_all()))
 
+    def _say(self, notice: str) -> None:
+        """Show the answer to a key in the head for a moment."""
+        self._notice, self._notice_until = notice, time.monotonic() + NOTICE_S
+        self.set_timer(NOTICE_S, self._is_due.set)
+
     def _start_request(self, action: Any) -> None:
         row = self.selected
         if row is None:
-            self._notice = "there is no kernel to act on"
+            self._say("there is no kernel to act on")
             self._is_due.set()
         else:
             self.run_worker(self._carry_out_request(action(row)))
@@ -553,7 +562,7 @@ class WatchApp(App[None]):
             self.exit()
             return
         if message:
-            self._notice = text.first_line(message)
+            self._say(text.first_line(message))
         self._is_due.set()
 
     def action_show_keys(self) -> None:
