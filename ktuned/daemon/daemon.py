@@ -237,6 +237,7 @@ class Daemon:
             # Not earlier, because adoptions need to know the kernels.
             tasks.start_soon(self.parts.adoptions.run_until_cancelled)
             tasks.start_soon(self.parts.repetition.run_until_cancelled)
+            tasks.start_soon(self.parts.repetition.compare_until_cancelled)
 
     async def _renew_changes(self) -> None:
         """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""

@@ -199,12 +199,14 @@ class Opened(msgspec.Struct, frozen=True):
         data: digest of the inputs, of the expected outputs, and of the settings that the kernel file has changed.
         unusable: why the reference config cannot be used, if that is so. Then no data was made.
         is_damaged: whether the reason is a damaged artifact, and not that this device cannot run it.
+        inputs: digest of the declared inputs; empty if the kernel file has made a tensor itself.
     """
 
     observed: tuple[Observation, ...] = ()
     data: str = ""
     unusable: str = ""
     is_damaged: bool = False
+    inputs: str = ""
 
 
 class CostRange(msgspec.Struct, frozen=True):

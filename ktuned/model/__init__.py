@@ -133,6 +133,7 @@ from ktuned.model.values import (
     canonical,
     is_among,
     median,
+    sha256,
 )
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
@@ -260,6 +261,7 @@ __all__ = [
     "read_variable",
     "reduce_digest",
     "select_figure",
+    "sha256",
     "strip_numerics",
     "suggest_name",
     "with_numerics",

@@ -60,11 +60,13 @@ class Compiled(Stage, frozen=True):
         build: the Build, as plain data.
         facts: the backend's facts about the artifact.
         content: digest of everything that decides the measurement; trials with equal content measure the same.
+        inputs: digest of the problem's declared inputs, if the kernel file has made none of them itself.
     """
 
     build: Mapping[str, Any] = {}
     facts: Mapping[str, Any] = {}
     content: str = ""
+    inputs: str = ""
 
 
 class Timing(Stage, frozen=True):

@@ -11,11 +11,12 @@ from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.repetition import Repetition
+from ktuned.scheduling.repetition import MOST_COMPARED, Repetition
 
 __all__ = [
     "EVERYTHING",
     "GIVEN_UP",
+    "MOST_COMPARED",
     "POLICIES",
     "HostObserver",
     "IdlePolicy",

@@ -141,6 +141,20 @@ def save_pauses(connection: sqlite3.Connection, devices: Collection[str]) -> Non
     connection.executemany("INSERT INTO pauses (device) VALUES (?)", [(device,) for device in devices])
 
 
+def _provide_context(connection: sqlite3.Connection, context: Context) -> int:
+    """Return the id of a context's row, which is inserted if there is none."""
+    values = rows.list_context_values(context)
+    connection.execute(
+        """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
+        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
+        values,
+    )
+    (number,) = connection.execute(
+        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
+    ).fetchone()
+    return int(number)
+
+
 def begin_trials(
     connection: sqlite3.Connection, context: Context, job: int, configs: Sequence[Config], now: float
 ) -> list[int]:
@@ -148,15 +162,7 @@ def begin_trials(
 
     An existing row is reused; a measured trial keeps its figure until :func:`finish_trial` replaces it.
     """
-    values = rows.list_context_values(context)
-    connection.execute(
-        """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
-        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
-        values,
-    )
-    (context_id,) = connection.execute(
-        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
-    ).fetchone()
+    context_id = _provide_context(connection, context)
     ids = []
     for text in map(canonical, configs):
         connection.execute(
@@ -343,6 +349,26 @@ def rename_contexts(connection: sqlite3.Connection, kernel: str, digest: str, na
             connection.execute("UPDATE contexts SET digest = ? WHERE id = ?", (named, number))
         else:
             merge_contexts(connection, number, twin[0])
+
+
+def move_trial(connection: sqlite3.Connection, trial: int, context: Context) -> None:
+    """Make a trial one of another context; a measured trial of its config there is the winner in its place."""
+    number = _provide_context(connection, context)
+    other = connection.execute(
+        """SELECT others.id FROM trials JOIN trials AS others ON others.config = trials.config
+        WHERE trials.id = ? AND others.context_id = ? AND others.outcome = ?""",
+        (trial, number, Outcome.MEASURED),
+    ).fetchone()
+    if other is None:
+        # A trial there that has failed says less; one that is under way will say more.
+        connection.execute(
+            """DELETE FROM trials WHERE context_id = ? AND outcome IS NOT NULL
+            AND config = (SELECT config FROM trials WHERE id = ?)""",
+            (number, trial),
+        )
+        connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE id = ?", (number, trial))
+    elif other != (trial,):
+        connection.execute("UPDATE winners SET trial_id = ? WHERE trial_id = ?", (other[0], trial))
 
 
 def merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> None:

@@ -349,11 +349,15 @@ class MeasureStage:
             await turn.record(ends)
 
     def choose_well_lane(self) -> Lane:
-        """Return the first lane that works and need not wait for an application; if none is so, the one that works and
-        waits least, or the first of all.
+        """Return the first lane that works, or the first of all if none does.
+
+        Beside an application it is the one that leaves its device for the shortest time, and was used least: so all
+        ranks of a program give an equal part of their GPU's time.
         """
         well = [lane for lane in self.lanes if not lane.health.is_sick]
-        return min(well, key=lambda lane: lane.pause_s, default=self.lanes[0])
+        return min(
+            well, key=lambda lane: (lane.pause_s, lane.busy_s if lane.applications else 0.0), default=self.lanes[0]
+        )
 
     def _find_other_lanes(self, lane: Lane) -> list[Lane]:
         """Return the other lanes that work."""
@@ -471,6 +475,7 @@ class MeasureStage:
         if self._prior is None or turn.seed or not turn.lane.data:
             return ends
         for attempt in [one for one in turn.waiting if one.is_compiled and one.files]:
+            attempt.inputs = turn.lane.inputs
             attempt.content = self.brief.identify_measurement(attempt.unit.build, attempt.files, turn.lane.data)
             twin = self._prior.find_twin(attempt.content)
             if twin is not None:

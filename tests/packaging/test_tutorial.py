@@ -140,4 +140,4 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
     scores = [
         json.loads(line) for line in (tutorial_home / "tutorial/scores").read_text().splitlines() if line[0] == "{"
     ]
-    assert [score["outcome"] for score in scores] == ["measured"] * 4
+    assert [score["outcome"] in ("measured", "slower") for score in scores] == [True] * 4
