@@ -34,11 +34,12 @@ from ktuned import observer
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import DeadlineExpired, WorkerDied
-from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn_worker
+from ktuned.fleet.process import StartProcess, WorkerProcess, spawn_worker
 from ktuned.fleet.program import Programs
 from ktuned.fleet.warden_process import WardenProcess
 from ktuned.ipc import Places, Trust, parent
 from ktuned.model import Role, WorkerError
+from ktuned.observer import DAEMON_MARK
 
 _log = structlog.get_logger()
 

@@ -236,6 +236,9 @@ class MeasureStage:
 
     Args:
         prior: Finds trials of equal artifacts, whose outcomes are taken over; with ``None`` everything is measured.
+
+    Attributes:
+        judges_contention: Whether use of the device by other programs ends a trial without a figure.
     """
 
     def __init__(
@@ -255,6 +258,7 @@ class MeasureStage:
         self._benches: dict[tuple[str, int, str], Bench] = {}
         self._incumbent: replies.CostRange | None = None
         self.reference = Reference(brief, compiling, artifacts)
+        self.judges_contention = brief.judge_contention
 
     async def measure_batch(
         self, lane: Lane, batch: Sequence[Attempt], find_best: FindBest, record: RecordEnds
@@ -418,7 +422,7 @@ class MeasureStage:
         request = requests.Trial(
             tuple(attempt.unit for attempt in attempts),
             brief.preset,
-            brief.judge_contention and self._machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
+            self.judges_contention and self._machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By another objective than the latency a slow config may be the best.
             None if best_us is None or needs_metric(brief.search_objective) else best_us * brief.job.plan.early_stop,
             None if best_us is None else self._incumbent,
