@@ -295,6 +295,22 @@ def test_switch_turns_all_hooks_off_at_the_first_error() -> None:
     assert reports == ["ZeroDivisionError: integer division or modulo by zero"]
 
 
+@pytest.mark.parametrize("setting", ["cpp_wrapper", "deterministic"])
+def test_graph_with_other_settings_is_left_to_inductor(
+    setting: str, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked, and the graph is saved as without ktuned."""
+    monkeypatch.setattr(hooks, "explain_setting", lambda: setting)
+    source = (
+        "@triton_heuristics.pointwise(\n    size_hints={'x': 2},\n    triton_meta={'device': "
+        "DeviceProperties(type='cuda', index=0)},\n    inductor_meta={'max_autotune': True}\n)\n@triton.jit\n"
+    )
+    assert hooks._decide_kernel("triton_poi_fused_0", source) is None
+    assert hooks._decide_operator(lambda choices: choices[:1], [1, 2]) == [1, 2]
+    assert account.left_alone == {"torch.compile": f"{setting} is set"}
+    assert not decisions.take_unsettled()
+
+
 # Records
 
 

@@ -87,14 +87,22 @@ def locate_origin(origins: Iterator[Any]) -> tuple[str, ...]:
 source_lines: Final = SourceLines()
 
 
-def decide_kernel(kernel_name: str, source: str) -> Decision | None:
-    """Return the decision about a generated kernel; ``None`` if Inductor has nothing to choose, or must choose."""
+def find_decorator(source: str) -> re.Match[str] | None:
+    """Return a generated source's decorator; ``None`` if it leaves nothing to choose, or if Inductor must choose."""
     decorator = _DECORATOR.search(source)
     if decorator is None or decorator[1] not in _LISTED or not _FLAGS.search(decorator[0]):
         return None
-    device = _DEVICE.search(decorator[0])
-    if device is None or _NOT_REPEATABLE.search(decorator[0]) or _DETERMINISTIC.search(decorator[0]):
+    if _NOT_REPEATABLE.search(decorator[0]) or _DETERMINISTIC.search(decorator[0]):
         return None
+    return decorator if _DEVICE.search(decorator[0]) else None
+
+
+def decide_kernel(kernel_name: str, source: str) -> Decision:
+    """Return the decision about a generated kernel that leaves Inductor something to choose."""
+    decorator = find_decorator(source)
+    device = None if decorator is None else _DEVICE.search(decorator[0])
+    assert decorator is not None
+    assert device is not None
     import torch
     import triton
 

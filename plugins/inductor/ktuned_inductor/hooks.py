@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ktuned.dropin import account
 from ktuned_inductor.decisions import Decision, decisions, read_variables
-from ktuned_inductor.generated import arm_recorder, decide_kernel, make_loader, source_lines
+from ktuned_inductor.generated import arm_recorder, decide_kernel, find_decorator, make_loader, source_lines
 from ktuned_inductor.loading import META_KEY
 from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
 from ktuned_inductor.seams import (
@@ -97,11 +97,12 @@ def _hook_define_kernel(define: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decide_kernel(kernel_name: str, source: str) -> Decision | None:
-    decision = decide_kernel(kernel_name, source)
-    if decision is not None and (setting := explain_setting()):
+    if find_decorator(source) is None:
+        return None
+    if setting := explain_setting():
         account.record_left_alone(NAME, f"{setting} is set")
         return None
-    return decision
+    return decide_kernel(kernel_name, source)
 
 
 def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
