@@ -1,4 +1,4 @@
-"""The daemon's reader of the spool. It reads with suspicion, because any file may be there.
+"""The daemon's reader of the spool. Records are untrusted input: any file may lie there.
 
 =====================================================  ================================================================
 a file in the spool                                    is treated like this

@@ -69,6 +69,7 @@ from ktuned.dependencies.distributions import find_owners, find_record, is_unown
 from ktuned.dependencies.origin import (
     find_installed_place,
     is_foreign,
+    is_of_cache,
     is_of_stdlib,
     is_our_file,
     is_ours,
@@ -190,8 +191,6 @@ class Accesses:
         sys.modules["ktuned.ipc.stamps"].pause_recording = self.pause_recording  # type: ignore[attr-defined]
         OBSERVER.pause_recording = self.pause_recording
         own = list(self.own_directories)
-        if "KTUNED_WORKER" in os.environ:
-            own.append(os.environ["TMPDIR"])
         with contextlib.suppress(NoHomeDirectory):
             # The files of adopted functions are named by their content.
             own.append(str(find_user_directories().state / "adopted"))
@@ -363,7 +362,7 @@ class Accesses:
                         hint="have it, and the directories that lead to it, belong to you or root alone",
                     )
                 case Kind.RENAMED:
-                    if not self._was_made(note.name):
+                    if not self._was_made(note.name) and not is_of_cache(note.name):
                         self.record_unobserved(f"{note.name} was renamed by the kernel's own code")
                 case Kind.WRITTEN:
                     self._written_paths.add(note.name)
@@ -450,7 +449,7 @@ class Accesses:
         is_below_root = OBSERVER.is_below_root(path)
         if is_our_file(f"{path}/" if os.path.isdir(path) else path) and not is_below_root:
             return True
-        if f"{path}/".startswith(list_cache_directories()) and not is_below_root:
+        if is_of_cache(path) and not is_below_root:
             return True
         is_own_reading = note.pid == os.getpid() and note.kind not in _PROGRAM_KINDS
         if find_installed_place(path) is not None:

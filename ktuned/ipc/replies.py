@@ -250,6 +250,12 @@ class DeviceSeen(msgspec.Struct, frozen=True):
     taken_s: float = 0.0
 
 
+class Metrics(msgspec.Struct, frozen=True):
+    """The kernel file's own metrics, for each latency of the request."""
+
+    figures: tuple[dict[str, float], ...]
+
+
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """The failure of a request: code, one line, hint and traceback; an error of a kernel file has its place.
 

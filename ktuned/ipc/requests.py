@@ -402,6 +402,14 @@ class TimeReference(Request[replies.Measurement, Never], frozen=True):
     judge_contention: bool
 
 
+class EvaluateMetrics(Request[replies.Metrics, Never], frozen=True):
+    """Compute the kernel file's own metrics of the opened problem for latencies that were corrected since."""
+
+    first_phase: ClassVar = Phase.CHECK
+
+    latencies_us: tuple[float, ...]
+
+
 def choose_incumbent(
     incumbent: replies.CostRange | None, measured: replies.Measurement, wanted: SameBits | None = None
 ) -> replies.CostRange | None:

@@ -83,6 +83,7 @@ from ktuned.model.peaks import (
     PRECISIONS,
     Peaks,
     Share,
+    choose_peaks,
     compute_shares,
     name_arithmetic_metric,
 )
@@ -220,6 +221,7 @@ __all__ = [
     "add_digests",
     "apply_bucket_rules",
     "canonical",
+    "choose_peaks",
     "choose_search_objective",
     "compute_gain",
     "compute_shares",

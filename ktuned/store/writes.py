@@ -33,6 +33,9 @@ from ktuned.store.in_hand import MOST_DEATHS, MOST_DEATHS_OF_JOB
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
 
+PROVISIONAL = "provisional: other programs used the device while it was measured"
+"""What lookups say of a winner with a disturbed figure."""
+
 NOISE = 1.05
 """Two figures whose ratio is at most this may be equal, the rest being noise."""
 
@@ -66,11 +69,12 @@ def recover_interrupted(connection: sqlite3.Connection, in_hand: Collection[int]
         "UPDATE jobs SET deaths = deaths + 1 WHERE id = ? AND state = ?",
         [(job, JobState.RUNNING) for job in jobs_in_hand],
     )
-    connection.execute(
-        """UPDATE jobs SET state = ?, message = 'the daemon died ' || deaths || ' times while a worker had this job; '
-        || '`ktuned jobs ' || id || ' --resume` tries again' WHERE state = ? AND deaths >= ?""",
-        (JobState.PAUSED, JobState.RUNNING, MOST_DEATHS_OF_JOB),
-    )
+    deadly = "SELECT id, deaths FROM jobs WHERE state = ? AND deaths >= ?"
+    for job, deaths in connection.execute(deadly, (JobState.RUNNING, MOST_DEATHS_OF_JOB)).fetchall():
+        message = (
+            f"the daemon died {deaths} times while a worker had this job; `ktuned jobs {job} --resume` tries again"
+        )
+        connection.execute("UPDATE jobs SET state = ?, message = ? WHERE id = ?", (JobState.PAUSED, message, job))
     jobs = connection.execute("UPDATE jobs SET state = ? WHERE state = ?", (JobState.QUEUED, JobState.RUNNING)).rowcount
     connection.execute("COMMIT")
     return Recovered(trials, jobs)
@@ -232,15 +236,18 @@ def settle_final_round(
     now: float,
     *,
     objective: Objective = LATENCY,
+    is_final: bool = True,
 ) -> Winner | None:
     """Store a final round's results and make ``best`` the winner; if None, store them as :func:`finish_trial` does.
+
+    ``is_final`` says that the round has measured the winner.
 
     All is stored in one transaction, because figures of two rounds must not be compared.
     """
     if best is None:
         return finish_trials(connection, results, now, objective=objective)
     recorded = [(trial_id, result) for trial_id, result in results if _write_result(connection, trial_id, result, now)]
-    winner = make_winner(connection, best, now, objective=objective, is_final=True)
+    winner = make_winner(connection, best, now, objective=objective, is_final=is_final)
     for trial_id, result in recorded:
         measured, _ = _load_standings(connection, trial_id, objective)
         _remove_winner(connection, measured.context, trial_id, result, set(), now)
@@ -535,6 +542,10 @@ def _make_winner(
     note: str = "",
 ) -> Winner:
     derived, before = _explain_worse_winner(connection, trial_id, objective)
+    derived = "" if derived == PROVISIONAL else derived
+    disturbed = f"SELECT {rows.build_detail_sql('timing.disturbed')} FROM trials WHERE id = ?"
+    if not is_final and not derived and connection.execute(disturbed, (trial_id,)).fetchone() == (1,):
+        derived = PROVISIONAL
     connection.execute(
         """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note, before)
         SELECT kernel, problem, device, ?, trials.id, ?, ?, ?, ?

@@ -365,6 +365,16 @@ class Bench:
             result = problem.observers.end_samples(make_timed_result(race), race.samples)
         return _charge_time(replies.Measurement(result), problem.device, began)
 
+    def evaluate_metrics(self, request: requests.EvaluateMetrics, reply: Reply) -> replies.Metrics:
+        """Return the kernel file's own metrics for some latencies.
+
+        Raises:
+            KernelFileError: a metric fails.
+        """
+        problem = self._require_open_problem()
+        self._state.restore_baseline()
+        return replies.Metrics(tuple(dict(problem.costs.metrics(latency_us)) for latency_us in request.latencies_us))
+
     def _require_open_problem(self) -> OpenProblem:
         if self._open is None:
             raise UsageError("no problem is open: `open` comes first")

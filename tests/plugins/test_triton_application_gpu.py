@@ -28,19 +28,21 @@ def combine(x, y, row, empty, cube, out, n, row_stride, c0, c4, BLOCK: tl.conste
     total += tl.load(cube + at // 64 * c0 + at % 64 * c4, mask=within) + tl.load(empty + at, mask=at < 0, other=0.0)
     tl.store(out + at, total, mask=within)
 
-n = 64 * 1024
-storage = torch.randn(n + 1, device="cuda")
-x, y = storage[:-1], storage[1:]
-row = torch.randn(1, device="cuda").expand(n)
-empty = torch.empty(0, device="cuda")
-cube = torch.randn(1024, 1, 1, 1, 64, device="cuda")[:, :, :, :, :]
-guarded = torch.full((n + 2048,), 7.0, device="cuda")
-out = guarded[3 : n + 3]
-combine[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](
-    x, y, row, empty, cube, out, n, row.stride(0), cube.stride(0), cube.stride(4)
-)
-expected = x + y + row + cube.flatten()
-print(torch.allclose(out, expected), bool((guarded[:3] == 7).all() and (guarded[n + 3 :] == 7).all()))
+
+def main():
+    n = 64 * 1024
+    storage = torch.randn(n + 1, device="cuda")
+    x, y = storage[:-1], storage[1:]
+    row = torch.randn(1, device="cuda").expand(n)
+    empty = torch.empty(0, device="cuda")
+    cube = torch.randn(1024, 1, 1, 1, 64, device="cuda")
+    guarded = torch.full((n + 2048,), 7.0, device="cuda")
+    out = guarded[3 : n + 3]
+    combine[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](
+        x, y, row, empty, cube, out, n, row.stride(0), cube.stride(0), cube.stride(4)
+    )
+    expected = x + y + row + cube.flatten()
+    print(torch.allclose(out, expected), bool((guarded[:3] == 7).all() and (guarded[n + 3 :] == 7).all()))
 """
 """Two tensors that overlap, one of which is misaligned; an expanded, an empty, a 5-dimensional and an offset one."""
 
@@ -74,14 +76,15 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def test_odd_tensors_are_tuned_and_right(daemon: Daemon, tmp_path: Path) -> None:
     """Nothing is left alone for its tensors, and no launch writes outside of them."""
     (tmp_path / "odd_tensors.py").write_text(ODD_TENSORS)
-    command = "run", "--wait", sys.executable, "-c", "import odd_tensors"
-    for state in ("1 tuned, 0 recorded now", "1 tuned, 0 recorded now"):
+    command = "run", "--wait", sys.executable, "-c", "import odd_tensors; odd_tensors.main()"
+    for _ in range(2):
         done = daemon.run_ktuned(*command, timeout_s=DEADLINE_S)
         assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
-        assert f"1 tuning key: {state}" in done.stderr
+        assert "1 tuning key: 1 tuned, 0 recorded now" in done.stderr
         assert "left alone" not in done.stderr
     (job,) = daemon.client.call("jobs")["jobs"]
-    assert (job["state"], job["outcomes"].get("measured")) == ("done", 3), job
+    assert (job["state"], sum(job["outcomes"].values())) == ("done", 3), job
+    assert set(job["outcomes"]) <= {"measured", "slower"}, job
 
 
 def test_exact_numerics_keep_a_librarys_bits(daemon: Daemon, tmp_path: Path) -> None:

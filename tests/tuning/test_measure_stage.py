@@ -7,9 +7,13 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -28,7 +32,7 @@ from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.limits import DEFAULT_DEADLINES
-from ktuned.tuning.measure_stage import MeasureStage
+from ktuned.tuning.measure_stage import MeasureStage, Reference
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
     Attempt,
@@ -66,7 +70,7 @@ class FakeLane:
         self.data = ""
         self.is_doubtful = False
         self.applications: tuple[int, ...] = ()
-        self.pause_s = 0.0
+        self.pause_s = self.busy_s = 0.0
         self.granted_cores: list[int] = []
         self.requests: list[requests.Trial] = []
         self._answers, self._openings = list(answers), list(openings)
@@ -190,6 +194,23 @@ async def measure_one(tmp_path: Path, *lanes: FakeLane) -> tuple[Outcome, Attemp
 def make_attempts(count: int) -> list[Attempt]:
     """Return attempts at different configs."""
     return [Attempt(number, {"x": number}, requests.UnitRef(f"{number:02}", {})) for number in range(1, count + 1)]
+
+
+def test_lanes_beside_an_application_take_turns(tmp_path: Path) -> None:
+    """The one that need not wait, and was used least. Without an application it is always the first one that works."""
+    lanes = [FakeLane(f"cuda:{number}", [MEASURED]) for number in range(3)]
+    stage = MeasureStage(
+        BRIEF, cast("Sequence[Lane]", lanes), cast("CompileStage", FakeCompileStage), Artifacts(tmp_path, 1)
+    )
+    lanes[0].busy_s = 9.0
+    assert stage.choose_well_lane() is lanes[0]
+    for lane in lanes:
+        lane.applications = (7,)
+    assert stage.choose_well_lane() is lanes[1]
+    lanes[1].pause_s, lanes[2].busy_s = 5.0, 3.0
+    assert stage.choose_well_lane() is lanes[2]
+    lanes[2].health.record_failure("it is sick")
+    assert stage.choose_well_lane() is lanes[0]
 
 
 async def test_trials_on_a_gpu_share_a_request(tmp_path: Path) -> None:
@@ -437,3 +458,29 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
         )
     rivals = [request.incumbent for request in lane.requests]
     assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]
+
+
+async def test_lanes_that_need_the_reference_at_once_have_it_compiled_once() -> None:
+    """Names that its compile has shown give it another key, under which it would be compiled again."""
+    compiled: list[str] = []
+    keys = count()
+
+    class Compiling:
+        async def compile_attempts(self, attempts: Sequence[Attempt], *, is_reference: bool) -> list[End]:
+            compiled.extend(attempt.unit.key for attempt in attempts)
+            await anyio.lowlevel.checkpoint()
+            return []
+
+    brief = SimpleNamespace(
+        kernel=SimpleNamespace(expects_default_outputs=True),
+        make_unit=lambda build: requests.UnitRef(f"key {next(keys)}", build),
+    )
+    artifacts = SimpleNamespace(is_sealed=lambda key: key in compiled)
+    reference = Reference(cast(JobBrief, brief), cast(CompileStage, Compiling()), cast(Artifacts, artifacts))
+    reference.set_candidates([replies.Proposal({"BLOCK": 1}, {})])
+    async with anyio.create_task_group() as lanes:
+        for _ in range(3):
+            lanes.start_soon(reference.prepare_artifact)
+    assert compiled == ["key 0"]
+    assert reference.unit is not None
+    assert reference.unit.key == "key 0"
