@@ -34,13 +34,22 @@ PROGRAMS = {
     "norms": "library_norms.py",
     "gdn": "library_gated_delta.py",
     "moe": "library_moe.py",
+    "mamba": "library_mamba.py",
+    "trifast": "library_trifast.py",
+    "flag_gems": "library_flag_gems.py",
+    "script": "library_script.py",
 }
-"""Scripts beside this file: FLA's norms and activations, its gated delta rule, and Liger's mixture of experts."""
+"""Scripts beside this file: FLA's norms and activations, its gated delta rule, Liger's mixture of experts, Mamba-2's
+SSD, trifast's triangle attention, four functions of FlagGems, and kernels that the script itself defines."""
 
 IMPORTED = {
     "norms": ("fla.modules.activations", "fla.modules.norm.layernorm"),
     "gdn": ("fla.ops.gated_delta_rule",),
     "moe": ("liger_kernel.ops.fused_moe",),
+    "mamba": ("mamba_ssm.ops.triton.ssd_combined",),
+    "trifast": ("trifast",),
+    "flag_gems": ("flag_gems",),
+    "script": (),
 }
 """Modules that each program imports, read from disk before the first side so that it does not pay for that."""
 
@@ -56,9 +65,9 @@ SIDES = {
     CACHED: "Triton again, its winners and its machine code cached",
     FIRST: "Triton alone, each list cut to its first config",
     BACKGROUND: "`ktuned run`, from nothing; then until all keys are tuned",
+    SWITCH: "`ktuned run`, from nothing, of a program that goes on until all keys are tuned",
     SECOND: "`ktuned run` once more",
     WAIT: "`ktuned run --wait`, from nothing",
-    SWITCH: "`ktuned run`, from nothing, of a program that goes on until all keys are tuned",
     BARE: "`ktuned run` once more, Triton's cache empty",
 }
 NOT_BY_DEFAULT = {SWITCH, BARE}
@@ -127,6 +136,9 @@ class Place:
             **self.daemon,
             "PYTHONPATH": paths,
             "TRITON_CACHE_DIR": str(self.directory / cache),
+            # Where trifast and FlagGems keep their winners.
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
+            "FLAGGEMS_CACHE_DIR": str(self.directory / "flag_gems"),
         }
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -271,7 +283,7 @@ class Sides:
                 # A program that was stopped has recorded keys, too.
                 self._wait_until_tuned(side, place)
         elif side == SECOND:
-            self._under_ktuned(side, self._old(BACKGROUND))
+            self._under_ktuned(side, self._old(BACKGROUND if BACKGROUND in self._places else SWITCH))
         elif side == BARE:
             self._under_ktuned(side, self._old(BACKGROUND), cache="bare")
         elif side == WAIT:

@@ -97,7 +97,6 @@ def describe_functions(library: str) -> Iterator[dict[str, Any]]:
     existing = [thing for thing in gc.get_objects() if issubclass(type(thing), (Autotuner, Heuristics))]
     below_heuristics = {id(thing.fn) for thing in existing if isinstance(thing, Heuristics)}
     tuners = [thing for thing in existing if isinstance(thing, Autotuner) and is_of(library, thing.base_fn)]
-    tuners = [tuner for tuner in tuners if is_importable(tuner.base_fn.__module__)]
     for tuner in sorted(tuners, key=lambda tuner: name_of(tuner.base_fn)):
         try:
             refusal = find_refusal(tuner)
@@ -119,12 +118,6 @@ def is_of(library: str, function: FunctionType) -> bool:
         return True
     places = [str(Path(place).resolve()) + os.sep for place in getattr(sys.modules.get(library), "__path__", ())]
     return not module and str(Path(function.__code__.co_filename).resolve()).startswith(tuple(places))
-
-
-def is_importable(module: str) -> bool:
-    """Return whether all packages of a module could be imported; if one failed, no program can use the module."""
-    parts = (module or "").split(".")
-    return all(".".join(parts[:count]) in sys.modules for count in range(1, len(parts)))
 
 
 def features_of(tuner: Any) -> Iterator[str]:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
-from ktuned.fleet.process import DAEMON_MARK
+from ktuned.observer import DAEMON_MARK
 
 GRACE_S = 20.0
 """How long a killed process or a finished pool's thread may take to end."""

@@ -44,6 +44,7 @@ from tests.daemon_parts import Parts
 from tests.trials import make_trial
 
 ROOT = Path(__file__).parent.parent
+REFERENCE = "docs/reference/cli.md"
 PLACES_OF_DOCUMENTS = ("*.md", "docs/**/*.md", "client/*.md", "plugins/*/*.md", "examples/*/*.md")
 DOCUMENTS = sorted(path for pattern in PLACES_OF_DOCUMENTS for path in ROOT.glob(pattern))
 
@@ -102,7 +103,7 @@ def test_presets_have_the_documented_figures() -> None:
 
 
 def test_all_outcomes_and_statuses_are_explained() -> None:
-    assert read_names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
+    assert read_names(REFERENCE, "## Outcomes") == [str(outcome) for outcome in Outcome]
     assert read_names("docs/guide/answers.md", "## Statuses") == [
         *(str(status) for status in Status),
         "invalid",
@@ -205,14 +206,14 @@ def test_documented_defaults_are_those_of_the_code() -> None:
 
 def test_each_priority_is_explained() -> None:
     """By the name and the number that ``--priority`` takes."""
-    rows = read_table("docs/cli.md", "## Priorities")
+    rows = read_table(REFERENCE, "## Priorities")
     levels = {row[1].strip("`"): int(row[0]) for row in rows}
     assert levels == {level.name.lower().replace("_", "-"): level.value for level in Priority}
     assert list(levels.values()) == sorted(levels.values(), reverse=True)
 
 
 def test_limits_of_jobs_and_results_are_documented() -> None:
-    reference = (ROOT / "docs/cli.md").read_text()
+    reference = (ROOT / REFERENCE).read_text()
     assert f"`0.03`; default {100 * watch.DEFAULT_TOLERANCE:g} %" in reference
     assert f"the newest {jobs.LISTED}" in reference
     assert f"default {results.DEFAULT_LIMIT} in a table" in reference
@@ -253,7 +254,7 @@ def fits(message: str, text: str) -> bool:
 
 
 def test_each_exit_code_is_explained() -> None:
-    rows = read_table("docs/cli.md", "## Exit codes")
+    rows = read_table(REFERENCE, "## Exit codes")
     assert [(row[1].strip("`"), int(row[0])) for row in rows] == [(code.name, code.value) for code in Exit]
 
 
@@ -271,7 +272,7 @@ def list_commands() -> dict[str, click.Command]:
 
 def test_the_reference_has_each_command_once() -> None:
     """The arguments are listed, and the changelog has the number of commands."""
-    sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
+    sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / REFERENCE).read_text(), re.MULTILINE)
     documented = dict(sections)
     commands = list_commands()
     assert (len(sections), documented.keys()) == (len(commands), commands.keys())
@@ -281,16 +282,21 @@ def test_the_reference_has_each_command_once() -> None:
         assert bool(arguments) == bool(documented[name]), name
 
 
+def read_options(cell: str) -> list[str]:
+    return re.findall(r"`(--?[a-z-]+)", cell)
+
+
 @pytest.mark.parametrize("name", list_commands())
 def test_the_reference_has_the_options_of_each_command(name: str) -> None:
-    reference = (ROOT / "docs/cli.md").read_text()
+    reference = (ROOT / REFERENCE).read_text()
     heading = re.search(rf"^### `ktuned {name}(?: [^a-z`][^`]*)?`$", reference, re.MULTILINE)
     assert heading
     section = re.split(r"^##", reference[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `-")]
-    documented = [option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)]
+    documented = {option for row in rows for option in read_options(row)}
+    common = {option for row in read_table(REFERENCE, "## Common options") for option in read_options(row[0])}
     params = [param for param in list_commands()[name].params if isinstance(param, click.Option) and not param.hidden]
-    assert sorted(documented) == sorted(option for param in params for option in param.opts)
+    assert documented == {option for param in params for option in param.opts} - common
 
 
 @pytest.mark.parametrize("name", list_commands())
@@ -426,3 +432,21 @@ def test_documents_name_existing_commands_and_options() -> None:
             if name not in commands or flags - known - {"--help"}:
                 wrong.append((document.name, line))
     assert wrong == []
+
+
+def test_each_line_of_what_is_seen_names_tests_that_exist() -> None:
+    """A test is a function of a file, or a kind of edit of the scripted author."""
+    _, _, rest = (ROOT / "docs/reference/fresh.md").read_text().partition("\n## Seen when\n")
+    rows = re.findall(r"^\| (?!---|(?:never )?seen).*\| (.*) \|$", rest.partition("\n## ")[0], re.MULTILINE)
+    kinds = {
+        kind
+        for line in (ROOT / "tests/author/project.py").read_text().splitlines()
+        for kind in re.findall('^            "(.+)": \\(', line)
+    }
+    assert len(rows) > 10
+    for row in rows:
+        functions = re.findall(r"`(tests/\S+\.py)::(\w+)`", row)
+        edits = re.findall(r"`([^`]+)`", row.partition("author: ")[2])
+        assert functions or edits, row
+        assert all(f"def {name}(" in (ROOT / file).read_text() for file, name in functions), row
+        assert kinds.issuperset(edits), row

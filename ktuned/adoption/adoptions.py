@@ -1,6 +1,6 @@
 """Adoption of applications' functions: handles the spool's records, and answers applications' questions about keys.
 
-*A record's way.* A record is read with suspicion (:mod:`~ktuned.adoption.spool_reader`). Its files are written, its
+*A record's way.* Records are untrusted input (:mod:`~ktuned.adoption.spool_reader`). Its files are written, its
 kernel is declared, its job is committed, and only then the record is removed. If the daemon is killed between two of
 these steps, the next daemon starts over with the record; repeating a finished step does no harm.
 

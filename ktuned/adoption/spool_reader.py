@@ -1,4 +1,4 @@
-"""The daemon's reader of the spool. It reads with suspicion, because any file may be there.
+"""The daemon's reader of the spool. Records are untrusted input: any file may lie there.
 
 =====================================================  ================================================================
 a file in the spool                                    is treated like this
@@ -6,6 +6,7 @@ a file in the spool                                    is treated like this
 a record                                               it is read, and removed after it was taken in
 counts of launches                                     they are read, and the file is removed
 a file that is being written                           it is left alone for an hour, then removed
+texts of a call that is not recorded yet               they are left alone for thirty days, then removed
 anything else, a file that cannot be read, or a        one notice, and it is removed
 record that is too old
 a file that cannot even be removed                     a warning in the log, and it is ignored from then on
@@ -32,6 +33,7 @@ from ktuned.spool import (
     MAX_RECORDS,
     RECORD_SUFFIX,
     STAGED_PREFIX,
+    TEXTS_SUFFIX,
     CallRecord,
     InvalidRecord,
     LaunchCounts,
@@ -88,9 +90,9 @@ class SpoolReader:
                 record = self._read_record(path)
                 if record is not None:
                     records.append((path.name, record))
-            elif not path.name.startswith(STAGED_PREFIX):
+            elif path.suffix != TEXTS_SUFFIX and not path.name.startswith(STAGED_PREFIX):
                 self.refuse_file(path.name, "it is not a record")
-            elif _measure_age_s(path) > STAGED_S:
+            elif _measure_age_s(path) > (MAX_AGE_S if path.suffix == TEXTS_SUFFIX else STAGED_S):
                 self.remove_file(path.name)
         self._under_way |= {name for name, _ in records}
         return records, counts

@@ -12,6 +12,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from ktuned.answers.kernel_state import KernelState
 from ktuned.devices import Environments
 from ktuned.ipc import stamp_whole, stamps_agree
@@ -84,7 +86,11 @@ def _find_changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> 
     read = {
         name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
     }
-    changed = (name for name, entry in read.items() if digest_variable(read_variable(name, variables)) != entry.digest)
+    changed = (
+        name
+        for name, entry in read.items()
+        if replace(entry, digest=digest_variable(read_variable(name, variables))).decisive != entry.decisive
+    )
     return next((f"the environment variable {name} changed" for name in changed), "")
 
 

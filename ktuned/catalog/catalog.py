@@ -74,6 +74,7 @@ class Changes(msgspec.Struct, frozen=True):
         errors: the errors in the inspected files.
         inspected: all kernels that were found, whether or not they differ from before: their files' stamps are new.
         mended: files that had errors before and have none now.
+        before: the states of the changed kernels before the changes.
         is_environment: whether the project's environment or interpreter has changed.
     """
 
@@ -85,15 +86,17 @@ class Changes(msgspec.Struct, frozen=True):
     inspected: tuple[str, ...] = ()
     mended: tuple[str, ...] = ()
     is_environment: bool = False
+    before: Mapping[KernelName, KernelInfo] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)
 
     def combine_with(self, later: Changes) -> Changes:
         """Return these changes and later ones as one."""
-        lists = [name for name in self.__struct_fields__ if name != "is_environment"]
+        lists = [name for name in self.__struct_fields__ if name not in ("is_environment", "before")]
         both = {name: tuple(dict.fromkeys((*getattr(self, name), *getattr(later, name)))) for name in lists}
-        return Changes(**both, is_environment=self.is_environment or later.is_environment)
+        is_environment = self.is_environment or later.is_environment
+        return Changes(**both, is_environment=is_environment, before={**later.before, **self.before})
 
 
 class Catalog:
@@ -103,6 +106,7 @@ class Catalog:
 
     Attributes:
         unrepeated: the kernels in use whose winners were not made again for an hour.
+        compared: the kernels whose winners are being made again because an entry of their traces has changed.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class Catalog:
     ) -> None:
         self._learned = {name: dict(entries) for name, entries in (learned or {}).items()}
         self.unrepeated: set[str] = set()
+        self.compared: set[str] = set()
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
         self._kernel_listeners: list[Callable[[Collection[KernelName]], None]] = []
@@ -282,6 +287,8 @@ class Catalog:
 
     def find_suspicion(self, kernel: KernelInfo) -> str:
         """Return the changed file of a kernel that waits for its inspection; empty if there is none."""
+        if kernel.name in self.compared:
+            return kernel.file
         if not self._suspects:
             return ""
         return next((file for file in self.list_declaring_files(kernel) if file in self._suspects), "")
@@ -360,7 +367,8 @@ class Catalog:
         removed while a file of it was inspected, that inspection does not count.
         """
         inspections = [inspection for inspection in inspections if self.find_root(inspection.file) is not None]
-        added, changed, replanned, inspected = [], [], [], []
+        added, replanned, inspected = [], [], []
+        changed: dict[KernelName, KernelInfo] = {}
         errors: list[FileError] = []
         wrong = set(self._errors)
         # The kernels that each file declares now; other files may declare the others.
@@ -389,7 +397,7 @@ class Catalog:
                 if before is None:
                     added.append(kernel.name)
                 elif before.digest != kernel.digest:
-                    changed.append(kernel.name)
+                    changed[kernel.name] = before
                 elif before.plan_digest != kernel.plan_digest or before.file != kernel.file:
                     replanned.append(kernel.name)
             if inspection.errors:
@@ -404,7 +412,14 @@ class Catalog:
         for listener in self._kernel_listeners:
             listener({*changed, *replanned, *gone})
         return Changes(
-            tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
+            added=tuple(added),
+            changed=tuple(changed),
+            replanned=tuple(replanned),
+            removed=tuple(gone),
+            errors=tuple(errors),
+            inspected=tuple(inspected),
+            mended=mended,
+            before=changed,
         )
 
     def _remove_kernel(self, name: KernelName) -> None:
@@ -431,9 +446,14 @@ def _drop_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
     Then the code has read the same names. The others were read by packages, which do so once in a process, when first
     used: whether an inspection sees these reads depends on what its process has done before.
     """
-    if kernel.version != before.version or before.find_contradiction(kernel.learned.values()) is not None:
+    others = [one for name, one in kernel.learned.items() if one.decisive != _find_decisive(before.learned.get(name))]
+    if kernel.version != before.version or before.find_contradiction(others) is not None:
         return kernel
     return kernel.without_names(kernel.learned.keys() - before.learned.keys())
+
+
+def _find_decisive(entry: Observation | None) -> str | None:
+    return None if entry is None else entry.decisive
 
 
 def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:

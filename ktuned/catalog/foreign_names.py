@@ -2,20 +2,20 @@
 
 A winner comes with the names that its machine had learned, without their contents, but its digest covers the contents.
 So the names are looked at here. If this gives the winner's digest, the contents are the same on both machines, and the
-names are learned here, too.
+names are learned here, too. If it does not, the winner may hold nevertheless, if made again it is what it was there.
 
 This check decides about all winners from elsewhere, whether they come in a file or from a team's store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 
-from ktuned.catalog.catalog import Catalog, make_root_environment
+from ktuned.catalog.catalog import Catalog
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.traces import Traces
 from ktuned.ipc import make_relative
-from ktuned.model import KernelInfo, Observation, is_of_one_machine, reduce_digest
+from ktuned.model import KernelInfo, Observation
 
 
 class ForeignNames:
@@ -26,41 +26,24 @@ class ForeignNames:
         self._inspector = inspector
         self._traces = traces
 
-    async def match_digest(
-        self,
-        kernel: KernelInfo,
-        names: Iterable[Observation],
-        digests: Collection[str],
-        *,
-        learns: bool = True,
-    ) -> tuple[KernelInfo, str | None, Mapping[str, str]]:
-        """Return a kernel with these names added, the digest that it has with only these names, and its parts.
-
-        ``digests`` are those of the winners. If one of them is that digest, the winners depend on no other name, and
-        the names are learned if ``learns`` is true. Otherwise the kernel is returned unchanged, without a digest; the
-        parts tell what differs.
-
-        A name that only one machine can have is in no document while it is absent there. If it is present here, it
-        counts as a difference.
+    async def look_at_names(self, kernel: KernelInfo, names: Iterable[Observation]) -> KernelInfo:
+        """Return a kernel with these names added, as they are here.
 
         Raises:
             WorkerError: the names cannot be looked at.
+        """
+        missing = [entry for entry in names if entry.name not in kernel.learned]
+        return kernel.with_observed(await self._inspector.observe_names(kernel, missing) if missing else ())
+
+    async def learn_names(self, kernel: KernelInfo, named: KernelInfo) -> KernelInfo:
+        """Learn the names that :meth:`look_at_names` has added to a kernel; return its new state.
+
+        Raises:
+            WorkerError: the files have changed meanwhile.
             StoreError: the names cannot be recorded.
         """
-        root = self._catalog.find_root(kernel.file)
-        if root is None:
-            return kernel, None, kernel.parts
-        wanted = {entry.name: entry for entry in names}
-        missing = [entry for name, entry in wanted.items() if name not in kernel.learned]
-        found = await self._inspector.observe_names(kernel, missing) if missing else ()
-        named = kernel.with_observed(found)
-        here_alone = [entry for name, entry in named.learned.items() if name not in wanted]
-        exported = reduce_digest(named.digest, [entry for entry in here_alone if not is_of_one_machine(entry.name)])
-        if exported not in digests:
-            return kernel, None, named.parts
-        if not learns or not found:
-            return named, exported, named.parts
-        directory = make_root_environment(root).cwd
+        directory = self._catalog.find_kernel_environment(kernel).cwd
+        found = [entry for name, entry in named.learned.items() if name not in kernel.learned]
         below = [one.convert_places(lambda path: make_relative(path, directory)) for one in found]
         await self._traces.learn_names(kernel, below)
-        return self._catalog.resolve_kernel(kernel.name), exported, named.parts
+        return self._catalog.resolve_kernel(kernel.name)

@@ -13,7 +13,7 @@ from ktuned.catalog.catalog import Catalog
 from ktuned.ipc import make_absolute
 from ktuned.model import KernelInfo, Observation, WorkerError
 from ktuned.protocol import NamesLearned, PublishEvent
-from ktuned.store import Store
+from ktuned.store import Store, Winner
 
 _log = structlog.get_logger()
 
@@ -65,8 +65,13 @@ class Traces:
         """Tell a job's work about newly learned names for as long as the work exists."""
         self._followers.add(follower)
 
-    async def replace_names(self, kernel: KernelInfo, names: Collection[str], entry: Observation) -> KernelInfo:
-        """Replace names that a kernel has learned by another one; return the kernel, unchanged if it is no longer so.
+    async def replace_names(
+        self, kernel: KernelInfo, names: Collection[str], entries: Sequence[Observation], valid: Sequence[Winner] = ()
+    ) -> KernelInfo | None:
+        """Replace names that a kernel has learned by others; return the new state.
+
+        Return None, and change nothing, if the kernel is in another state by now. The ``valid`` winners of an earlier
+        state hold in the new one.
 
         Raises:
             NotFound: the kernel is gone.
@@ -75,10 +80,11 @@ class Traces:
         async with self._lock:
             now = self._catalog.resolve_kernel(kernel.name)
             if now.digest != kernel.digest:
-                return kernel
-            learned = now.without_names(names).with_observed([entry])
+                return None
+            learned = now.without_names(names).with_observed(entries)
+            await self._store.learned.replace_names(learned, names, entries, valid)
             self._catalog.update_learned(learned)
-            await self._store.learned.replace_names(learned, names, entry)
+        self._publish(NamesLearned(kernel=learned.name, names=()))
         return learned
 
     async def learn_names(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:
@@ -98,7 +104,10 @@ class Traces:
             other = kernel.find_contradiction(placed) or now.find_contradiction(placed)
             if other is not None:
                 raise SourceChanged(f"{other.name} changed while {kernel.name} was worked on")
-            learned = now.with_observed(placed)
+            # A name that the inspection itself has read needs no further entry.
+            learned = now.with_observed(
+                one for one in placed if one.name in now.learned or one.is_data or not one.is_run
+            )
             if learned is now:
                 return
             if len(learned.learned) > MAX_LEARNED:

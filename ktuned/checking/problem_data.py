@@ -163,6 +163,10 @@ class ProblemData:
             parts.append(f"{name} {layout} {bits}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    def digest_specs(self) -> str:
+        """Return a digest of the declared inputs; empty if the kernel file has made a tensor itself."""
+        return self._inputs.digest_specs()
+
     def digest_outputs(self) -> Any:
         """Start a digest of the outputs as they are now, for the library's ``read_digests``."""
         return self.library.digest_tensors([self.tensors[name] for name in self.roles.outputs])

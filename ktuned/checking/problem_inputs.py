@@ -114,6 +114,13 @@ class ProblemInputs:
         if self._kernel.has_tensors:
             self._library.seed_generator(random.getrandbits(63))
 
+    def digest_specs(self) -> str:
+        """Return a digest of the declared inputs; empty if the kernel file has made a tensor itself."""
+        from ktuned.declaration import TensorSpec, digest_inputs
+
+        is_made = any(not isinstance(one, TensorSpec) for one in self._declared.values())
+        return "" if is_made else digest_inputs(self._declared)
+
     def _check_declaration(self) -> None:
         if self._kernel.reference is not None and not self.roles.outputs:
             raise self._kernel.site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")

@@ -1,4 +1,4 @@
-"""Completion of kernels' names in shells, with names from the daemon; docs/cli.md says how a shell is set up.
+"""Completion of kernels' names in shells, with names from the daemon; docs/reference/cli.md says how a shell is set up.
 
 Short names are preferred, because a shell such as bash ends a word at the colon of a full name.
 """

@@ -38,7 +38,7 @@ USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
 
 
 class Exit(IntEnum):
-    """Exit status of a command: 130 after Ctrl-C, 141 after stdout was closed. docs/cli.md lists all."""
+    """Exit status of a command: 130 after Ctrl-C, 141 after stdout was closed. docs/reference/cli.md lists all."""
 
     DONE = 0
     NOT_REACHED = 1

@@ -19,6 +19,7 @@ from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
     Catalog,
+    Changes,
     FileInspector,
     ForeignNames,
     Traces,
@@ -196,10 +197,25 @@ class Parts:
 
         traces = self.traces = Traces(catalog, store, publish=publish_event)
 
+        async def pass_changes_on(changes: Changes, saved: bool) -> None:
+            await renewal.react_to_changes(changes, saved)
+
+        repetition = self.repetition = Repetition(
+            known,
+            fleet=fleet,
+            traces=traces,
+            deadlines=deadlines,
+            list_used_kernels=lambda: {*lookups.publication.list_used_kernels()},
+            list_live_kernels=lambda: {job.kernel for job in jobs.list_live_jobs()},
+            on_changes=pass_changes_on,
+            publish=publish_event,
+        )
+
         # Winners of other daemons.
         exchange = self.exchange = WinnerExchange(
             known=known,
             foreign_names=ForeignNames(catalog, inspector, traces),
+            repetition=repetition,
             publish=publish_event,
         )
         team_store = self.team_store = TeamStore(
@@ -307,18 +323,8 @@ class Parts:
         self.watcher = Watcher(
             catalog,
             inspector,
-            renewal.react_to_changes,
+            repetition.react_to_changes,
             lookups.publication.list_used_kernels,
-        )
-
-        self.repetition = Repetition(
-            known,
-            fleet=fleet,
-            traces=traces,
-            deadlines=deadlines,
-            list_used_kernels=lookups.publication.list_used_kernels,
-            on_changes=renewal.react_to_changes,
-            publish=publish_event,
         )
 
         # Answers first: whoever acts on an event may need them.

@@ -29,6 +29,7 @@ from ktuned.daemon.status import collect_status
 from ktuned.daemon.systemd import Notifier
 from ktuned.model import KtunedError
 from ktuned.protocol import AnswersChanged, StatusAnswer, WorkFigures
+from ktuned.scheduling import QuietWork
 from ktuned.serve import (
     CallMethods,
     Checks,
@@ -65,6 +66,8 @@ class Daemon:
         stopping: Set when the daemon is to stop.
         lifetime: Feeds the watchdog, and ends an idle daemon.
         reload: Applies changes of ``config.toml``.
+        peaks: Measures the limits of devices.
+        quiet_work: Measures again what was measured on a busy machine.
         handlers: The handlers of the protocol's methods, by name.
         server: Answers clients.
     """
@@ -91,6 +94,17 @@ class Daemon:
         )
         self.lifetime.apply_limit(parts.settings.idle_exit_s)
         self.reload = Reload(parts, self.lifetime, notifier, self._describe_activity)
+        self.peaks = DevicePeaks(
+            machine=parts.machine,
+            store=parts.store,
+            fleet=parts.fleet,
+            environments=parts.probes.list_probed_environments,
+            lane=parts.jobs.get_lane,
+        )
+        self.quiet_work = QuietWork(
+            [self.peaks.remeasure_doubtful, parts.renewal.remeasure_provisional_winners],
+            is_working=lambda: bool(parts.jobs.list_live_jobs()),
+        )
         self.handlers = {handler.method.name: handler for handler in self._list_handlers()}
         self.responses = Responses(lambda: parts.states.version)
         self.server = Server(self.handlers.values(), responses=self.responses)
@@ -101,7 +115,7 @@ class Daemon:
         """Return the handlers of all methods of the protocol."""
         parts = self.parts
         catalog, events, fleet, jobs = parts.catalog, parts.events, parts.fleet, parts.jobs
-        lookups, machine, store = parts.lookups, parts.machine, parts.store
+        lookups, store = parts.lookups, parts.store
         return [
             *DaemonMethods(
                 events=events,
@@ -137,13 +151,7 @@ class Daemon:
                 scratch=parts.executor.scratch / "sanitizers",
                 publish=parts.router.publish_event,
             ).list_handlers(),
-            *DevicePeaks(
-                machine=machine,
-                store=store,
-                fleet=fleet,
-                environments=parts.probes.list_probed_environments,
-                lane=parts.jobs.get_lane,
-            ).list_handlers(),
+            *self.peaks.list_handlers(),
             *CallMethods(parts.adoptions, fleet.applications).list_handlers(),
             *KernelMethods(
                 catalog=catalog,
@@ -198,6 +206,7 @@ class Daemon:
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,
+                self.quiet_work.run_until_cancelled,
                 self._resume_work,
                 self.lifetime.run_until_cancelled,
                 *([self._keep_reachable] if is_bound else ()),
@@ -237,6 +246,7 @@ class Daemon:
             # Not earlier, because adoptions need to know the kernels.
             tasks.start_soon(self.parts.adoptions.run_until_cancelled)
             tasks.start_soon(self.parts.repetition.run_until_cancelled)
+            tasks.start_soon(self.parts.repetition.compare_until_cancelled)
 
     async def _renew_changes(self) -> None:
         """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""

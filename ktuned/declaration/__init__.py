@@ -5,7 +5,7 @@ from ktuned.declaration.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditi
 from ktuned.declaration.constraint_syntax import Unsplittable, parse_function, split_function
 from ktuned.declaration.declaration import end_declarations, kernel
 from ktuned.declaration.declared_kernel import Kernel
-from ktuned.declaration.digest import describe_kernel
+from ktuned.declaration.digest import describe_kernel, digest_inputs
 from ktuned.declaration.draws import mix_bits
 from ktuned.declaration.hard_inputs import EVERYWHERE, HARD_FILLS
 from ktuned.declaration.loader import forget_modules, get_kernel_module, load_file, load_if_changed
@@ -35,6 +35,7 @@ __all__ = [
     "Unsplittable",
     "describe_kernel",
     "describe_value",
+    "digest_inputs",
     "end_declarations",
     "fill_with_poison",
     "find_layout",

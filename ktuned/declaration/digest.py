@@ -28,7 +28,7 @@ from ktuned.declaration.declared_kernel import Kernel
 from ktuned.declaration.value_text import describe_value
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
 from ktuned.ipc import Untrusted, read_regular_file, stamp_files
-from ktuned.model import KernelInfo, ProjectName
+from ktuned.model import KernelInfo, ProjectName, canonical
 
 DIGEST_VERSION = 4
 """Raised whenever the texts below change, because every digest changes with them."""
@@ -119,6 +119,12 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         unobserved_read=next(iter(ACCESSES.unobserved), ""),
         declares_reads=bool(kernel.depends),
     )
+
+
+def digest_inputs(inputs: Mapping[str, object]) -> str:
+    """Return a digest of a problem's declared inputs; tensors that the kernel file has made count by their bytes."""
+    described = {name: describe_value(spec) for name, spec in inputs.items()}
+    return hashlib.sha256(_encode_text(canonical(described))).hexdigest()
 
 
 def _digest_python_files(kernel_file: Path, root: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ executed, mapped or searched, and each variable that C code has read. Variables 
 because Python copies the environment when it starts.
 
 **The rule: each name counts by what was there when it was read, whatever the name is.** Nothing is guessed from names.
-What turns out to be noise is found afterwards, by comparing (:mod:`ktuned.catalog.repetition`).
+What turns out to be noise is found afterwards, by comparing (:mod:`ktuned.scheduling.repetition`).
 
 ====================================  ==================================================================
 what happened to a name               what is recorded
@@ -58,6 +58,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import FrameType
@@ -68,6 +69,7 @@ from ktuned.dependencies.distributions import find_owners, find_record, is_unown
 from ktuned.dependencies.origin import (
     find_installed_place,
     is_foreign,
+    is_of_cache,
     is_of_stdlib,
     is_our_file,
     is_ours,
@@ -131,6 +133,23 @@ _PROGRAM_KINDS = (Kind.EXECUTED, Kind.MAPPED, Kind.SEARCHED)
 NO_OBSERVER = "no observer runs below this worker: see `ktuned doctor`"
 
 
+@dataclass
+class _Reads:
+    """Files and attributes with their stamps, and variables with their values."""
+
+    files: dict[Path, str] = field(default_factory=dict)
+    attributes: dict[Path, str] = field(default_factory=dict)
+    variables: dict[str, str | None] = field(default_factory=dict)
+
+    def add_earlier(self, earlier: _Reads) -> _Reads:
+        """Return these reads and earlier ones: the first observation of a name counts."""
+        return _Reads(
+            {**self.files, **earlier.files},
+            {**self.attributes, **earlier.attributes},
+            {**self.variables, **earlier.variables},
+        )
+
+
 class Accesses:
     """The files and variables that were read since :meth:`begin_epoch`, which each load of a kernel file calls.
 
@@ -156,11 +175,10 @@ class Accesses:
         self._forget_all()
 
     def _forget_all(self) -> None:
-        self._files: dict[Path, str] = {}
-        self._attributes: dict[Path, str] = {}
+        self._reads = _Reads()
+        self._before_run: _Reads | None = None
         self._written_paths: set[str] = set()
         self._tested_paths: set[Path] = set()
-        self._variables: dict[str, str | None] = {}
         self._unobserved: dict[str, None] = {}
         self._trust_fault: Untrusted | None = None
 
@@ -173,8 +191,6 @@ class Accesses:
         sys.modules["ktuned.ipc.stamps"].pause_recording = self.pause_recording  # type: ignore[attr-defined]
         OBSERVER.pause_recording = self.pause_recording
         own = list(self.own_directories)
-        if "KTUNED_WORKER" in os.environ:
-            own.append(os.environ["TMPDIR"])
         with contextlib.suppress(NoHomeDirectory):
             # The files of adopted functions are named by their content.
             own.append(str(find_user_directories().state / "adopted"))
@@ -203,7 +219,7 @@ class Accesses:
         self._forget_all()
         if self._is_recording:
             with self.pause_recording():
-                self._files |= {path: digest for path, digest in self.start_files.items() if digest}
+                self._reads.files |= {path: digest for path, digest in self.start_files.items() if digest}
                 self._record_bare_modules()
             for name in _START_VARIABLES:
                 self.record_variable(name)
@@ -213,12 +229,26 @@ class Accesses:
             self.log.empty_if_half_full()
             self._epoch = self.log.begin_epoch()
 
+    def begin_run(self) -> None:
+        """Record only what is read from now on, by a reference, checks and launches, until :meth:`end_run`."""
+        self._read_log()
+        self._before_run, self._reads = self._reads, _Reads()
+        if self.log is not None:
+            self._epoch = self.log.begin_epoch()
+
+    def end_run(self) -> None:
+        """Also count what was read before :meth:`begin_run`, if that was called."""
+        self._read_log()
+        if self._before_run is not None:
+            self._reads = self._reads.add_earlier(self._before_run)
+            self._before_run = None
+
     def _record_bare_modules(self) -> None:
         """Record the modules of this process that no distribution owns: they are not read again in this epoch."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__dict__", {}).get("__file__")
             if "." not in name and isinstance(file, str) and not is_our_file(file) and is_unowned(file):
-                self._files[Path(file)] = stamp(Path(file))
+                self._reads.files[Path(file)] = stamp(Path(file))
 
     @property
     def has_stale_start(self) -> bool:
@@ -242,19 +272,19 @@ class Accesses:
     def extent(self) -> int:
         """A number that grows whenever a new name is recorded."""
         self._read_log()
-        return len(self._files) + len(self._attributes) + len(self._variables) + len(self._unobserved)
+        return len(self._reads.files) + len(self._reads.attributes) + len(self._reads.variables) + len(self._unobserved)
 
     @property
     def files(self) -> Mapping[Path, str]:
         """The recorded files and directories with their stamps, which are empty for absent ones."""
         self._read_log()
         # Leave out a directory on the way to a recorded file, or to installed packages: it surely exists.
-        passed = {parent for path in self._files for parent in path.parents}
+        passed = {parent for path in self._reads.files for parent in path.parents}
         for place in map(Path, (*sys.path, sys.prefix, sys.base_prefix, *list_cache_directories())):
             passed |= {place, *place.parents}
         return {
-            path: f"{digest}{self._attributes.get(path, '')}"
-            for path, digest in self._files.items()
+            path: f"{digest}{self._reads.attributes.get(path, '')}"
+            for path, digest in self._reads.files.items()
             if digest != DIRECTORY or path not in passed
         }
 
@@ -262,7 +292,7 @@ class Accesses:
     def variables(self) -> Mapping[str, str | None]:
         """The variables that were read, with their values before the kernel file changed any; None if unset."""
         self._read_log()
-        return self._variables
+        return self._reads.variables
 
     @property
     def unobserved(self) -> list[str]:
@@ -291,11 +321,11 @@ class Accesses:
     def record_variable(self, name: str) -> None:
         """Record that a variable was read."""
         if not is_own_variable(name):
-            self._variables.setdefault(name, self._environment.get(name))
+            self._reads.variables.setdefault(name, self._environment.get(name))
 
     def record_all_variables(self) -> None:
         """Record that any variable may have been read."""
-        self._variables.setdefault(ALL_VARIABLES, describe_environment(self._environment))
+        self._reads.variables.setdefault(ALL_VARIABLES, describe_environment(self._environment))
 
     def _read_log(self) -> None:
         if not self._is_recording:
@@ -332,14 +362,14 @@ class Accesses:
                         hint="have it, and the directories that lead to it, belong to you or root alone",
                     )
                 case Kind.RENAMED:
-                    if not self._was_made(note.name):
+                    if not self._was_made(note.name) and not is_of_cache(note.name):
                         self.record_unobserved(f"{note.name} was renamed by the kernel's own code")
                 case Kind.WRITTEN:
                     self._written_paths.add(note.name)
                     # The name was only tested before this write. The run does not depend on its earlier content.
                     if Path(note.name) in self._tested_paths:
-                        self._files.pop(Path(note.name), None)
-                        self._attributes.pop(Path(note.name), None)
+                        self._reads.files.pop(Path(note.name), None)
+                        self._reads.attributes.pop(Path(note.name), None)
                 case _:
                     self._record_path(note)
 
@@ -364,19 +394,19 @@ class Accesses:
         # Executed Python code counts by its syntax tree (CodeObserver), unless it is opened again to read its text.
         if note.kind is not Kind.OPENED and OBSERVER.find_digest(path) is not None:
             return
-        if note.kind is Kind.TESTED and path not in self._files:
+        if note.kind is Kind.TESTED and path not in self._reads.files:
             self._tested_paths.add(path)
         elif note.kind is not Kind.TESTED:
             self._tested_paths.discard(path)
         # The first observation counts. A later listing only adds the names to a directory that is known to exist.
-        known = self._files.get(path)
+        known = self._reads.files.get(path)
         if known is None or (is_directory_stamp(known) and note.kind is Kind.LISTED):
             self._record_content(note, path)
         asks_times = note.kind in (Kind.OPENED, Kind.TESTED) and _mentions_times(
             OBSERVER.executed_files, OBSERVER.generation
         )
-        if (note.kind is Kind.TESTED or asks_times) and path in self._files:
-            self._attributes.setdefault(path, stamp_attributes(path, has_times=asks_times))
+        if (note.kind is Kind.TESTED or asks_times) and path in self._reads.files:
+            self._reads.attributes.setdefault(path, stamp_attributes(path, has_times=asks_times))
 
     def _examine_program(self, note: Note) -> None:
         """Record what code may read without a note, wherever the code lies."""
@@ -394,13 +424,13 @@ class Accesses:
             # A name that is gone by now was removed by the run. It would be read again if it came back.
             self._record_absent(path)
         elif is_special_stamp(found):
-            self._files[path] = found
+            self._reads.files[path] = found
             if note.kind is not Kind.TESTED:
                 self.record_unobserved(f"{path} is not a regular file")
         elif os.path.isdir(path):
-            self._files[path] = found if note.kind is Kind.LISTED else stamp_directory(path)
+            self._reads.files[path] = found if note.kind is Kind.LISTED else stamp_directory(path)
         else:
-            self._files[path] = found
+            self._reads.files[path] = found
             try:
                 OBSERVER.check_trust([path])
             except Untrusted as error:
@@ -412,14 +442,14 @@ class Accesses:
             path = path.parent
         # If it exists by now, an unobserved program has made it.
         if str(path) not in self._written_paths and not os.path.exists(path):
-            self._files.setdefault(path, ABSENT)
+            self._reads.files.setdefault(path, ABSENT)
 
     def _has_owner(self, note: Note, path: str) -> bool:
         """Return whether the version of a name's owner represents it; the module's table lists the owners."""
         is_below_root = OBSERVER.is_below_root(path)
         if is_our_file(f"{path}/" if os.path.isdir(path) else path) and not is_below_root:
             return True
-        if f"{path}/".startswith(list_cache_directories()) and not is_below_root:
+        if is_of_cache(path) and not is_below_root:
             return True
         is_own_reading = note.pid == os.getpid() and note.kind not in _PROGRAM_KINDS
         if find_installed_place(path) is not None:
@@ -438,11 +468,11 @@ class Accesses:
         """
         record = find_record(path)
         if record is not None and note.is_found and note.kind is Kind.OPENED:
-            self._files.setdefault(record, stamp(record))
+            self._reads.files.setdefault(record, stamp(record))
         place = find_installed_place(path)
         if place is not None and note.pid != os.getpid() and note.is_found and not is_our_file(path):
             for owner in find_owners(place):
-                self._files.setdefault(owner.record, stamp(owner.record))
+                self._reads.files.setdefault(owner.record, stamp(owner.record))
 
     def pause_recording(self) -> AbstractContextManager[None]:
         """Record nothing within the context, in any process: ktuned itself reads files, or a config is timed."""

@@ -38,13 +38,23 @@ _OUR_PACKAGES = frozenset({"ktuned", "ktuned_client"}) | {
 
 _CACHE_VARIABLES = (
     *("KTUNED_CACHE", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
-    *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH", "TILELANG_CACHE_DIR"),
+    *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH", "TILELANG_CACHE_DIR", "CCACHE_DIR", "SCCACHE_DIR"),
 )
 """Variables that name directories in which compilers keep what they made."""
 
-_HOME_CACHES = ("~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
+_HOME_CACHES = ("~/.tilelang", "~/.triton", "~/.nv", "~/.cuda", "~/.ccache")
 
-_USER_CACHES = ("ktuned", "tvm-ffi", "tvm_ffi", "torch/kernels", "torch_extensions", "triton", "tilelang")
+_USER_CACHES = (
+    "ktuned",
+    "tvm-ffi",
+    "tvm_ffi",
+    "torch/kernels",
+    "torch_extensions",
+    "triton",
+    "tilelang",
+    "ccache",
+    "sccache",
+)
 """Compilers' directories in the user's cache. Everything else there is data, which counts, such as checkpoints."""
 
 _STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
@@ -108,10 +118,15 @@ def list_cache_directories() -> tuple[str, ...]:
     return (*(f"{os.path.abspath(place)}/" for place in places), f"{tempfile.gettempdir()}/torchinductor_")
 
 
+def is_of_cache(path: str) -> bool:
+    """Return whether a compiler's cache made a file, so that it decides nothing. Settings beside it do."""
+    return f"{path}/".startswith(list_cache_directories()) and not path.endswith("/ccache.conf")
+
+
 @cache
 def is_foreign(path: str) -> bool:
     """Return whether a file counts by something else than its content; see the module's table."""
-    if path.startswith(list_cache_directories()):
+    if is_of_cache(path):
         return True
     if not path.startswith("/") or path.startswith(f"{OUR_PACKAGE}/") or find_installed_place(path) is not None:
         return True

@@ -62,7 +62,7 @@ from ktuned.store import Store
 _log = structlog.get_logger()
 
 LOOK_S = 1.0
-"""How long a look at a toolchain's files is valid, in seconds; answers may be out of date for this long."""
+"""How long a toolchain check stays valid, in seconds; answers may be out of date for this long."""
 
 MAX_ENVIRONMENTS = 256
 """Most keys of environments in memory: more than anyone has roots."""
@@ -103,7 +103,7 @@ class Environments:
         deadlines: Seconds for each phase, by its name.
         base_env: The workers' variables; by default the daemon's own.
         wait_for_hosts: Waits until the hosts are known.
-        look_s: How long a look at a toolchain is valid, in seconds.
+        look_s: How long a toolchain check stays valid, in seconds.
         publish: Announces that answers may have changed, because a report has, or whether it holds.
     """
 

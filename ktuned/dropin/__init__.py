@@ -14,7 +14,7 @@ from ktuned.dropin.application import (
     name_function,
     shorten_dtype,
 )
-from ktuned.dropin.captures import is_capturing
+from ktuned.dropin.captures import allow_captures, is_capturing, use_device
 from ktuned.dropin.daemon_link import DaemonLink, daemon_link
 from ktuned.dropin.keyed_call import NOT_ACCEPTED, KeyedCall, find_log, leave_to_framework
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
@@ -42,7 +42,17 @@ from ktuned.dropin.recorded_call import (
 from ktuned.dropin.takeover import adopt_framework, adopt_subclasses, explain_bypass
 from ktuned.dropin.winners_file import CONSTANTS_KEY, PROGRAMS_KEY, WinnersFile
 from ktuned.model import CallKey
-from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, spool_directory
+from ktuned.spool import (
+    CALL_KEY,
+    CALLS,
+    TYPES_KEY,
+    CallRecord,
+    digest_content,
+    forget_texts,
+    keep_texts,
+    read_texts,
+    spool_directory,
+)
 
 __all__ = [
     "ANSWERED",
@@ -80,6 +90,7 @@ __all__ = [
     "account",
     "adopt_framework",
     "adopt_subclasses",
+    "allow_captures",
     "check_captured_size",
     "choose_policy",
     "convert_to_scalar",
@@ -89,12 +100,16 @@ __all__ = [
     "explain_bypass",
     "find_device_model",
     "find_log",
+    "forget_texts",
     "is_capturing",
+    "keep_texts",
     "leave_launch_counts",
     "leave_to_framework",
     "list_application_paths",
     "name_function",
+    "read_texts",
     "restore_value",
     "shorten_dtype",
     "spool_directory",
+    "use_device",
 ]

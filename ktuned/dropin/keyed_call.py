@@ -208,12 +208,19 @@ class KeyedCall(ABC):
     def record_call(self) -> str:
         """Write the call to the spool; return why that failed, or an empty string."""
         try:
-            call, files = self.pack_call()
-            leave_record(spool_directory(), self._make_record(call, files))
+            self.leave_call(*self.pack_call())
         except (NotTunable, OSError) as error:
             return str(error)
-        account.record_key(self._name, RECORDED)
         return ""
+
+    def leave_call(self, call: RecordedCall, files: Mapping[str, bytes]) -> None:
+        """Write a packed call to the spool, with the files that it names.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        leave_record(spool_directory(), self._make_record(call, files))
+        account.record_key(self._name, RECORDED)
 
     def await_tuning(self) -> Answer | None:
         """Wait until the key's tuning has ended; return the daemon's answer."""

@@ -90,7 +90,7 @@ class Lane:
         self.record = LaneRecord(device, health or Health())
         self.busy_s = 0.0
         self.job: int | None = None
-        self.data = ""
+        self.data = self.inputs = ""
         self._fleet = fleet
         self._reported_failures = self.record.health.failures
         self._turns = fleet.get_turns(device)
@@ -336,7 +336,7 @@ class Lane:
         worker.settle_memory()
         if isinstance(request, requests.Open) and request.reference is not None and reply.unusable:
             raise ReferenceUnusable(reply.unusable, request.reference.key, is_damaged=reply.is_damaged)
-        self.data = reply.data if isinstance(request, requests.Open) else ""
+        self.data, self.inputs = (reply.data, reply.inputs) if isinstance(request, requests.Open) else ("", "")
         if bench.learn is not None:
             await bench.learn(reply.observed)
         took_s = round(monotonic() - began, 3)

@@ -48,9 +48,6 @@ from ktuned.ipc import (
 )
 from ktuned.model import Phase, Role, WorkerError
 
-DAEMON_MARK = "KTUNED_DAEMON"
-WORKER_MARK = "KTUNED_WORKER"
-
 _NO_ANSWERS = "the worker sent an invalid answer: its code writes to files that it did not open"
 
 _HINTS = {
@@ -360,11 +357,11 @@ def spawn_worker(
         env = {
             **base_env,
             **dict(environment.env),
-            **observer.make_worker_variables(scratch, {**base_env, **dict(environment.env)}, places.trusted),
-            WORKER_MARK: worker_id,
+            observer.WORKER_MARK: worker_id,
             "TMPDIR": str(scratch),
             JOURNAL_VARIABLE: str(journal.descriptor),
         }
+        env |= observer.make_worker_variables(scratch, env, places.trusted)
         arguments = (role, str(child_read), str(child_write), str(os.getpid()), places.to_argument())
         try:
             # -P: a module in the worker's directory must not shadow a module that the worker itself needs.
@@ -386,7 +383,7 @@ def spawn_worker(
             ) from error
         # From now on the WorkerProcess closes these descriptors.
         ours.pop_all()
-    mark = f"{WORKER_MARK}={worker_id}"
+    mark = f"{observer.WORKER_MARK}={worker_id}"
     return WorkerProcess(
         role, environment, process, mark=mark, scratch=scratch, read_fd=read_fd, write_fd=write_fd, journal=journal
     )

@@ -60,10 +60,13 @@ class Manifest(msgspec.Struct, frozen=True):
     @property
     def content(self) -> str:
         """SHA-256 over the decisive files: equal for artifacts that run the same code; empty if there are none."""
-        if not self.decisive:
-            return ""
-        text = "".join(f"{name}\0{self.files[name]}\n" for name in sorted(self.decisive))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest_content({name: self.files[name] for name in self.decisive}) if self.decisive else ""
+
+
+def digest_content(files: Mapping[str, str]) -> str:
+    """Return the SHA-256 over files, of which the digests are given by name."""
+    text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 _READ_BYTES = 1 << 18

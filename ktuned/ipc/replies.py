@@ -199,12 +199,14 @@ class Opened(msgspec.Struct, frozen=True):
         data: digest of the inputs, of the expected outputs, and of the settings that the kernel file has changed.
         unusable: why the reference config cannot be used, if that is so. Then no data was made.
         is_damaged: whether the reason is a damaged artifact, and not that this device cannot run it.
+        inputs: digest of the declared inputs; empty if the kernel file has made a tensor itself.
     """
 
     observed: tuple[Observation, ...] = ()
     data: str = ""
     unusable: str = ""
     is_damaged: bool = False
+    inputs: str = ""
 
 
 class CostRange(msgspec.Struct, frozen=True):
@@ -246,6 +248,12 @@ class DeviceSeen(msgspec.Struct, frozen=True):
     """A device works. ``taken_s`` is 0 if no other program works on it now, and otherwise the time of this look."""
 
     taken_s: float = 0.0
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """The kernel file's own metrics, for each latency of the request."""
+
+    figures: tuple[dict[str, float], ...]
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):

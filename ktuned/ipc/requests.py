@@ -190,7 +190,10 @@ class Ask(Request[replies.Proposals, Never], frozen=True):
 
 
 class Remake(Request[replies.Remade, Never], frozen=True):
-    """Make a config's Build, inputs and artifact again in a fresh process, to compare them with earlier ones."""
+    """Make a config's Build, inputs and artifact again in a fresh process, to compare them with earlier ones.
+
+    If answers do not wait for it (``is_awaited``), the process yields to all others.
+    """
 
     first_phase: ClassVar = Phase.INSPECT
 
@@ -198,6 +201,7 @@ class Remake(Request[replies.Remade, Never], frozen=True):
     problem: Problem
     config: Config
     target: Target
+    is_awaited: bool = False
 
 
 class Admits(Request[replies.Admitted, Never], frozen=True):
@@ -396,6 +400,14 @@ class TimeReference(Request[replies.Measurement, Never], frozen=True):
 
     preset: Preset
     judge_contention: bool
+
+
+class EvaluateMetrics(Request[replies.Metrics, Never], frozen=True):
+    """Compute the kernel file's own metrics of the opened problem for latencies that were corrected since."""
+
+    first_phase: ClassVar = Phase.CHECK
+
+    latencies_us: tuple[float, ...]
 
 
 def choose_incumbent(

@@ -73,13 +73,19 @@ class CpuTimes(msgspec.Struct, frozen=True):
         return cls(read_ticks() or _NO_TICKS, (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
 
 
+def compute_foreign_share(before: CpuTimes, after: CpuTimes) -> float:
+    """Return the share of all CPU time that other programs took between two readings."""
+    passed = after.machine.since(before.machine)
+    others = passed.total - passed.unused - passed.nice - (after.own - before.own)
+    return others / passed.total if passed.total else 0.0
+
+
 def is_cpu_contended(before: CpuTimes, after: CpuTimes) -> bool:
     """Return whether other programs took the CPUs that the kernel needed, between two readings."""
     passed = after.machine.since(before.machine)
     if passed.total < MIN_WINDOW_TICKS:
         return False
-    others = passed.total - passed.unused - passed.nice - (after.own - before.own)
-    return passed.unused / passed.total < IDLE_SHARE and others / passed.total > CONTENDED_SHARE
+    return passed.unused / passed.total < IDLE_SHARE and compute_foreign_share(before, after) > CONTENDED_SHARE
 
 
 def is_gpu_contended(
@@ -132,6 +138,10 @@ class CpuWatch:
         return is_cpu_contended(self._before, CpuTimes.read())
 
     is_shared = is_contended
+
+    def is_used_by_others(self) -> bool:
+        """Return whether other programs have used the CPUs at all since the watch began."""
+        return compute_foreign_share(self._before, CpuTimes.read()) >= STRETCHING_SHARE
 
 
 @dataclass(slots=True)
@@ -204,12 +214,23 @@ class GpuWatch:
         """Return whether other processes have used a part of the GPU since the watch began."""
         return is_gpu_shared(self._read_foreign_samples())
 
+    is_used_by_others = is_shared
+
     def _read_foreign_samples(self) -> list[nvml.Sample]:
         if self._continues_last_watch and self._is_recent():
             # There may be a new sample. The next watch will see it, just as this watch saw those of the previous one.
             return []
         unknown_or_own = (0, os.getpid())
         return [use for use in self._read_samples(self._since_us) if use.pid not in unknown_or_own]
+
+
+def watch_device(device: Device, tolerated: Collection[int] = ()) -> CpuWatch | GpuWatch:
+    """Watch a device from now on; on a GPU this process must have a context."""
+    if device.kind != "cuda":
+        return CpuWatch()
+    import torch
+
+    return GpuWatch(str(torch.cuda.get_device_properties(device.name).uuid), tolerated)
 
 
 class ContentionWatch(LaunchObserver):
@@ -227,13 +248,9 @@ class ContentionWatch(LaunchObserver):
         """Begin to watch the device."""
         if not self.request.judge_contention:
             self._watch = None
-        elif self._device.kind != "cuda":
-            self._watch = CpuWatch()
         else:
-            import torch
-
             tolerated = self.request.tolerated if isinstance(self.request, requests.Trial) else ()
-            self._watch = GpuWatch(str(torch.cuda.get_device_properties(self._device.name).uuid), tolerated)
+            self._watch = watch_device(self._device, tolerated)
 
     def end_samples(self, timed: TrialResult, samples: Samples) -> TrialResult:
         """Judge the latency. A hopeless config stays hopeless, however busy other programs were."""

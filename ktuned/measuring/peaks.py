@@ -1,6 +1,7 @@
 """Measurement of a device's limits with torch, by copies of a large tensor and products of large matrices.
 
-The best of several runs counts, because a limit is the highest rate that was ever reached.
+The best of several runs counts, because a limit is the highest rate that was ever reached. If other programs use the
+device meanwhile, the limits are in doubt.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import partial
 from time import perf_counter, time
 from typing import Any
 
+from ktuned.measuring.contention import watch_device
 from ktuned.model import FLOAT32, Device, Peaks, Phase, UsageError
 
 RUNS = 12
@@ -59,6 +61,7 @@ def measure_peaks(
         "memory": partial(_prepare_copy, copy_bytes),
         **{kind: partial(_prepare_product, kind, size) for kind in (_GPU if is_gpu else _CPU)},
     }
+    watch = watch_device(device)
     for kind, prepare in kinds.items():
         try:
             with torch.no_grad():
@@ -73,6 +76,7 @@ def measure_peaks(
         tflops={kind: figure / 1e12 for kind, figure in figures.items()},
         absent=absent,
         measured=time(),
+        doubt=f"other programs used {device.name} meanwhile" if watch.is_used_by_others() else "",
     )
 
 

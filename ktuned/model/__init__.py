@@ -83,6 +83,7 @@ from ktuned.model.peaks import (
     PRECISIONS,
     Peaks,
     Share,
+    choose_peaks,
     compute_shares,
     name_arithmetic_metric,
 )
@@ -133,6 +134,7 @@ from ktuned.model.values import (
     canonical,
     is_among,
     median,
+    sha256,
 )
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
@@ -219,6 +221,7 @@ __all__ = [
     "add_digests",
     "apply_bucket_rules",
     "canonical",
+    "choose_peaks",
     "choose_search_objective",
     "compute_gain",
     "compute_shares",
@@ -260,6 +263,7 @@ __all__ = [
     "read_variable",
     "reduce_digest",
     "select_figure",
+    "sha256",
     "strip_numerics",
     "suggest_name",
     "with_numerics",

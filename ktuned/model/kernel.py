@@ -164,6 +164,13 @@ class KernelInfo(msgspec.Struct, frozen=True):
         entries = [one for one in self.learned.values() if one.is_data and (self.judges or not one.meaning)]
         return {one.name: one.decisive[:16] for one in entries}
 
+    def has_data_like(self, read: Mapping[str, str]) -> bool:
+        """Return whether the names of an earlier :attr:`data_read` have the same content now, or an equal one."""
+        now = self.data_read
+        return all(
+            name in now and digest in (now[name], *self.learned[name].short_alike) for name, digest in read.items()
+        )
+
     @property
     def parts(self) -> dict[str, str]:
         """The parts of ``digest``: short digests by labels, most of which begin with ``source:`` or ``argument:``."""
@@ -243,12 +250,12 @@ class KernelInfo(msgspec.Struct, frozen=True):
         news = find_new_observations(self.learned, found)
         if not news:
             return self
+        rest = self.without_names([entry.name for entry in news if entry.name in self.learned])
         fresh = [entry for entry in news if entry.name not in self.learned]
-        sources = [entry for entry in news if entry.is_source and not self._find_learned(entry.name).is_source]
         return msgspec.structs.replace(
-            self,
-            digest=extend_digest(self.digest, fresh),
-            source_digest=extend_digest(self.source_digest, sources),
+            rest,
+            digest=extend_digest(rest.digest, news),
+            source_digest=extend_digest(rest.source_digest, [entry for entry in news if entry.is_source]),
             stamps=_add_stamps(self.stamps, fresh),
             learned={**self.learned, **{entry.name: entry for entry in news}},
         )
@@ -277,9 +284,6 @@ class KernelInfo(msgspec.Struct, frozen=True):
             if known - {entry.digest}:
                 return entry
         return None
-
-    def _find_learned(self, name: str) -> Observation:
-        return self.learned.get(name, Observation(name, ""))
 
     def choose_representative(self, problem: Problem) -> dict[str, Scalar]:
         """Return the problem that stands for a problem's bucket."""

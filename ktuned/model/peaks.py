@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceModel
 
@@ -34,7 +35,8 @@ _ARITHMETIC_METRIC = "tflops"
 class Peaks(msgspec.Struct, frozen=True):
     """Measured limits of a device model: GB/s of its memory, and TFLOP/s by precision.
 
-    ``absent`` says why a figure could not be measured, by its name. ``measured`` is a Unix time in s.
+    ``absent`` says why a figure could not be measured, by its name. ``measured`` is a Unix time in s. ``doubt`` says
+    why the limits may really be higher: other programs used the device.
     """
 
     device: DeviceModel
@@ -42,17 +44,43 @@ class Peaks(msgspec.Struct, frozen=True):
     tflops: Mapping[str, float] = msgspec.field(default_factory=dict)
     absent: Mapping[str, str] = msgspec.field(default_factory=dict)
     measured: float = 0.0
+    doubt: str = ""
+
+    @property
+    def has_figures(self) -> bool:
+        """True if anything could be measured."""
+        return self.gbps is not None or bool(self.tflops)
 
 
 class Share(msgspec.Struct, frozen=True):
-    """The share of a device's limit that a kernel reaches, by a metric; ``of`` names the limit."""
+    """The share of a device's limit that a kernel reaches, by a metric; ``of`` names the limit.
+
+    If the limit is in doubt, it may be higher, and the share is ``at_most`` this.
+    """
 
     of: str
     share: float
     metric: str
+    at_most: bool = False
 
     def __str__(self) -> str:
-        return f"{self.share:.0%} of {self.of}".replace("%", " %")
+        return f"{'at most ' if self.at_most else ''}{self.share:.0%} of {self.of}".replace("%", " %")
+
+
+def choose_peaks(known: Peaks | None, found: Peaks) -> Peaks:
+    """Return the limits to keep after a measurement: the new ones, unless they are in doubt or absent.
+
+    Figures in doubt replace none that are beyond doubt. Of two figures in doubt the higher one counts, because other
+    programs only lower a limit.
+    """
+    if known is None or not known.has_figures or (found.has_figures and not found.doubt):
+        return found
+    if not found.has_figures or not known.doubt:
+        return known
+    tflops = {
+        kind: max(known.tflops.get(kind, 0.0), found.tflops.get(kind, 0.0)) for kind in {**known.tflops, **found.tflops}
+    }
+    return replace(found, gbps=max(filter(None, (known.gbps, found.gbps)), default=None), tflops=tflops)
 
 
 def name_arithmetic_metric(precision: str) -> str:
@@ -74,7 +102,7 @@ def compute_shares(metrics: Mapping[str, float], peaks: Peaks) -> list[Share]:
     for precision, unit in PRECISIONS.items():
         limits[name_arithmetic_metric(precision)] = (unit, peaks.tflops.get(precision))
     found = [
-        Share(name, metrics[metric] / limit, metric)
+        Share(name, metrics[metric] / limit, metric, bool(peaks.doubt))
         for metric, (name, limit) in limits.items()
         if limit and metrics.get(metric, math.inf) <= limit
     ]

@@ -46,6 +46,9 @@ ALL_VARIABLES = "*"
 ATTRIBUTES = "//attributes"
 """End of a name that stands for a file's attributes, besides the name that stands for its bytes."""
 
+NOISE = 3
+"""After so many changes of an entry that changed nothing which was made, its changes count at repetitions only."""
+
 _BITS = 256
 
 _OWN_VARIABLES = ("LD_PRELOAD", "LD_AUDIT", "TMPDIR")
@@ -63,6 +66,8 @@ class Observation(msgspec.Struct, frozen=True):
             catalog, and relative to the project in messages.
         is_source: whether it was read to make an artifact.
         is_data: whether it was read to make a problem's data, or to check outputs.
+        is_run: whether the reference, a check or a launch has read it: making a winner again cannot show its effect.
+        alike: values that were found to give the same; all of them count as the first.
     """
 
     name: str
@@ -71,11 +76,32 @@ class Observation(msgspec.Struct, frozen=True):
     places: tuple[str, ...] = ()
     is_source: bool = False
     is_data: bool = False
+    is_run: bool = False
+    alike: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> str:
+        """The digest of what was read, as far as it can decide results."""
+        return self.meaning or self.digest
+
+    @property
+    def short_alike(self) -> tuple[str, ...]:
+        """The equal values, as short as digests of parts."""
+        return tuple(value[:16] for value in self.alike)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether its changes count at repetitions only."""
+        return len(self.alike) > NOISE
 
     @property
     def decisive(self) -> str:
         """The digest that decides results."""
-        return self.meaning or self.digest
+        return self.alike[0] if self.is_noise or self.value in self.alike else self.value
+
+    def with_equal_value(self, value: str) -> Observation:
+        """Return the entry with an earlier value that gives the same as the present one."""
+        return replace(self, alike=tuple(dict.fromkeys((self.value, *self.alike, value)))[: NOISE + 1])
 
     def convert_places(self, convert: Callable[[str], str]) -> Observation:
         """Return the entry with other paths: relative to another directory, or absolute."""
@@ -141,15 +167,22 @@ def add_digests(one: str, other: str) -> str:
 
 
 def find_new_observations(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
-    """Return the observations to learn: those with new names, or with a purpose that the name was not known for."""
+    """Return the observations to learn: those with new names, or that add a purpose or equal values to a known name."""
     news: dict[str, Observation] = {}
     for entry in found:
         before = news.get(entry.name) or known.get(entry.name)
-        is_source, is_data = entry.is_source, entry.is_data
-        if before is not None:
-            is_source, is_data = is_source or before.is_source, is_data or before.is_data
-        if before is None or (is_source, is_data) != (before.is_source, before.is_data):
-            news[entry.name] = replace(entry, is_source=is_source, is_data=is_data)
+        if before is None:
+            news[entry.name] = entry
+            continue
+        purposes = (
+            before.is_source or entry.is_source,
+            before.is_data or entry.is_data,
+            before.is_run or entry.is_run,
+            before.alike or entry.alike,
+        )
+        if purposes != (before.is_source, before.is_data, before.is_run, before.alike):
+            is_source, is_data, is_run, alike = purposes
+            news[entry.name] = replace(before, is_source=is_source, is_data=is_data, is_run=is_run, alike=alike)
     return list(news.values())
 
 

@@ -60,11 +60,13 @@ class Compiled(Stage, frozen=True):
         build: the Build, as plain data.
         facts: the backend's facts about the artifact.
         content: digest of everything that decides the measurement; trials with equal content measure the same.
+        inputs: digest of the problem's declared inputs, if the kernel file has made none of them itself.
     """
 
     build: Mapping[str, Any] = {}
     facts: Mapping[str, Any] = {}
     content: str = ""
+    inputs: str = ""
 
 
 class Timing(Stage, frozen=True):
@@ -75,6 +77,7 @@ class Timing(Stage, frozen=True):
         samples: some of the timings in µs, in ascending order.
         low_us, high_us: ends of the median's 95 % interval; with fewer than six timings, of their range.
         beaten: whether sampling ended early, because the config could not win.
+        disturbed: whether other programs used the device meanwhile: the figure is better than none.
         carried_from: the trial with equal content whose measurement was taken over.
     """
 
@@ -83,6 +86,7 @@ class Timing(Stage, frozen=True):
     low_us: float = 0.0
     high_us: float = 0.0
     beaten: bool = False
+    disturbed: bool = False
     carried_from: int = 0
 
 

@@ -3,8 +3,10 @@ map, and the variables that they read; in a bench, also the tensor at which it f
 """
 
 from ktuned.observer.library import (
+    DAEMON_MARK,
     OFF_VARIABLE,
     REASON_VARIABLE,
+    WORKER_MARK,
     LibraryUnavailable,
     build_library,
     make_worker_variables,
@@ -13,9 +15,11 @@ from ktuned.observer.library import (
 from ktuned.observer.log import LOG_VARIABLE, Kind, Log, Note, prove_observed
 
 __all__ = [
+    "DAEMON_MARK",
     "LOG_VARIABLE",
     "OFF_VARIABLE",
     "REASON_VARIABLE",
+    "WORKER_MARK",
     "Kind",
     "LibraryUnavailable",
     "Log",

@@ -29,6 +29,10 @@ OFF_VARIABLE = "KTUNED_UNOBSERVED"
 REASON_VARIABLE = "KTUNED_NOT_OBSERVED"
 """The variable that tells a worker why it has no observer."""
 
+DAEMON_MARK, WORKER_MARK = "KTUNED_DAEMON", "KTUNED_WORKER"
+"""The variables by which the descendants of a daemon, or of a worker, are found and killed. The observer hides them
+from all code that it observes."""
+
 TRUSTED_VARIABLE = "KTUNED_TRUSTED"
 SOURCE = Path(__file__).with_name("observer.c")
 COMPILERS = ("cc", "gcc", "clang")
@@ -102,7 +106,8 @@ def make_worker_variables(scratch: Path, environment: Mapping[str, str], trusted
 
     Args:
         scratch: the directory for the log.
-        environment: the worker's other variables; libraries that these preload or audit come after the observer.
+        environment: the worker's other variables, with its marks; libraries that these preload or audit come after the
+            observer.
         trusted: directories whose programs may run without a check of who can write them.
     """
     if environment.get(OFF_VARIABLE):
@@ -111,7 +116,7 @@ def make_worker_variables(scratch: Path, environment: Mapping[str, str], trusted
         here = str(build_library())
         scratch.mkdir(parents=True, exist_ok=True)
         place = scratch / "observed"
-        Log.create(place)
+        Log.create(place, {name: environment[name] for name in (DAEMON_MARK, WORKER_MARK) if name in environment})
     except (LibraryUnavailable, OSError) as error:
         return {REASON_VARIABLE: f"no observer runs below this worker: {error}"}
     found = {LOG_VARIABLE: str(place), TRUSTED_VARIABLE: ":".join(map(os.path.realpath, trusted))}

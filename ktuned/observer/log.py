@@ -22,7 +22,8 @@ LOG_VARIABLE = "KTUNED_OBSERVER"
 _MAGIC = 0x6B6F6231
 _ENTRIES, _SLOTS, _ARENA = 1 << 15, 1 << 16, 4 << 20
 _HEADER = struct.Struct("<6I")
-_INDEX_AT = 64
+_MARKS_AT, _MARKS = 64, 192
+_INDEX_AT = _MARKS_AT + _MARKS
 _SLOTS_AT = _INDEX_AT + 4 * _ENTRIES
 _ARENA_AT = _SLOTS_AT + 4 * _SLOTS
 SIZE = _ARENA_AT + _ARENA
@@ -82,8 +83,12 @@ class Log:
             return None
 
     @staticmethod
-    def create(place: Path) -> None:
+    def create(place: Path, marks: Mapping[str, str] | None = None) -> None:
         """Make an empty log.
+
+        Args:
+            place: its file.
+            marks: variables that processes inherit but do not see, two at most, with 190 characters.
 
         Raises:
             OSError: it cannot be made.
@@ -92,6 +97,8 @@ class Log:
             # Allocate all of it now, because a write to a mapped file kills the writer if the disk is full.
             os.posix_fallocate(stream.fileno(), 0, SIZE)
             stream.write(_HEADER.pack(_MAGIC, 1, 0, 0, 0, 0))
+            stream.seek(_MARKS_AT)
+            stream.write("".join(f"{name}={value}\0" for name, value in (marks or {}).items()).encode())
 
     @property
     def epoch(self) -> int:

@@ -38,7 +38,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096 };
+enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096, MARKS = 192 };
 
 /* What was done with a name (log.py: Kind). */
 enum {
@@ -52,6 +52,7 @@ struct log {
     uint32_t magic, epoch, silent;
     _Atomic uint32_t count, used, full;
     uint32_t owner, reserved[9];
+    char marks[MARKS];
     _Atomic uint32_t index[ENTRIES];
     _Atomic uint32_t slots[SLOTS];
     char arena[ARENA];
@@ -98,6 +99,23 @@ static void keep_setting(char *into, const char *name, const char *value) {
     memcpy(into + strlen(name) + 1, value, strlen(value) + 1);
 }
 
+/* Return the mark (NAME=value) after one, or the first; NULL if there is no other. Every child has the marks in its
+ * environment, by which it is found and killed. Code does not see them: they are taken out of environ. */
+static char *next_mark(char *mark) {
+    mark = mark ? mark + strlen(mark) + 1 : shared ? shared->marks : NULL;
+    return mark && mark < shared->marks + MARKS - 1 && *mark ? mark : NULL;
+}
+
+static int has_same_name(const char *entry, const char *mark) { return !strncmp(entry, mark, strcspn(mark, "=") + 1); }
+
+static void hide_marks(char **environment) {
+    for (char *mark = NULL; environment && (mark = next_mark(mark));)
+        for (char **one = environment; *one;) {
+            if (!has_same_name(*one, mark)) { ++one; continue; }
+            for (char **at = one; (at[0] = at[1]); ++at) {}
+        }
+}
+
 /* Return whether an installed program is a compiler's or a linker's. These read variables by getenv alone. */
 static int is_of_toolchain(const char *path) {
     static const char *const names[] = {"gcc", "g++", "cpp", "cc1", "cc1plus", "collect2", "as", "ld", "ld.bfd", "ld.gold", "lto1", "lto-wrapper",
@@ -135,6 +153,8 @@ __attribute__((constructor(101))) static void open_log(int argc, char **argv, ch
         }
         quietly(SYS_close, file);
     }
+    hide_marks(environment);
+    if (environ != environment) hide_marks(environ);
     --busy;
     /* A process names its own program, because libc starts shells without passing here (system, popen). A program may
      * read all its variables without getenv; the toolchain's programs are known not to. */
@@ -634,10 +654,13 @@ static int may_run(const char *path) {
     return 0;
 }
 
+/* The most entries that a child's environment has besides those it is given, with the NULL at its end. */
+enum { SETTINGS = 4 + MARKS / 32 + 1 };
+
 static size_t count_entries(char *const *list) {
     size_t length = 0;
     while (list && list[length]) ++length;
-    return length;
+    return length + SETTINGS;
 }
 
 static void complete_environment(char **into, char *const *given) {
@@ -651,6 +674,13 @@ static void complete_environment(char **into, char *const *given) {
         /* Its parent may want another library preloaded: leave that, and note that the child is not observed. */
         if (place < at && one && strcmp(into[place], settings[one])) note_text(HIDDEN, 1, "a program with a preloaded library of its own");
         if (place == at) into[at++] = settings[one];
+    }
+    size_t marks = 0;
+    for (char *mark = NULL; marks++ < MARKS / 32 && (mark = next_mark(mark));) {
+        size_t place = 0;
+        while (place < at && !has_same_name(into[place], mark)) ++place;
+        into[place] = mark;
+        at += place == at;
     }
     into[at] = NULL;
 }
@@ -685,7 +715,7 @@ VISIBLE int execve(const char *path, char *const *arguments, char *const *enviro
     note_program(path);
     note_arguments(path, arguments);
     if (!may_run(path)) return -1;
-    char *whole[count_entries(environment) + 5];
+    char *whole[count_entries(environment)];
     complete_environment(whole, environment);
     return libc_execve()(path, arguments, whole);
 }
@@ -712,7 +742,7 @@ VISIBLE int execvpe(const char *name, char *const *arguments, char *const *envir
     const char *found = find_program(name, path);
     note_program(found);
     if (strchr(found, '/') && !may_run(found)) return -1;
-    char *whole[count_entries(environment) + 5];
+    char *whole[count_entries(environment)];
     complete_environment(whole, environment);
     return libc_execvpe()(name, arguments, whole);
 }
@@ -736,7 +766,7 @@ VISIBLE int execle(const char *path, const char *first, ...) { COLLECT; return e
         note_program(found);                                                       \
         note_arguments(found, arguments);                                          \
         if (strchr(found, '/') && !may_run(found)) return EACCES;                  \
-        char *whole[count_entries(environment) + 5];                               \
+        char *whole[count_entries(environment)];                               \
         complete_environment(whole, environment);                                  \
         return libc_##name()(pid, file, actions, attributes, arguments, whole);    \
     }
@@ -754,7 +784,7 @@ VISIBLE int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions
 REAL(int, fexecve, int, char *const *, char *const *)
 VISIBLE int fexecve(int file, char *const *arguments, char *const *environment) {
     note_path(EXECUTED, 1, file, "");
-    char *whole[count_entries(environment) + 5];
+    char *whole[count_entries(environment)];
     complete_environment(whole, environment);
     return libc_fexecve()(file, arguments, whole);
 }
@@ -791,32 +821,45 @@ VISIBLE long syscall(long number, ...) {
 /* libc is searched by a handle of its own, or a library binds to it first: then its functions would pass the observer by.
  * A lookup of a function that the observer replaces is given the replacement; a deep binding is noted. The loader looks at
  * the address that it returns to, to find its caller's scope, so both are entered by a jump. */
+#if defined __x86_64__ || defined __aarch64__
 #ifdef __x86_64__
+#define OLDEST "GLIBC_2.2.5"
+#else
+#define OLDEST "GLIBC_2.17"
+#endif
 static void *(*real_dlopen)(const char *, int);
 static void *(*real_dlsym)(void *, const char *);
 __attribute__((used)) static void note_binding(const char *name, int flags) {
-    if (!real_dlopen) *(void **)&real_dlopen = dlvsym(RTLD_NEXT, "dlopen", "GLIBC_2.2.5");
+    if (!real_dlopen) *(void **)&real_dlopen = dlvsym(RTLD_NEXT, "dlopen", OLDEST);
     (void)name;
     if (flags & RTLD_DEEPBIND) note_text(HIDDEN, 1, "a library that binds to libc before the observer (RTLD_DEEPBIND)");
 }
 __attribute__((used)) static void *find_replacement(void *handle, const char *name) {
     static const void *own, *libc;
     Dl_info found;
-    if (!real_dlsym) *(void **)&real_dlsym = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (!real_dlsym) *(void **)&real_dlsym = dlvsym(RTLD_NEXT, "dlsym", OLDEST);
     if (handle == RTLD_NEXT || handle == RTLD_DEFAULT || !shared) return NULL;
     if (!libc && dladdr((void *)find_replacement, &found)) {
         own = found.dli_fbase;
-        if (dladdr(dlvsym(RTLD_NEXT, "getpid", "GLIBC_2.2.5"), &found)) libc = found.dli_fbase;
+        if (dladdr(dlvsym(RTLD_NEXT, "getpid", OLDEST), &found)) libc = found.dli_fbase;
     }
     void *ours = real_dlsym(RTLD_DEFAULT, name);
     if (!ours || !dladdr(ours, &found) || found.dli_fbase != own) return NULL;
     void *theirs = real_dlsym(handle, name);
     return theirs && dladdr(theirs, &found) && found.dli_fbase == libc ? ours : NULL;
 }
+#ifdef __x86_64__
 __asm__(".globl dlopen\n.type dlopen,@function\ndlopen:\n push %rdi\n push %rsi\n sub $8,%rsp\n call note_binding\n"
         " add $8,%rsp\n pop %rsi\n pop %rdi\n jmp *real_dlopen(%rip)\n.size dlopen,.-dlopen\n"
         ".globl dlsym\n.type dlsym,@function\ndlsym:\n push %rdi\n push %rsi\n sub $8,%rsp\n call find_replacement\n"
         " add $8,%rsp\n pop %rsi\n pop %rdi\n test %rax,%rax\n jnz 1f\n jmp *real_dlsym(%rip)\n1: ret\n.size dlsym,.-dlsym\n");
+#else
+__asm__(".globl dlopen\n.type dlopen,%function\ndlopen:\n stp x29,x30,[sp,#-32]!\n stp x0,x1,[sp,#16]\n bl note_binding\n"
+        " ldp x0,x1,[sp,#16]\n ldp x29,x30,[sp],#32\n adrp x16,real_dlopen\n ldr x16,[x16,#:lo12:real_dlopen]\n br x16\n"
+        ".size dlopen,.-dlopen\n.globl dlsym\n.type dlsym,%function\ndlsym:\n stp x29,x30,[sp,#-32]!\n stp x0,x1,[sp,#16]\n"
+        " bl find_replacement\n mov x9,x0\n ldp x0,x1,[sp,#16]\n ldp x29,x30,[sp],#32\n cbnz x9,1f\n adrp x16,real_dlsym\n"
+        " ldr x16,[x16,#:lo12:real_dlsym]\n br x16\n1: mov x0,x9\n ret\n.size dlsym,.-dlsym\n");
+#endif
 #endif
 
 /* The loader's own searches and mappings, in its audit name space. */

@@ -189,6 +189,7 @@ class ExportedWinner(msgspec.Struct, frozen=True):
         spread_us: the spread of its latency.
         artifact: the key of its artifact.
         metrics: its metrics; only for winners by objectives other than latency.
+        made: a digest of its Build, inputs and artifact, and of what launches have read; empty if a part is unknown.
     """
 
     problem: Problem
@@ -202,6 +203,7 @@ class ExportedWinner(msgspec.Struct, frozen=True):
     spread_us: float | None = None
     artifact: str | None = None
     metrics: Mapping[str, float] | UnsetType = UNSET
+    made: str | UnsetType = UNSET
 
 
 class ExportedFunction(msgspec.Struct, frozen=True):

@@ -10,12 +10,14 @@ from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
+from ktuned.scheduling.quiet_work import QuietWork
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.repetition import Repetition
+from ktuned.scheduling.repetition import MOST_COMPARED, Repetition
 
 __all__ = [
     "EVERYTHING",
     "GIVEN_UP",
+    "MOST_COMPARED",
     "POLICIES",
     "HostObserver",
     "IdlePolicy",
@@ -27,6 +29,7 @@ __all__ = [
     "KnownFailures",
     "PortfolioFitter",
     "Preparation",
+    "QuietWork",
     "Reading",
     "Renewal",
     "Repetition",

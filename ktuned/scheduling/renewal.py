@@ -62,6 +62,8 @@ ELSEWHERE = "restarted: the environment of its project changed"
 
 NEW_TOOLCHAIN = "a driver or toolchain changed"
 
+QUIETER = "the machine is quieter than when it was measured"
+
 RETRY_S = 5.0
 """Interval of retries if the store could not record a re-tuning."""
 
@@ -263,6 +265,24 @@ class Renewal:
                     _log.info("not_verified", kernel=kernel.name, reason=error.message)
                 else:
                     queued += [job] if job is not None else []
+        return queued
+
+    async def remeasure_provisional_winners(self) -> bool:
+        """Queue a job for each winner that was measured on a busy machine; return whether there was any."""
+        queued = False
+        for winner in self._known.store.list_provisional_winners():
+            try:
+                kernel = self._known.catalog.resolve_kernel(winner.context.kernel)
+                job = self._known.store.find_job_of_winner(winner)
+                if job is None or winner.context.digest != kernel.digest:
+                    continue
+                await self._jobs.submit_job(
+                    winner.key, job.problem, priority=Priority.VERIFY, reason=QUIETER, plan=kernel.plan
+                )
+            except KtunedError as error:
+                _log.info("not_verified", kernel=winner.context.kernel, reason=error.message)
+            else:
+                queued = True
         return queued
 
     async def reverify_probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:

@@ -1,4 +1,4 @@
-"""Repetition: winners in use are made again from time to time, so that nothing is trusted for ever.
+"""Repetition: winners are made again, so that nothing is trusted for ever, and so that noise makes nothing stale.
 
 The observer cannot see everything on which a result depends: a datagram, shared memory, another program's answer. So
 for each kernel that is in use, a fresh worker inspects it, and makes its winner's Build, inputs and artifact again, at
@@ -12,25 +12,46 @@ the baseline, so it adds nothing to the digest, and nothing differs from a machi
 What differs is made once more before it counts. Parts that no two attempts make alike, as some compilers' output, are
 left out.
 
+**A change asks for a repetition at once**, because most of what code reads decides nothing: a variable, a log, a name
+in a directory. If only entries of a kernel's trace have changed, and its winners' inspection, Build, inputs and
+artifacts are what they were, then the winners hold in the new state, and the entry's two values count as one from then
+on (:attr:`~ktuned.model.Observation.alike`), after a restart, too. What the baseline of a repetition lacks is what the
+winner's job made. Two kinds of changes are not compared: of what the reference, checks or launches have read, because
+nothing is launched here; and saves of what only compilers read, because the job that follows compiles, too, and takes
+over what is equal. An entry that was noise three times is compared by the next repetition only. Winners from elsewhere
+whose names differ here are compared in the same way.
+
 *Costs.* After a repetition that took a second of CPU time, nothing is repeated for 100 s, which is 1 % of one core for
 all kernels together; a kernel is repeated every ten minutes at most, and first soon after the daemon's start.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
 import anyio
 import structlog
+from msgspec.structs import replace
 
 from ktuned.answers import Knowledge
 from ktuned.catalog import Changes, Traces
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import MADE, KernelInfo, KtunedError, Observation, Role, canonical, reduce_digest
+from ktuned.model import (
+    MADE,
+    Config,
+    KernelInfo,
+    KernelName,
+    KtunedError,
+    Observation,
+    Problem,
+    Role,
+    canonical,
+    reduce_digest,
+    sha256,
+)
 from ktuned.protocol import AnswersChanged, PublishEvent
 from ktuned.store import Winner
 
@@ -51,7 +72,14 @@ OVERDUE_S = 3600.0
 LOOK_S = 5.0
 """Interval at which it is looked for a kernel to repeat."""
 
+MOST_COMPARED = 8
+"""Most winners of a kernel that are made again when an entry of its trace changes: each takes about as long as a trial.
+With more of them, the kernel is tuned again."""
+
 _SHORT = 16
+
+_PARTS = ("artifact", "build", "inputs", "inspection", "run")
+"""All that is compared: what a worker makes again, and what the reference, checks and launches have read."""
 
 
 class Repeated(NamedTuple):
@@ -59,6 +87,13 @@ class Repeated(NamedTuple):
 
     at: float
     cpu_s: float
+
+
+class _Asked(NamedTuple):
+    """A comparison that a change asks for: the kernel before it, and whether it was saved just now."""
+
+    before: KernelInfo
+    saved: bool
 
 
 class Repetition:
@@ -76,6 +111,7 @@ class Repetition:
         traces: Traces,
         deadlines: Mapping[str, float],
         list_used_kernels: Callable[[], Iterable[str]],
+        list_live_kernels: Callable[[], Iterable[str]],
         on_changes: Callable[[Changes, bool], Awaitable[None]],
         publish: PublishEvent,
         clock: Callable[[], float] = monotonic,
@@ -85,12 +121,125 @@ class Repetition:
         self._traces = traces
         self._deadlines = deadlines
         self._list_used_kernels = list_used_kernels
+        self._list_live_kernels = list_live_kernels
         self._on_changes = on_changes
         self._publish = publish
         self._clock = clock
         self._began = clock()
         self._next_at = self._began + FIRST_S
         self.last_repetitions: dict[str, Repeated] = {}
+        self._asked: dict[str, _Asked] = {}
+        self._was_asked = anyio.Event()
+
+    async def react_to_changes(self, changes: Changes, saved: bool) -> None:
+        """Compare kernels of which only entries of the trace have changed; pass the other changes on."""
+        asked: dict[str, _Asked] = {}
+        for name in changes.changed:
+            known = self._asked.get(name)
+            before = changes.before.get(KernelName(name)) if known is None else known.before
+            kernel = self._known.catalog.find_kernel(name)
+            if before is not None and kernel is not None:
+                one = _Asked(before, saved or (known is not None and known.saved))
+                asked |= {name: one} if self._list_comparable(one, kernel) else {}
+        passed_on = {*changes.changed, *changes.removed, *changes.replanned} - asked.keys()
+        self._asked = {name: one for name, one in self._asked.items() if name not in passed_on} | asked
+        self._show_compared()
+        if asked:
+            self._was_asked.set()
+        await self._on_changes(
+            replace(changes, changed=tuple(name for name in changes.changed if name not in asked)), saved
+        )
+
+    def _show_compared(self) -> None:
+        """Have answers say which kernels are compared."""
+        before, compared = self._known.catalog.compared, {*self._asked}
+        if compared != before:
+            self._known.catalog.compared = compared
+            for name in before ^ compared:
+                self._publish(AnswersChanged(kernel=KernelName(name)))
+
+    def _list_comparable(self, asked: _Asked, kernel: KernelInfo) -> list[Winner]:
+        """Return the winners to make again after a change; none if that could not show that they hold."""
+        before = asked.before
+        same = (kernel.version, kernel.plan_digest) == (before.version, before.plan_digest)
+        if not same or kernel.name in self._list_live_kernels() or _digest_run(kernel) != _digest_run(before):
+            return []
+        if asked.saved and any(one.is_source and not one.is_data for one in _list_changed(before, kernel)):
+            return []
+        winners = [one for one in self._known.store.list_winners(kernel.name) if one.context.digest == before.digest]
+        return winners if len(winners) <= MOST_COMPARED else []
+
+    async def compare_until_cancelled(self) -> None:
+        """Make winners again when a change asks for it."""
+        while True:
+            await self._was_asked.wait()
+            self._was_asked = anyio.Event()
+            await self.compare_asked()
+
+    async def compare_asked(self) -> None:
+        """Make the winners of changed kernels again, one kernel after the other; pass on the changes that decide."""
+        while self._asked:
+            name, asked = next(iter(self._asked.items()))
+            is_equal = await self._compare_change(name, asked)
+            if self._asked.get(name) is not asked:
+                # The kernel has changed once more: that change was passed on, or is compared next.
+                continue
+            del self._asked[name]
+            self._show_compared()
+            _log.info("change_compared", kernel=name, is_equal=is_equal)
+            if not is_equal:
+                await self._on_changes(Changes(changed=(KernelName(name),)), asked.saved)
+
+    async def _compare_change(self, name: str, asked: _Asked) -> bool:
+        """Return whether a kernel's winners are what they were before a change; then they hold from now on."""
+        kernel = self._known.catalog.find_kernel(name)
+        if kernel is None:
+            return False
+        winners = self._list_comparable(asked, kernel)
+        try:
+            for winner in winners:
+                baseline = self.find_baseline(asked.before, winner)
+                made = await self._remake_winner(kernel, winner, is_awaited=True) if baseline else None
+                if made is None or _join(made.parts, _PARTS) != baseline:
+                    return False
+            changed = [
+                one.with_equal_value(asked.before.learned[one.name].decisive)
+                for one in _list_changed(asked.before, kernel)
+                if one.name in asked.before.learned
+            ]
+            names = [one.name for one in changed]
+            return bool(winners) and await self._traces.replace_names(kernel, names, changed, winners) is not None
+        except KtunedError as error:
+            _log.info("not_compared", kernel=name, reason=error.message)
+            return False
+
+    def find_baseline(self, kernel: KernelInfo, winner: Winner) -> str:
+        """Return what a winner's job, or the first repetition after it, has made; empty if a part is unknown."""
+        prefix = _name_baseline(kernel, winner)
+        for entry in _list_made(kernel):
+            names, _, baseline = entry.name.removeprefix(prefix).partition(":")
+            if entry.name.startswith(prefix) and names == "+".join(_PARTS):
+                return entry.digest or baseline
+        trial = self._known.store.get_trial(winner.trial)
+        artifact = self._known.artifacts.read_manifest(winner.artifact) if winner.artifact else None
+        if trial is None or artifact is None:
+            return ""
+        parts = {
+            "artifact": artifact.content,
+            "build": sha256(canonical(trial.detail.compiled.build)),
+            "inputs": trial.detail.compiled.inputs,
+            "inspection": kernel.version,
+            "run": _digest_run(kernel),
+        }
+        return _join(parts, _PARTS) if all(parts.values()) else ""
+
+    async def make_again(self, kernel: KernelInfo, device: str, problem: Problem, config: Config) -> str:
+        """Make a config in a kernel's present state; return what :meth:`find_baseline` returns of an equal winner.
+
+        Raises:
+            KtunedError: it could not be made.
+        """
+        return _join((await self._remake(kernel, device, problem, config, is_awaited=True)).parts, _PARTS)
 
     def find_interval(self, name: str) -> float:
         """Return the seconds between two repetitions of a kernel, as far as its own cost decides."""
@@ -136,13 +285,17 @@ class Repetition:
             self._publish(AnswersChanged())
 
     async def repeat_kernel(self, name: str) -> None:
-        """Make a kernel's newest winner again, and compare it with the baseline."""
+        """Make a kernel's newest winner again, and compare it with the baseline; all winners, if noise has changed."""
         cpu_s = 0.0
         kernel = self._known.catalog.find_kernel(name)
         winner = None if kernel is None else self._find_newest_winner(kernel)
         try:
             if kernel is not None and winner is not None:
-                cpu_s = await self._compare_with_baseline(kernel, winner)
+                noise = [one for one in kernel.learned.values() if one.is_noise and one.value not in one.alike]
+                if noise:
+                    cpu_s = await self._compare_noise(kernel, noise)
+                else:
+                    cpu_s = await self._compare_with_baseline(kernel, winner)
         except KtunedError as error:
             # A file may just have changed. Then an inspection follows, and the next repetition is of the new state.
             _log.info("not_repeated", kernel=name, reason=error.message)
@@ -153,6 +306,22 @@ class Repetition:
         self.last_repetitions[name] = Repeated(self._clock(), cpu_s)
         self._next_at = self._clock() + cpu_s / SHARE
 
+    async def _compare_noise(self, kernel: KernelInfo, noise: Sequence[Observation]) -> float:
+        """Make all winners of the present state again, because entries that were noise have changed.
+
+        If one differs, these entries count by their values again, so that the winners are stale.
+        """
+        cpu_s = 0.0
+        for winner in self._known.store.list_winners(kernel.name):
+            if winner.context.digest == kernel.digest:
+                made = await self._remake_winner(kernel, winner)
+                cpu_s += made.cpu_s
+                if _join(made.parts, _PARTS) != self.find_baseline(kernel, winner):
+                    _log.info("noise_decides", kernel=kernel.name, names=[one.name for one in noise])
+                    await self._learn(kernel, noise, [replace(one, alike=()) for one in noise])
+                    break
+        return cpu_s
+
     def _find_newest_winner(self, kernel: KernelInfo) -> Winner | None:
         # Also a winner from before the last repetition differed: what was hidden may be as it was.
         digests = {kernel.digest, reduce_digest(kernel.digest, _list_made(kernel))}
@@ -162,38 +331,42 @@ class Repetition:
     async def _compare_with_baseline(self, kernel: KernelInfo, winner: Winner) -> float:
         """Make a winner again, and have the kernel learn what it finds; return the CPU time that this took."""
         known = _list_made(kernel)
-        state = reduce_digest(kernel.digest, known)[:_SHORT]
-        config = hashlib.sha256(canonical({"problem": winner.problem, "config": winner.config}).encode()).hexdigest()[
-            :_SHORT
-        ]
-        prefix = f"{MADE}{state}:{config}:"
+        prefix = _name_baseline(kernel, winner)
         entry = next((entry for entry in known if entry.name.startswith(prefix)), None)
-        first = await self._remake(kernel, winner)
+        first = await self._remake_winner(kernel, winner)
         if entry is None:
-            second = await self._remake(kernel, winner)
+            second = await self._remake_winner(kernel, winner)
             stable = sorted(name for name, digest in first.parts.items() if second.parts[name] == digest)
-            await self._learn(kernel, known, Observation(f"{prefix}{'+'.join(stable)}:{_join(first, stable)}", ""))
+            await self._learn(
+                kernel, known, [Observation(f"{prefix}{'+'.join(stable)}:{_join(first.parts, stable)}", "")]
+            )
             return first.cpu_s + second.cpu_s
         names, baseline = entry.name.removeprefix(prefix).split(":")
-        found = _join(first, names.split("+"))
+        found = _join(first.parts, names.split("+"))
         now = "" if found == baseline else found
         if now == entry.digest:
             return first.cpu_s
-        second = await self._remake(kernel, winner)
-        if _join(second, names.split("+")) == found:
+        second = await self._remake_winner(kernel, winner)
+        if _join(second.parts, names.split("+")) == found:
             _log.info("repetition_differs", kernel=kernel.name)
-            await self._learn(kernel, known, Observation(entry.name, now))
+            await self._learn(kernel, known, [Observation(entry.name, now)])
         return first.cpu_s + second.cpu_s
 
-    async def _remake(self, kernel: KernelInfo, winner: Winner) -> replies.Remade:
-        environment = self._known.catalog.find_kernel_environment(kernel)
-        device = self._known.machine.find_device(environment, kernel.backend, winner.context.device)
+    async def _remake_winner(self, kernel: KernelInfo, winner: Winner, *, is_awaited: bool = False) -> replies.Remade:
         problem = self._known.store.load_job_problems([winner.trial]).get(winner.trial, winner.problem)
+        return await self._remake(kernel, winner.context.device, problem, winner.config, is_awaited=is_awaited)
+
+    async def _remake(
+        self, kernel: KernelInfo, device: str, problem: Problem, config: Config, *, is_awaited: bool
+    ) -> replies.Remade:
+        environment = self._known.catalog.find_kernel_environment(kernel)
+        found = self._known.machine.find_device(environment, kernel.backend, device)
         request = requests.Remake(
             requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd),
             problem,
-            winner.config,
-            device.target,
+            config,
+            found.target,
+            is_awaited,
         )
         async with self._fleet.gate.hold_for_computing(COURTESY_S):
             worker = await self._fleet.acquire_worker(Role.EXPLORE, environment)
@@ -201,22 +374,43 @@ class Repetition:
                 reply: replies.Remade
                 reply, _ = await worker.send_request(request, self._deadlines)
             finally:
-                # It runs at the lowest priority from now on.
+                # It may run at the lowest priority from now on.
                 worker.kill()
-        return reply
+        return replace(reply, parts={**reply.parts, "run": _digest_run(kernel)})
 
-    async def _learn(self, kernel: KernelInfo, known: Iterable[Observation], entry: Observation) -> None:
+    async def _learn(self, kernel: KernelInfo, known: Iterable[Observation], entries: Sequence[Observation]) -> None:
         """Replace what a kernel has learned from repetitions, and act on a change of its digest as on a save."""
-        learned = await self._traces.replace_names(kernel, {one.name for one in known}, entry)
-        if learned.digest != kernel.digest:
+        learned = await self._traces.replace_names(kernel, {one.name for one in known}, entries)
+        if learned is not None and learned.digest != kernel.digest:
             await self._on_changes(Changes(changed=(kernel.name,)), False)
+
+
+def _list_changed(before: KernelInfo, now: KernelInfo) -> list[Observation]:
+    """Return the entries of a kernel's trace whose values count, and differ from before."""
+    known = before.learned
+    return [
+        one for one in now.learned.values() if one.decisive != (known[one.name].decisive if one.name in known else "")
+    ]
+
+
+def _digest_run(kernel: KernelInfo) -> str:
+    """Return a digest of what the reference, checks and launches have read: it must be equal, for none is run here."""
+    return sha256(
+        canonical({name: one.decisive for name, one in kernel.learned.items() if one.is_run and one.decisive})
+    )
+
+
+def _name_baseline(kernel: KernelInfo, winner: Winner) -> str:
+    """Return how the name begins that stands for a winner's baseline in a kernel's state."""
+    state = reduce_digest(kernel.digest, _list_made(kernel))[:_SHORT]
+    config = sha256(canonical({"problem": winner.problem, "config": winner.config}))[:_SHORT]
+    return f"{MADE}{state}:{config}:"
 
 
 def _list_made(kernel: KernelInfo) -> list[Observation]:
     return [entry for name, entry in kernel.learned.items() if name.startswith(MADE)]
 
 
-def _join(made: replies.Remade, names: Iterable[str]) -> str:
+def _join(parts: Mapping[str, str], names: Iterable[str]) -> str:
     """Return a digest of some parts."""
-    text = "\n".join(f"{name} {made.parts.get(name, '')}" for name in names)
-    return hashlib.sha256(text.encode()).hexdigest()[:_SHORT]
+    return sha256("\n".join(f"{name} {parts.get(name, '')}" for name in names))[:_SHORT]

@@ -121,12 +121,12 @@ class SupervisedStrategy(Strategy):
         Raises:
             StrategyFault: The strategy raised. The other methods raise this, too.
         """
-        with self._blame_strategy("takes note of an outcome"):
+        with self._blame_strategy("records an outcome"):
             self._strategy.tell(config, outcome, latency_us)
 
     def doubt(self, config: Config, share: float) -> None:
         """Pass a latency's uncertainty on."""
-        with self._blame_strategy("takes note of an outcome"):
+        with self._blame_strategy("records an outcome"):
             self._strategy.doubt(config, share)
 
     @property

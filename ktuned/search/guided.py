@@ -71,7 +71,7 @@ MAX_MODELLED_SLOW = 37
 slowest one that is."""
 
 LEAST_FAILURE_VARIANCE = 0.05
-"""Added to the variance of the failure model, so that no point is held to be certain to work or to fail."""
+"""Added to the variance of the failure model, so that the model is never certain that a point works or fails."""
 
 LEAST_CHANCE_TO_WORK = 0.02
 """The failure model rules no point out."""

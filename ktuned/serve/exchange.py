@@ -7,7 +7,7 @@ reader of documents is imported only when it is needed, which saves an idle daem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from os.path import basename
 from time import time
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import anyio.to_thread
 import msgspec
+import structlog
 from msgspec import UNSET, structs
 
 from ktuned.adoption import read_function
@@ -38,6 +39,7 @@ from ktuned.model import (
     canonical,
     is_of_one_machine,
     name_figure,
+    reduce_digest,
 )
 from ktuned.protocol import (
     EXPORT,
@@ -58,8 +60,11 @@ from ktuned.protocol import (
     WinnersDocument,
     describe_change,
 )
+from ktuned.scheduling import MOST_COMPARED, Repetition
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, compare_contexts, exchange
+
+_log = structlog.get_logger()
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
@@ -73,6 +78,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     known: Knowledge
     foreign_names: ForeignNames
+    repetition: Repetition
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -136,7 +142,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.known.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
-        kernel, exported, parts = await self._add_names(kernel, document, is_dry=dry_run)
+        kernel, valid, parts = await self._add_names(kernel, document, is_dry=dry_run)
         differing: dict[str, Mapping[str, str]] = {}
         taken: dict[WinnerKey, Winner] = {}
         entries = []
@@ -146,7 +152,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                     kernel.order_problem(winner.problem), kernel.order_config(winner.config), objective
                 )
                 try:
-                    offer = await self._read_offer(kernel, exported, document.device, winner, objective)
+                    offer = await self._read_offer(kernel, valid, document.device, winner, objective)
                 except (UsageError, WorkerError) as error:
                     entries.append(structs.replace(entry, reason=f"refused: {error.message}"))
                     continue
@@ -157,7 +163,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=reason))
                 if decision.takes:
                     taken[offer.key] = offer
-                    if winner.digest in document.parts and winner.digest != exported:
+                    if winner.digest in document.parts and winner.digest not in valid:
                         differing[winner.digest] = _mark_differences(kernel.parts, document.parts[winner.digest], parts)
         if taken and not dry_run:
             await self._adopt_offers(kernel, list(taken.values()))
@@ -212,24 +218,50 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _add_names(
         self, kernel: KernelInfo, document: WinnersDocument, *, is_dry: bool
-    ) -> tuple[KernelInfo, str, Mapping[str, str]]:
-        """Return a kernel that also has a document's names, its digest with only these names, and its parts.
+    ) -> tuple[KernelInfo, Collection[str], Mapping[str, str]]:
+        """Return a kernel with a document's names, the digests of winners that hold in its state, and its parts here.
 
-        If that is the digest of one of the winners, the names are learned, except in a dry run.
+        If there are such digests, the names are learned, except in a dry run; else the kernel is returned unchanged.
         """
         entries = [
-            Observation(name, "", is_source="source" in ends, is_data="data" in ends)
+            Observation(name, "", is_source="source" in ends, is_data="data" in ends, is_run="run" in ends)
             for name, ends in document.names.items()
         ]
-        winners = chain.from_iterable(document.by_objective.values())
-        known = {winner.digest for winner in winners}
-        named, exported, parts = await self.foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
-        return named, exported or kernel.digest, parts
+        named = await self.foreign_names.look_at_names(kernel, entries)
+        by_digest: dict[str, list[ExportedWinner]] = {}
+        for winner in chain.from_iterable(document.by_objective.values()):
+            by_digest.setdefault(winner.digest, []).append(winner)
+        # Winners do not depend on names that only this machine has learned. But a name that only one machine can have
+        # is in no document while it is absent there: if it is present here, it counts as a difference.
+        here_alone = [one for name, one in named.learned.items() if name not in document.names]
+        exported = reduce_digest(named.digest, [one for one in here_alone if not is_of_one_machine(one.name)])
+        valid = by_digest.keys() & {kernel.digest, exported}
+        for digest, winners in by_digest.items() if not valid else ():
+            if await self._are_made_alike(named, document.device, winners):
+                valid = valid | {digest}
+        if not valid or named is kernel:
+            return kernel, valid, named.parts
+        learned = named if is_dry else await self.foreign_names.learn_names(kernel, named)
+        return learned, valid, named.parts
+
+    async def _are_made_alike(self, kernel: KernelInfo, device: str, winners: Sequence[ExportedWinner]) -> bool:
+        """Return whether winners of one digest, made again here, are what they were where they were measured."""
+        if len(winners) > MOST_COMPARED or any(winner.made is UNSET for winner in winners):
+            return False
+        try:
+            for winner in winners:
+                made = await self.repetition.make_again(kernel, device, winner.problem, winner.config)
+                if made != winner.made:
+                    return False
+        except KtunedError as error:
+            _log.info("import_not_compared", kernel=kernel.name, reason=error.message)
+            return False
+        return True
 
     async def _read_offer(
-        self, kernel: KernelInfo, exported: str, device: str, winner: ExportedWinner, objective: str
+        self, kernel: KernelInfo, valid: Collection[str], device: str, winner: ExportedWinner, objective: str
     ) -> Winner:
-        """Return a document's winner as one of ours; ``exported`` is the kernel's digest with the document's names.
+        """Return a document's winner as one of ours; winners with ``valid`` digests hold in the kernel's state.
 
         Raises:
             UsageError: the winner does not fit the kernel.
@@ -251,7 +283,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel.name,
             KeyProblem(canonical(problem)),
             DeviceModel(device),
-            kernel.digest if winner.digest == exported else winner.digest,
+            kernel.digest if winner.digest in valid else winner.digest,
             winner.toolchain,
             winner.device_fingerprint,
             winner.measuring_version,
@@ -343,13 +375,34 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         except NotFound:
             return name
 
+    def _export_winner(self, winner: Winner, count: int) -> ExportedWinner:
+        """Return one of ``count`` winners in the form of a document's lists for objectives other than latency."""
+        context = winner.context
+        kernel = self.known.catalog.find_kernel(context.kernel)
+        is_comparable = kernel is not None and kernel.digest == context.digest and count <= MOST_COMPARED
+        made = self.repetition.find_baseline(kernel, winner) if kernel is not None and is_comparable else ""
+        return ExportedWinner(
+            problem=winner.problem,
+            config=winner.config,
+            latency_us=winner.latency_us,
+            decided=winner.decided,
+            digest=context.digest,
+            toolchain=context.toolchain,
+            device_fingerprint=context.device_fingerprint,
+            measuring_version=context.measuring_version,
+            spread_us=winner.spread_us,
+            artifact=winner.artifact,
+            metrics=winner.metrics,
+            made=made or UNSET,
+        )
+
     def build_document(self, name: str, device: str, winners: list[Winner]) -> WinnersDocument:
         """Return the document of a kernel's winners on a device model."""
         from ktuned_client.winners import FORMAT
 
         by_objective: dict[Objective, list[ExportedWinner]] = {}
         for winner in winners:
-            by_objective.setdefault(winner.objective, []).append(_export_winner(winner))
+            by_objective.setdefault(winner.objective, []).append(self._export_winner(winner, len(winners)))
         fastest = [structs.replace(winner, metrics=UNSET) for winner in by_objective.pop(LATENCY, [])]
         document = WinnersDocument(
             FORMAT,
@@ -407,22 +460,4 @@ def _mark_differences(now: Mapping[str, str], then: Mapping[str, str], named: Ma
 
 def _list_name_purposes(entry: Observation) -> list[str]:
     """Return the purposes for which a learned name was read."""
-    return ["source"] * entry.is_source + ["data"] * entry.is_data
-
-
-def _export_winner(winner: Winner) -> ExportedWinner:
-    """Return a winner in the form of a document's lists for objectives other than latency."""
-    context = winner.context
-    return ExportedWinner(
-        problem=winner.problem,
-        config=winner.config,
-        latency_us=winner.latency_us,
-        decided=winner.decided,
-        digest=context.digest,
-        toolchain=context.toolchain,
-        device_fingerprint=context.device_fingerprint,
-        measuring_version=context.measuring_version,
-        spread_us=winner.spread_us,
-        artifact=winner.artifact,
-        metrics=winner.metrics,
-    )
+    return ["source"] * entry.is_source + ["data"] * entry.is_data + ["run"] * entry.is_run

@@ -1,8 +1,12 @@
-"""The method ``peaks``: measures the limits of devices, once for each model and in its lane, and stores them."""
+"""The method ``peaks``: measures the limits of devices, once for each model and in its lane, and stores them.
+
+Limits that were measured while other programs used the device are in doubt. They are measured again when the machine
+is quiet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import time
 from typing import Any
 
@@ -11,7 +15,7 @@ import msgspec
 from ktuned.devices import Machine
 from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
 from ktuned.ipc import requests
-from ktuned.model import Device, Peaks, Phase, Role, WorkerError
+from ktuned.model import Device, Peaks, Phase, Role, WorkerError, choose_peaks
 from ktuned.protocol import PEAKS, PeaksAnswer, PeaksParams
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import Store
@@ -45,10 +49,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
     async def handle_peaks(self, params: PeaksParams, peer: Peer) -> PeaksAnswer:
         """Return the stored limits; ``measure`` measures them first."""
         if params.measure:
-            done: set[str] = set()
-            for environment, device in await self._find_devices():
-                if device.model not in done and await self._measure_device(environment, device):
-                    done.add(device.model)
+            await self._measure_devices()
         return PeaksAnswer(tuple(self.store.load_peaks().values()))
 
     async def _find_devices(self) -> list[tuple[Environment, Device]]:
@@ -71,7 +72,21 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
             finally:
                 # The worker holds gigabytes of the device's memory.
                 worker.kill()
-        if peaks.gbps is None and not peaks.tflops and device.model in self.store.load_peaks():
-            return False
-        await self.store.save_peaks(peaks)
+        await self.store.save_peaks(choose_peaks(self.store.load_peaks().get(device.model), peaks))
         return peaks.gbps is not None
+
+    async def remeasure_doubtful(self) -> bool:
+        """Measure the limits in doubt again; return whether there were any."""
+        doubtful = {device for device, peaks in self.store.load_peaks().items() if peaks.doubt}
+        if doubtful:
+            await self._measure_devices(doubtful)
+        return bool(doubtful)
+
+    async def _measure_devices(self, wanted: Collection[str] | None = None) -> None:
+        """Measure each device model once, or only the wanted ones."""
+        done: set[str] = set()
+        for environment, device in await self._find_devices():
+            if device.model in done or (wanted is not None and device.model not in wanted):
+                continue
+            if await self._measure_device(environment, device):
+                done.add(device.model)

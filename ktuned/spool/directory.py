@@ -12,14 +12,20 @@ import os
 import stat
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+import msgpack
+import msgspec
 
 from ktuned.spool.records import CallRecord, LaunchCounts, digest_content
 from ktuned.user_directories import NoHomeDirectory, find_user_directories
 
 RECORD_SUFFIX: Final = ".call"
 COUNTS_SUFFIX: Final = ".launches"
+
+TEXTS_SUFFIX: Final = ".texts"
 
 STAGED_PREFIX: Final = "."
 """Prefix of the name of a file that is being written, or whose writer was killed."""
@@ -75,6 +81,32 @@ def leave_counts(directory: Path, counts: LaunchCounts) -> None:
     # Write a new file each time: the daemon adds up the counts.
     name = f"{os.getpid()}-{threading.get_native_id()}-{os.urandom(6).hex()}{COUNTS_SUFFIX}"
     _write_file(directory, name, counts.to_bytes())
+
+
+def keep_texts(directory: Path, digest: str, texts: Mapping[str, bytes]) -> None:
+    """Keep what an application has lowered of a call by now, for its next start.
+
+    Raises:
+        OSError: They cannot be written, or they are too large (``EFBIG``).
+    """
+    content: bytes = msgpack.packb(dict(texts))
+    if len(content) > MAX_RECORD_BYTES:
+        raise OSError(errno.EFBIG, f"the texts have {len(content)} bytes, and {MAX_RECORD_BYTES} are read")
+    _write_file(directory, f"{digest}{TEXTS_SUFFIX}", content)
+
+
+def read_texts(directory: Path, digest: str) -> dict[str, bytes]:
+    """Return what :func:`keep_texts` has kept; nothing if there is no file, or it is damaged."""
+    try:
+        found = msgpack.unpackb(read_file(directory / f"{digest}{TEXTS_SUFFIX}"))
+        return msgspec.convert(found, dict[str, bytes], builtin_types=(bytes,))
+    except (FileNotFoundError, RefusedFile, ValueError, msgpack.UnpackException):
+        return {}
+
+
+def forget_texts(directory: Path, digest: str) -> None:
+    """Remove what :func:`keep_texts` has kept, because the call is recorded."""
+    (directory / f"{digest}{TEXTS_SUFFIX}").unlink(missing_ok=True)
 
 
 def read_file(path: Path) -> bytes:

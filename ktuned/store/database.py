@@ -348,9 +348,16 @@ class Store(Queries):
         return winner
 
     async def settle_final_round(
-        self, results: Sequence[tuple[int, TrialResult]], best: int | None, *, objective: Objective = LATENCY
+        self,
+        results: Sequence[tuple[int, TrialResult]],
+        best: int | None,
+        *,
+        objective: Objective = LATENCY,
+        is_final: bool = True,
     ) -> Winner | None:
         """Store the finalists' results of a final round and make ``best`` the winner, in one transaction.
+
+        ``is_final`` says that the round has measured the winner.
 
         If ``best`` is None, no finalist may win, and the results are stored as by :meth:`finish_trial`.
 
@@ -360,7 +367,9 @@ class Store(Queries):
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: writes.settle_final_round(connection, results, best, now, objective=objective)
+            lambda connection: writes.settle_final_round(
+                connection, results, best, now, objective=objective, is_final=is_final
+            )
         )
 
     async def decide_winner(self, number: int, *, objective: Objective = LATENCY, is_final: bool = True) -> Winner:

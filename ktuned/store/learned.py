@@ -11,11 +11,13 @@ import sqlite3
 from collections.abc import Collection, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import KernelInfo, KernelName, Observation, extend_digest
 from ktuned.store import writes
 from ktuned.store.reader import Row
 from ktuned.store.tables import Table
+from ktuned.store.winners import Winner
 
 
 class LearnedNames(Table):
@@ -46,17 +48,24 @@ class LearnedNames(Table):
 
         await self._write(learn_names)
 
-    async def replace_names(self, kernel: KernelInfo, gone: Collection[str], entry: Observation) -> None:
-        """Store a name in place of others, whose part in the kernel's digest ends with them."""
+    async def replace_names(
+        self, kernel: KernelInfo, gone: Collection[str], entries: Sequence[Observation], valid: Sequence[Winner]
+    ) -> None:
+        """Store names in place of others, whose part in the kernel's digest ends with them.
+
+        The ``valid`` winners' trials become trials of the kernel's present state.
+        """
 
         def replace_names(connection: sqlite3.Connection) -> None:
             connection.executemany(
                 "DELETE FROM learned WHERE kernel = ? AND name = ?", [(kernel.name, name) for name in gone]
             )
-            connection.execute(
+            connection.executemany(
                 "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
-                (kernel.name, entry.name, msgspec.json.encode(entry).decode()),
+                [(kernel.name, entry.name, msgspec.json.encode(entry).decode()) for entry in entries],
             )
+            for winner in valid:
+                writes.move_trial(connection, winner.trial, replace(winner.context, digest=kernel.digest))
             info = json.dumps(msgspec.to_builtins(kernel))
             connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
 

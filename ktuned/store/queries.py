@@ -308,6 +308,11 @@ class Queries:
         select = f"{rows.SELECT_TRIALS} WHERE trials.deaths > 0 AND contexts.kernel = coalesce(?, contexts.kernel)"
         return self._reader.fetch_values(rows.decode_trial, f"{select} ORDER BY trials.id DESC", kernel)
 
+    def list_provisional_winners(self) -> list[Winner]:
+        """Return the winners that were measured while other programs used the device. Reads all winners' trials."""
+        disturbed = rows.build_detail_sql("timing.disturbed")
+        return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} WHERE NOT final AND {disturbed}")
+
     def list_suspect_ids(self) -> list[int]:
         """Return the ids of these trials, and the negative ids of the jobs that a worker had in hand then."""
         select = "SELECT id FROM trials WHERE deaths > 0 UNION ALL SELECT -id FROM jobs WHERE deaths > 0"

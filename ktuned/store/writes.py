@@ -33,6 +33,9 @@ from ktuned.store.in_hand import MOST_DEATHS, MOST_DEATHS_OF_JOB
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
 
+PROVISIONAL = "provisional: other programs used the device while it was measured"
+"""What lookups say of a winner with a disturbed figure."""
+
 NOISE = 1.05
 """Two figures whose ratio is at most this may be equal, the rest being noise."""
 
@@ -66,11 +69,12 @@ def recover_interrupted(connection: sqlite3.Connection, in_hand: Collection[int]
         "UPDATE jobs SET deaths = deaths + 1 WHERE id = ? AND state = ?",
         [(job, JobState.RUNNING) for job in jobs_in_hand],
     )
-    connection.execute(
-        """UPDATE jobs SET state = ?, message = 'the daemon died ' || deaths || ' times while a worker had this job; '
-        || '`ktuned jobs ' || id || ' --resume` tries again' WHERE state = ? AND deaths >= ?""",
-        (JobState.PAUSED, JobState.RUNNING, MOST_DEATHS_OF_JOB),
-    )
+    deadly = "SELECT id, deaths FROM jobs WHERE state = ? AND deaths >= ?"
+    for job, deaths in connection.execute(deadly, (JobState.RUNNING, MOST_DEATHS_OF_JOB)).fetchall():
+        message = (
+            f"the daemon died {deaths} times while a worker had this job; `ktuned jobs {job} --resume` tries again"
+        )
+        connection.execute("UPDATE jobs SET state = ?, message = ? WHERE id = ?", (JobState.PAUSED, message, job))
     jobs = connection.execute("UPDATE jobs SET state = ? WHERE state = ?", (JobState.QUEUED, JobState.RUNNING)).rowcount
     connection.execute("COMMIT")
     return Recovered(trials, jobs)
@@ -141,6 +145,20 @@ def save_pauses(connection: sqlite3.Connection, devices: Collection[str]) -> Non
     connection.executemany("INSERT INTO pauses (device) VALUES (?)", [(device,) for device in devices])
 
 
+def _provide_context(connection: sqlite3.Connection, context: Context) -> int:
+    """Return the id of a context's row, which is inserted if there is none."""
+    values = rows.list_context_values(context)
+    connection.execute(
+        """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
+        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
+        values,
+    )
+    (number,) = connection.execute(
+        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
+    ).fetchone()
+    return int(number)
+
+
 def begin_trials(
     connection: sqlite3.Connection, context: Context, job: int, configs: Sequence[Config], now: float
 ) -> list[int]:
@@ -148,15 +166,7 @@ def begin_trials(
 
     An existing row is reused; a measured trial keeps its figure until :func:`finish_trial` replaces it.
     """
-    values = rows.list_context_values(context)
-    connection.execute(
-        """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
-        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
-        values,
-    )
-    (context_id,) = connection.execute(
-        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
-    ).fetchone()
+    context_id = _provide_context(connection, context)
     ids = []
     for text in map(canonical, configs):
         connection.execute(
@@ -226,15 +236,18 @@ def settle_final_round(
     now: float,
     *,
     objective: Objective = LATENCY,
+    is_final: bool = True,
 ) -> Winner | None:
     """Store a final round's results and make ``best`` the winner; if None, store them as :func:`finish_trial` does.
+
+    ``is_final`` says that the round has measured the winner.
 
     All is stored in one transaction, because figures of two rounds must not be compared.
     """
     if best is None:
         return finish_trials(connection, results, now, objective=objective)
     recorded = [(trial_id, result) for trial_id, result in results if _write_result(connection, trial_id, result, now)]
-    winner = make_winner(connection, best, now, objective=objective, is_final=True)
+    winner = make_winner(connection, best, now, objective=objective, is_final=is_final)
     for trial_id, result in recorded:
         measured, _ = _load_standings(connection, trial_id, objective)
         _remove_winner(connection, measured.context, trial_id, result, set(), now)
@@ -343,6 +356,26 @@ def rename_contexts(connection: sqlite3.Connection, kernel: str, digest: str, na
             connection.execute("UPDATE contexts SET digest = ? WHERE id = ?", (named, number))
         else:
             merge_contexts(connection, number, twin[0])
+
+
+def move_trial(connection: sqlite3.Connection, trial: int, context: Context) -> None:
+    """Make a trial one of another context; a measured trial of its config there is the winner in its place."""
+    number = _provide_context(connection, context)
+    other = connection.execute(
+        """SELECT others.id FROM trials JOIN trials AS others ON others.config = trials.config
+        WHERE trials.id = ? AND others.context_id = ? AND others.outcome = ?""",
+        (trial, number, Outcome.MEASURED),
+    ).fetchone()
+    if other is None:
+        # A trial there that has failed says less; one that is under way will say more.
+        connection.execute(
+            """DELETE FROM trials WHERE context_id = ? AND outcome IS NOT NULL
+            AND config = (SELECT config FROM trials WHERE id = ?)""",
+            (number, trial),
+        )
+        connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE id = ?", (number, trial))
+    elif other != (trial,):
+        connection.execute("UPDATE winners SET trial_id = ? WHERE trial_id = ?", (other[0], trial))
 
 
 def merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> None:
@@ -509,6 +542,10 @@ def _make_winner(
     note: str = "",
 ) -> Winner:
     derived, before = _explain_worse_winner(connection, trial_id, objective)
+    derived = "" if derived == PROVISIONAL else derived
+    disturbed = f"SELECT {rows.build_detail_sql('timing.disturbed')} FROM trials WHERE id = ?"
+    if not is_final and not derived and connection.execute(disturbed, (trial_id,)).fetchone() == (1,):
+        derived = PROVISIONAL
     connection.execute(
         """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note, before)
         SELECT kernel, problem, device, ?, trials.id, ?, ?, ?, ?

@@ -112,7 +112,7 @@ def is_outcome_final(known: Trial, grants: Grants) -> bool:
 
     This quarantines configs that hang or crash, until more is granted of what they lacked.
     """
-    if known.outcome is None or known.outcome in RETRIED_BY_NEXT_JOB:
+    if known.outcome is None or known.outcome in RETRIED_BY_NEXT_JOB or known.detail.timing.disturbed:
         return False
     held = known.detail.failure.granted
     return all(grants.read(grant, known.detail.failure.phase) <= amount for grant, amount in held.items())

@@ -34,6 +34,7 @@ from msgspec.structs import replace
 from ktuned.fleet import ALL_CORES, CannotOpen, Fleet, Lane, LaneSick
 from ktuned.ipc import requests
 from ktuned.model import (
+    ENERGY,
     Config,
     Outcome,
     TrialResult,
@@ -131,9 +132,9 @@ class _Finalist(msgspec.Struct):
             latency_us, spread_us = figure.latency_us, max(figure.spread_us or 0.0, spread_us)
             medians = tuple(one[trial.id] for one in contest if trial.id in one)
         ends = (*medians, latency_us)
-        result = result.add_facts("timing", beaten=False, low_us=min(ends), high_us=max(ends)).add_facts(
-            "final", rounds=len(contest), round_medians_us=medians, first_latency_us=trial.latency_us
-        )
+        result = result.add_facts(
+            "timing", beaten=False, disturbed=False, low_us=min(ends), high_us=max(ends)
+        ).add_facts("final", rounds=len(contest), round_medians_us=medians, first_latency_us=trial.latency_us)
         return replace(result, latency_us=latency_us, spread_us=spread_us)
 
 
@@ -377,6 +378,7 @@ class FinalRound:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
         results = {one.trial.id: one.make_result(self._brief, contest.rounds, found) for one in contest.finalists}
+        results |= await self._recompute_metrics(contest, results)
         still = {trial: result for trial, result in results.items() if result.outcome is Outcome.MEASURED}
         known = {trial: self._brief.compute_final_cost(result) for trial, result in still.items()}
         costs = {trial: cost for trial, cost in known.items() if cost is not None}
@@ -385,7 +387,9 @@ class FinalRound:
         if best is not None:
             config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
             await self._brief.admission.store_verdict(self._brief.kernel, self._brief.problem, config)
-        winner = await self._store.settle_final_round(list(results.items()), best, objective=self._brief.objective)
+        winner = await self._store.settle_final_round(
+            list(results.items()), best, objective=self._brief.objective, is_final=best in found
+        )
         for trial, result in results.items():
             if trial not in still:
                 self._count_loss(result)
@@ -396,6 +400,28 @@ class FinalRound:
             if one.trial.id in still and one.trial.config == self._brief.kernel.default:
                 self._progress.set_default(results[one.trial.id])
         self._outcomes.publish_winner(winner)
+
+    async def _recompute_metrics(self, contest: _Contest, results: Mapping[int, TrialResult]) -> dict[int, TrialResult]:
+        """Return the results with metrics of the latency that is shown, which no single round has measured."""
+        shown = {
+            trial: one.latency_us
+            for trial, one in results.items()
+            if one.latency_us is not None and one.metrics.keys() - {ENERGY}
+        }
+        if not shown:
+            return {}
+        request = requests.EvaluateMetrics(tuple(shown.values()))
+        try:
+            async with self._measuring.hold_open_lane(contest.lane):
+                computed, _ = await contest.lane.send_request(request, self._brief.deadlines)
+        except WorkerError as error:
+            # The metrics of single rounds stay.
+            _log.warning("metrics_not_computed", kernel=self._brief.kernel.name, reason=error.message)
+            return {}
+        return {
+            trial: replace(results[trial], metrics={**results[trial].metrics, **metrics})
+            for trial, metrics in zip(shown, computed.figures, strict=True)
+        }
 
     async def _record_loss(self, trial: Trial, result: TrialResult) -> None:
         """Store that a measured trial has failed after all, and count it."""

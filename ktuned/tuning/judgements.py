@@ -8,8 +8,9 @@ outcome:
 =======================================  ==============================================================================
 its outcome                              what follows
 =======================================  ==============================================================================
-none yet, or one that says nothing       the job keeps waiting; ``contended``, for example, says nothing. At the job's
-                                         end a config that surely beats it is served (:func:`surely_beats`)
+none yet, or one that says nothing       the job keeps waiting. At its end a ``contended`` config is measured beside
+                                         the other programs; without a figure even so, a config that surely beats it
+                                         is served (:func:`surely_beats`)
 measured, or too slow                    from now on a better config may become the winner
 a failure                                lookups would get the next served config, so the job waits for that one
 =======================================  ==============================================================================

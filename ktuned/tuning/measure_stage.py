@@ -232,6 +232,9 @@ class MeasureStage:
 
     Args:
         prior: Finds trials of equal artifacts, whose outcomes are taken over; with ``None`` everything is measured.
+
+    Attributes:
+        judges_contention: Whether use of the device by other programs ends a trial without a figure.
     """
 
     def __init__(
@@ -251,6 +254,7 @@ class MeasureStage:
         self._benches: dict[tuple[str, int, str], Bench] = {}
         self._incumbent: replies.CostRange | None = None
         self.reference = Reference(brief, compiling, artifacts)
+        self.judges_contention = brief.judge_contention
 
     async def measure_batch(
         self, lane: Lane, batch: Sequence[Attempt], find_best: FindBest, record: RecordEnds
@@ -345,11 +349,15 @@ class MeasureStage:
             await turn.record(ends)
 
     def choose_well_lane(self) -> Lane:
-        """Return the first lane that works and need not wait for an application; if none is so, the one that works and
-        waits least, or the first of all.
+        """Return the first lane that works, or the first of all if none does.
+
+        Beside an application it is the one that leaves its device for the shortest time, and was used least: so all
+        ranks of a program give an equal part of their GPU's time.
         """
         well = [lane for lane in self.lanes if not lane.health.is_sick]
-        return min(well, key=lambda lane: lane.pause_s, default=self.lanes[0])
+        return min(
+            well, key=lambda lane: (lane.pause_s, lane.busy_s if lane.applications else 0.0), default=self.lanes[0]
+        )
 
     def _find_other_lanes(self, lane: Lane) -> list[Lane]:
         """Return the other lanes that work."""
@@ -410,7 +418,7 @@ class MeasureStage:
         request = requests.Trial(
             tuple(attempt.unit for attempt in attempts),
             brief.preset,
-            brief.judge_contention and self._machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
+            self.judges_contention and self._machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By another objective than the latency a slow config may be the best.
             None if best_us is None or needs_metric(brief.search_objective) else best_us * brief.job.plan.early_stop,
             None if best_us is None else self._incumbent,
@@ -467,6 +475,7 @@ class MeasureStage:
         if self._prior is None or turn.seed or not turn.lane.data:
             return ends
         for attempt in [one for one in turn.waiting if one.is_compiled and one.files]:
+            attempt.inputs = turn.lane.inputs
             attempt.content = self.brief.identify_measurement(attempt.unit.build, attempt.files, turn.lane.data)
             twin = self._prior.find_twin(attempt.content)
             if twin is not None:

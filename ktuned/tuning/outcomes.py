@@ -18,6 +18,7 @@ bounded in time, because a broken store may be the reason for the stop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from time import time
 
@@ -99,6 +100,7 @@ class Outcomes:
         self._has_winner = False
         self._provisional = ""
         self._compared_with: Bits = ()
+        self._contended: list[Trial] = []
         self._tried: list[requests.TriedConfig] = []
         self._changed = anyio.Event()
 
@@ -183,7 +185,7 @@ class Outcomes:
         if anchor is None:
             return
         known = self.store.find_trial(self._brief.context, anchor.config)
-        # Bits on fewer inputs than this job compares are good enough until the anchor is launched on all.
+        # Until the anchor has run on all inputs, compare on those that are there.
         if known is not None and (known.detail.numerics.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
         if anchor.bits or anchor.fault:
@@ -307,6 +309,40 @@ class Outcomes:
         if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
 
+    def take_contended(self) -> list[Trial]:
+        """Return the contended trials that are needed although the machine is busy, and count them as under way.
+
+        They are needed if nothing was measured, or if the config that lookups get has no figure to beat. That config
+        and the default come first, then those with the fastest timings, because disturbance only adds time.
+        """
+        awaited = self.served_configs.awaited_config
+        if not self._contended or (self.progress.outcomes[Outcome.MEASURED] and awaited is None):
+            return []
+
+        def rank(trial: Trial) -> tuple[bool, float]:
+            is_first = trial.config in (awaited, self._brief.kernel.default)
+            return not is_first, trial.detail.timing.low_us or math.inf
+
+        chosen = sorted(self._contended, key=rank)[: self._brief.preset.finalists]
+        self._contended.clear()
+        self.progress.retract_contended(len(chosen))
+        return chosen
+
+    async def record_disturbed_ends(self, ends: Sequence[End]) -> None:
+        """Record ends as :meth:`record_ends` does, with figures of a busy machine: the winner is provisional."""
+        self._provisional = (
+            "the winner is provisional: other programs used the device while its configs were measured; "
+            "it is measured again when the machine is quieter"
+        )
+        await self.record_ends(
+            [
+                replace(end, result=end.result.add_facts("timing", disturbed=True))
+                if end.result.outcome is Outcome.MEASURED
+                else end
+                for end in ends
+            ]
+        )
+
     async def acquit_mismatches(self) -> None:
         """Take mismatches back if the default's outputs prove nothing; let the fastest config win."""
         acquitted = self._disputed_outputs.find_acquitted()
@@ -343,6 +379,8 @@ class Outcomes:
             figure = trial.figure(self._brief.search_objective)
             why = f"its figure is {figure:.4g}" if figure is not None else "its figure is not finite"
             self._first_unjudged = trial.message.partition("\n")[0] or f"{why}, and must be finite and above 0"
+        if outcome is Outcome.CONTENDED:
+            self._contended.append(trial)
         is_default = config == self._brief.kernel.default
         self.progress.count_outcome(trial, is_default=is_default)
         self._disputed_outputs.record_trial(trial)
@@ -439,4 +477,5 @@ class Outcomes:
 
     def publish_winner(self, winner: Winner) -> None:
         """Publish a new winner of the job."""
+        self._provisional = "" if winner.is_final else self._provisional
         publish_winner(self.publish, self._brief.kernel, winner, self._brief.job.id)

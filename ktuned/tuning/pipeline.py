@@ -226,6 +226,7 @@ class Pipeline:
                 self._knows_served = self._access.is_granted
                 await self._outcomes.open_job()
                 await self._try_configs()
+                await self._measure_beside_others()
                 await self._outcomes.acquit_mismatches()
                 if self._was_offered:
                     self._outcomes.skip_unoffered_served()
@@ -292,6 +293,37 @@ class Pipeline:
                 ending.cancel_scope.cancel()
         finally:
             self._start_lane = None
+
+    async def _measure_beside_others(self) -> None:
+        """Measure some contended configs once more and keep their figures, if the job has nothing better to offer."""
+        trials = self._outcomes.take_contended()
+        if not trials:
+            return
+        configs = [trial.config for trial in trials]
+        with anyio.CancelScope(shield=True):
+            ids = await self._store.begin_trials(
+                self.brief.context, self.brief.specialized_problem, self.brief.job.id, configs
+            )
+        attempts = [
+            Attempt(
+                number,
+                trial.config,
+                requests.UnitRef(trial.artifact or "", trial.detail.compiled.build),
+                cores=trial.detail.profile.cores,
+            )
+            for number, trial in zip(ids, trials, strict=True)
+        ]
+        self._outcomes.under_way |= {attempt.trial: attempt for attempt in attempts}
+        await self._outcomes.record_ends(await self._compiling.compile_attempts(attempts))
+        await self._await_lanes()
+        self._measuring.judges_contention = False
+        await self._measuring.measure_batch(
+            self._measuring.choose_well_lane(),
+            [attempt for attempt in attempts if attempt.is_compiled],
+            self.progress.find_best,
+            self._outcomes.record_disturbed_ends,
+        )
+        self._measuring.judges_contention = self.brief.judge_contention
 
     async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
         """Wait until the time is up or the job is hopeless; then end the compiles, and later the trials on lanes."""

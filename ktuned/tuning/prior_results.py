@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from heapq import heappop, heappush
 
@@ -206,16 +206,15 @@ class PriorResults:
 
         A job that was asked to measure ``again`` has no twins.
         """
-        now = self._brief.kernel.data_read
         twins = [] if self._brief.job.plan.again else self._store.find_twins(content)
-        twin = next((one for one in twins if self._has_read_the_same(one, now)), None)
+        twin = next((one for one in twins if self._has_read_the_same(one)), None)
         return None if twin is not None and self._brief.lacks_figure(twin) else twin
 
-    def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
+    def _has_read_the_same(self, twin: Trial) -> bool:
         """Return whether all files and variables that a trial had read are unchanged. Later additions do not count."""
         name = twin.detail.profile.read
         read = self._store.load_fingerprint_versions(name) if name else {}
-        return read is not None and all(now.get(place) == held for place, held in read.items())
+        return read is not None and self._brief.kernel.has_data_like(read)
 
     async def store_read_digest(self) -> str:
         """Store the files and variables that the kernel's data depends on; return their digest, or "" without any."""

@@ -184,6 +184,10 @@ class Progress(msgspec.Struct):
         self.set_best(best)
         self.lost = self.lost or f"{result.outcome}: {result.message}"
 
+    def retract_contended(self, count: int) -> None:
+        """Count that contended configs are tried once more."""
+        self.outcomes[Outcome.CONTENDED] -= count
+
     def count_acquittal(self, result: TrialResult) -> None:
         """Count that a mismatch was taken back."""
         self.outcomes[Outcome.MISMATCH] -= 1

@@ -291,6 +291,7 @@ class Attempt(msgspec.Struct, eq=False):
         accused: The verdict that the trial gets unless its device turns out to be sick.
         facts: The backend's facts about the artifact.
         files: The digest of its machine code.
+        inputs: The digest of the problem's declared inputs, if the kernel file has made none of them itself.
         content: Identifies its measurement, once a lane has its data. Empty, like ``files``, if other code than the
             artifact's decides what runs.
         read: The digest of the files and variables that the kernel's data depended on when it was measured.
@@ -312,6 +313,7 @@ class Attempt(msgspec.Struct, eq=False):
     accused: Verdict | None = None
     facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
     files: str = ""
+    inputs: str = ""
     content: str = ""
     read: str = ""
     known: Trial | None = None
@@ -389,7 +391,7 @@ class Attempt(msgspec.Struct, eq=False):
             artifact=self.unit.key or None,
             detail=replace(
                 detail,
-                compiled=Compiled(self.unit.build, self.facts, self.content),
+                compiled=Compiled(self.unit.build, self.facts, self.content, self.inputs),
                 profile=replace(
                     detail.profile,
                     read=self.read or detail.profile.read,

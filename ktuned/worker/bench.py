@@ -48,6 +48,7 @@ from ktuned.measuring import (
 from ktuned.model import (
     Device,
     KtunedError,
+    Observation,
     Outcome,
     Phase,
     Problem,
@@ -105,6 +106,7 @@ class Bench:
         self._state.begin_problem()
         if self._state.leftover or self._state.find_outdated_file():
             raise FreshProcessNeeded
+        ACCESSES.end_run()
         kernel = load_kernel(request.kernel, self._places)
         reply.begin_phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
@@ -119,6 +121,9 @@ class Bench:
         with ACCESSES.pause_recording():
             self._state.read_baseline((self._places.artifacts, self._places.expected))
         load = partial(self._load_artifact, backend, request)
+        self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
+        observed = self._trace.take_new_observations(is_data=True)
+        self._trace.begin_run()
         try:
             self._provide_expected_outputs(data, kernel, request, load, timer)
         except (Unsupported, DamagedArtifact) as error:
@@ -138,12 +143,13 @@ class Bench:
             FaultReporter(reply.journal_descriptor),
             self._state,
         )
-        self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         with ACCESSES.pause_recording():
             self._state.complete_baseline()
             settings = self._state.find_file_settings(OBSERVER.environ)
         identity = _digest_identity(kernel, request.problem, data, settings)
-        return replies.Opened(self._trace.take_new_observations(is_data=True), identity)
+        return replies.Opened(
+            (*observed, *self._trace.take_new_observations(is_data=True)), identity, inputs=data.digest_specs()
+        )
 
     def _make_data(self, kernel: DeclaredKernel, request: requests.Open) -> ProblemData:
         return ProblemData(
@@ -271,12 +277,11 @@ class Bench:
             # Within the isolation, because a metric of the kernel file is user code.
             cost = problem.costs.compute_cost_range(measured.result)
         leftover = self._state.leftover or self._describe_outdated_file()
-        observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         return replace(
             measured,
             result=measured.result.add_facts("profile", phase_s=phases.sum_phase_seconds()),
             cost=cost,
-            observed=observed,
+            observed=self._take_run_reads(),
             seconds=round(monotonic() - began, 6),
             leftover=leftover,
         )
@@ -295,7 +300,11 @@ class Bench:
         self._require_current_files()
         with self._state.isolate_config(unit.key):
             measured = self._run_config(unit, reply, steps)
-        return replace(measured, leftover=self._state.leftover)
+        return replace(measured, observed=self._take_run_reads(), leftover=self._state.leftover)
+
+    def _take_run_reads(self) -> tuple[Observation, ...]:
+        """Return what the reference, checks and launches have read since the last call."""
+        return () if self._trace is None else self._trace.take_new_observations(is_data=True)
 
     def _run_config(
         self, unit: requests.UnitRef, phases: Phases, steps: Callable[[ConfigRun], TrialResult]
@@ -363,6 +372,16 @@ class Bench:
         else:
             result = problem.observers.end_samples(make_timed_result(race), race.samples)
         return _charge_time(replies.Measurement(result), problem.device, began)
+
+    def evaluate_metrics(self, request: requests.EvaluateMetrics, reply: Reply) -> replies.Metrics:
+        """Return the kernel file's own metrics for some latencies.
+
+        Raises:
+            KernelFileError: a metric fails.
+        """
+        problem = self._require_open_problem()
+        self._state.restore_baseline()
+        return replies.Metrics(tuple(dict(problem.costs.metrics(latency_us)) for latency_us in request.latencies_us))
 
     def _require_open_problem(self) -> OpenProblem:
         if self._open is None:

@@ -7,6 +7,8 @@ of every file on which a result depends.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ktuned.dependencies import ACCESSES, OBSERVER
 from ktuned.ipc import ABSENT, Places, make_relative, requests, stamps_agree
 from ktuned.model import ATTRIBUTES, ENVIRONMENT, UNOBSERVED, Observation
@@ -30,13 +32,24 @@ class CodeTrace:
         self._root = str(places.locate_root(kernel.project))
         self._is_declared = is_declared
         self._reported: set[str] = set()
-        self._extent = 0
+        self._extent = -1
+        self._is_run = False
 
     def _find_known_stamp(self, name: str) -> str | None:
         """Return the stamp with which a name was inspected, or None if the kernel does not depend on it."""
         path = make_relative(locate_file(name.removesuffix(ATTRIBUTES), self._root), self._root)
         held = self._kernel.digests.get(path)
         return None if name.endswith(ATTRIBUTES) and "|" not in (held or "") else held
+
+    def begin_run(self) -> None:
+        """Mark what is read from now on as read by the reference, by checks or launches; known names are reported, too.
+
+        Call this after :meth:`take_new_observations`.
+        """
+        ACCESSES.begin_run()
+        self._is_run = True
+        self._extent = -1
+        self._reported.clear()
 
     def take_new_observations(self, *, is_data: bool = False) -> tuple[Observation, ...]:
         """Return what is new since the last call, marked with ``is_data`` if it decides a problem's data.
@@ -61,6 +74,10 @@ class CodeTrace:
         texts = name_files_in_project(opened, self._root).keys() & executed
         unknown = {name: one for name, one in files.items() if name in texts or known[name] is None}
         observations = make_observations(unknown, self._root, executed - texts, is_data=is_data)
+        if self._is_run:
+            again = name_files_in_project(opened, self._root).keys() - unknown.keys() - executed
+            observations = [replace(one, is_run=True) for one in observations]
+            observations += [Observation(name, files[name], is_run=True) for name in again]
         for observation in observations:
             if refresh_observation(
                 observation, self._root

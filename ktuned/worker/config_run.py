@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from ktuned.backends import Launch
 from ktuned.checking import BitsComparison, JudgedOutputs
-from ktuned.dependencies import ACCESSES
 from ktuned.ipc import replies, requests
 from ktuned.measuring import (
     FINALIST_COMPARED,
@@ -229,9 +228,7 @@ class ConfigRun:
         first_us: float | None,
     ) -> TrialResult:
         problem = self._problem
-        # The first launch has shown already what the config reads.
-        with ACCESSES.pause_recording():
-            race = problem.timer.time_launches(launches, problem.make_race_rules(request, first_us))
+        race = problem.timer.time_launches(launches, problem.make_race_rules(request, first_us))
         timed = problem.observers.end_samples(make_timed_result(race), race.samples)
         if timed.outcome is Outcome.MEASURED and race.is_full:
             problem.noise.add_config(race.samples, first_us)

@@ -116,6 +116,7 @@ class Inspector:
             name_files_in_project(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True
         )
         kernels = [
+            # What was reached comes first: it has the digests of what was read.
             info.with_observed(
                 [*reached, *(refresh_observation(entry, str(root)) for entry in request.learned.get(info.kernel, ()))]
             )

@@ -180,6 +180,7 @@ def _load_bench_operations(registry: Registry, places: Places) -> _OperationTabl
         requests.Time: bench.time_finalist,
         requests.Check: bench.check_config,
         requests.TimeReference: bench.time_reference,
+        requests.EvaluateMetrics: bench.evaluate_metrics,
     }
 
 
@@ -201,6 +202,7 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
             requests.Time,
             requests.Check,
             requests.TimeReference,
+            requests.EvaluateMetrics,
         ),
         _load_bench_operations,
     ),
@@ -273,7 +275,7 @@ def _begin_recording(places: Places) -> None:
     """Record from now on what user code imports and reads, other than files of ktuned's own."""
     OBSERVER.may_restart = True
     OBSERVER.trust = Trust(places.trusted)
-    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.expected)))
+    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.expected, os.environ.get("TMPDIR"))))
     ACCESSES.start_recording()
 
 

@@ -1,13 +1,12 @@
 """Making a winner again: what a fresh process makes of the present sources, for comparison with what was made before.
 
 No observer sees everything: a datagram, shared memory, or a service may decide what a kernel file declares. So the
-daemon has the winners in use made again from time to time. Each part is reported as a digest of its own, because some
-compilers never give the same bytes twice.
+daemon has the winners in use made again from time to time, and at once if what was read has changed, because it may
+decide nothing. Each part is reported as a digest of its own, because some compilers never give the same bytes twice.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import tempfile
@@ -15,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ktuned.backends import Registry
-from ktuned.declaration import describe_kernel, describe_value
+from ktuned.declaration import describe_kernel, digest_inputs
 from ktuned.dependencies import OBSERVER, FreshProcessNeeded
-from ktuned.ipc import Places, replies, requests, stamp
-from ktuned.model import Phase, canonical
+from ktuned.ipc import Places, manifest, replies, requests, stamp
+from ktuned.model import Phase, canonical, sha256
 from ktuned.worker.compile import make_unit
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.reply import Reply
@@ -28,7 +27,7 @@ STARTS_CPU_S = 0.3
 
 
 def remake_winner(registry: Registry, places: Places, request: requests.Remake, reply: Reply) -> replies.Remade:
-    """Inspect a kernel, and make a config's Build, inputs and artifact, in a fresh process that yields to all others.
+    """Inspect a kernel, and make a config's Build, inputs and artifact, in a fresh process.
 
     Raises:
         FreshProcessNeeded: this process has loaded a kernel file before.
@@ -38,23 +37,20 @@ def remake_winner(registry: Registry, places: Places, request: requests.Remake, 
     if OBSERVER.generation:
         raise FreshProcessNeeded
     began_s = _read_cpu_seconds()
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if not request.is_awaited:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     kernel = load_kernel(request.kernel, places)
     root = places.locate_root(request.kernel.project)
     build = kernel.build(request.problem, request.config).to_plain()
-    inputs = {name: describe_value(spec) for name, spec in kernel.evaluate_inputs(request.problem).items()}
     parts = {
         "inspection": describe_kernel(kernel, request.kernel.project, root).version,
-        "build": canonical(build),
-        "inputs": canonical(inputs),
+        "build": sha256(canonical(build)),
+        "inputs": digest_inputs(kernel.evaluate_inputs(request.problem)),
     }
     reply.begin_phase(Phase.COMPILE)
     parts["artifact"] = _compile_artifact(registry, places, request, requests.UnitRef("remade", build))
-    digests = {
-        name: hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() for name, text in parts.items()
-    }
-    return replies.Remade(digests, STARTS_CPU_S + _read_cpu_seconds() - began_s)
+    return replies.Remade(parts, STARTS_CPU_S + _read_cpu_seconds() - began_s)
 
 
 def _read_cpu_seconds() -> float:
@@ -64,7 +60,7 @@ def _read_cpu_seconds() -> float:
 
 
 def _compile_artifact(registry: Registry, places: Places, request: requests.Remake, unit: requests.UnitRef) -> str:
-    """Return the digests of the files that decide what an artifact does, or why it does not compile."""
+    """Return the digest of the files that decide what an artifact does, or why it does not compile."""
     backend = registry.load(request.kernel.backend)
     made = make_unit(registry, places, request.kernel, request.target, unit)
     with tempfile.TemporaryDirectory() as scratch:
@@ -74,4 +70,4 @@ def _compile_artifact(registry: Registry, places: Places, request: requests.Rema
             if compiled.outcome is not None:
                 return f"{compiled.outcome} {compiled.message}"
         names = backend.decisive_files or backend.required_files
-        return canonical({name: stamp(directory / name) for name in names})
+        return manifest.digest_content({name: stamp(directory / name) for name in names})

@@ -2,9 +2,9 @@
 
 Run as ``python oracle.py PROJECT``: prints, as JSON, for each kernel a map from its configs (canonical text) to a hash
 over all that decides a measurement: the compiled bytes of its sources, its arguments, its inputs, what its reference
-computes, its tolerance, the variables of the root; behind a colon, the hash of the compiled bytes alone. A kernel that
-does not compile has no configs. The hash of a config that is wrong, in one of three launches or beside its output,
-begins with :data:`WRONG`.
+computes, its tolerance, the variables of the root, what its third launch reads; behind a colon, the hash of the
+compiled bytes alone. A kernel that does not compile has no configs. The hash of a config that is wrong, in one of three
+launches or beside its output, begins with :data:`WRONG`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 WRONG = "wrong "
+
+LATE = "late.txt"
 
 SIZE, MARGIN = 64, 16
 """Elements of the tensors that configs are tried on, and beside them."""
@@ -52,10 +54,15 @@ def truths(kernel: Any, env: dict[str, str], home: Path) -> dict[str, str]:
             except subprocess.CalledProcessError:
                 return {}
             verdict = "" if _is_right(made, computed / 3.0) else WRONG
-            said = [env, kernel.rtol, inputs, computed, build.to_plain(), library]
+            said = [env, kernel.rtol, inputs, computed, build.to_plain(), library, _read_late(kernel)]
             text = json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
             found[text] = f"{verdict}{hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()}:{library}"
     return found
+
+
+def _read_late(kernel: Any) -> str:
+    """Return what a kernel's third launch reads."""
+    return str((kernel.file.parent / LATE).read_text()) if kernel.name == "f1" else ""
 
 
 def _is_right(library: Path, scale: float) -> bool:

@@ -25,6 +25,8 @@ The mix of edits is fixed. Each kind is drawn as often as its weight says:
 | mode bits, modification time, entry's kind | 1 each | what ``stat`` and ``scandir`` show |
 | standard name | 1 | a module of a name that the standard library has |
 | customized start | 1 | what the interpreter runs first |
+| late launch | 2 | what a kernel's third launch reads |
+| read in vain, listed in vain | 2, 1 | a file and a directory that code reads and does not use |
 | unused macro, unreached helper, unreached star, comment, docstring, format, nothing | 1 each | nothing that decides |
 | checkout | 2 | everything, back to an earlier state |
 | broken | 1 | a source that does not compile, which the next edit mends |
@@ -114,6 +116,7 @@ def rows():
     parts += int(os.environ["WIDTH"]), wide_rows(), shadowed.rows(), native.rows(), first_of(ORDER)
     parts += (skipped.rows(),)
     parts += (len(os.listdir(Path(__file__).parent / "listed")),)
+    assert os.listdir(Path(__file__).parent / "vain") and (Path(__file__).parent / "vain.txt").read_text()
     return sum(parts) + importlib.import_module("late" + "comer").rows()
 '''
 )
@@ -190,6 +193,9 @@ def widened(function):
     return wider
 """
 
+LATE = "late.txt"
+"""What the third launch of ``f1`` reads: no byte of the artifact depends on it."""
+
 PYTHON: dict[str, str | None] = {
     "shape.py": "def rows():\n    return 1\n\n\ndef nobodys():\n    return 1\n",
     "stars.py": 'def star_rows():\n    """Return some."""\n    return 1\n\n\ndef unreached_star():\n    return 1\n',
@@ -204,6 +210,10 @@ PYTHON: dict[str, str | None] = {
     "../lib/beside.py": "def rows():\n    return 1\n",
     "native.py": NATIVE,
     "skipped.py": SKIPPED,
+    "vain.txt": "1\n",
+    "vain/one": "",
+    "vain/two": None,
+    LATE: "1\n",
     "journal.txt": "1\n",
     "behind.txt": "1\n",
     ".github/rows.txt": "1\n",
@@ -254,9 +264,17 @@ INCLUDING = """
 #define PICKED "picked.h"
 #include PICKED
 #include "shadow.h"
+#include <stdio.h>
+
+static long launches, late;
 
 void run(float* y, const float* x, long n) {
-  volatile long twist = CHOSEN + SHADOW + FORCED + COMPILER; /* an edit changes these */
+  volatile long twist = CHOSEN + SHADOW + FORCED + COMPILER + late; /* an edit changes these */
+  if (++launches == 3) {
+    FILE* file = fopen(LATE, "r");
+    late = file ? fgetc(file) : 0;
+    if (file) fclose(file);
+  }
   for (long i = 0; i < n; i += STEP)
     for (long j = i; j < i + STEP && j < n; ++j) y[j] = SCALE * x[j];
   (void)twist;
@@ -267,7 +285,7 @@ _REFERENCE = "reference=lambda x: dict(y="
 _SPACE = "space=space(step="
 
 
-FLAGS = {"tune_f.py": '("-Ifirst", "-Iinclude", "-include", "include/forced.h")'}
+FLAGS = {"tune_f.py": '("-Ifirst", "-Iinclude", "-include", "include/forced.h", "-include", "../late.h")'}
 
 
 def kernel_file(kernels: list[tuple[str, str]], head: str, flags: str) -> str:
@@ -325,6 +343,7 @@ class Project:
         (root.parent / "native").mkdir(parents=True)
         for name, text in self.texts.items():
             self.write(name, text)
+        (root.parent / "late.h").write_text(f'#define LATE "{root / LATE}"\n')
         (root / "dangling").symlink_to(root.parent / "dangling_target")
         for name in ("mode", "aged"):
             (root / name).touch()
@@ -459,6 +478,9 @@ class Project:
             "behind a link": (1, lambda: self._other_number("behind.txt")),
             "standard name": (1, self._shadow_standard_module),
             "customized start": (1, lambda: self._small("../lib/sitecustomize.py", "AUTHORS_ROWS = ")),
+            "late launch": (2, lambda: self._other_number(LATE)),
+            "read in vain": (2, lambda: self._other_number("vain.txt")),
+            "listed in vain": (1, lambda: self._toggled("vain/two")),
             "dangling link": (1, self._toggle_target),
             "mode bits": (1, self._change_mode),
             "modification time": (1, self._age),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.fleet import warden
-from ktuned.fleet.process import WORKER_MARK
+from ktuned.observer import WORKER_MARK
 from ktuned_client import DaemonError, DaemonUnavailable
 from tests.e2e.harness import Daemon, make_kernel_text
 

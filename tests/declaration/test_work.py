@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.declaration.work import compute_throughput, find_work_fault
-from ktuned.model import DeviceModel, Peaks, compute_shares
+from ktuned.model import DeviceModel, Peaks, choose_peaks, compute_shares
 
 PEAKS = Peaks(DeviceModel("H200"), 3000.0, {"float32": 50.0, "float16": 800.0})
 
@@ -54,3 +55,28 @@ def test_a_figure_that_a_kernel_exceeds_is_no_limit() -> None:
     """A limit that was measured under load would otherwise say that a kernel reaches 533 % of it."""
     shares = compute_shares({"gbps": 5.0 * (PEAKS.gbps or 0), "tflops_float16": 80.0}, PEAKS)
     assert [str(share) for share in shares] == ["10 % of float16 tensor cores"]
+
+
+def test_a_share_of_a_limit_in_doubt_is_an_upper_bound() -> None:
+    shares = compute_shares({"gbps": 2130.0}, replace(PEAKS, doubt="other programs used cpu:0 meanwhile"))
+    assert [str(share) for share in shares] == ["at most 71 % of memory bandwidth"]
+
+
+BUSY = replace(PEAKS, gbps=1000.0, tflops={"float32": 60.0}, doubt="other programs used cpu:0 meanwhile")
+FAILED = Peaks(PEAKS.device, absent={"all": "no torch"})
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "kept"),
+    [
+        (None, BUSY, BUSY),
+        (BUSY, PEAKS, PEAKS),
+        (PEAKS, BUSY, PEAKS),
+        (PEAKS, FAILED, PEAKS),
+        (None, FAILED, FAILED),
+        (FAILED, BUSY, BUSY),
+        (BUSY, replace(BUSY, gbps=900.0, tflops={"float32": 70.0}), replace(BUSY, tflops={"float32": 70.0})),
+    ],
+)
+def test_limits_in_doubt_replace_only_lower_limits_in_doubt(known: Peaks | None, found: Peaks, kept: Peaks) -> None:
+    assert choose_peaks(known, found) == kept

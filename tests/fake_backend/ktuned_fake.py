@@ -59,7 +59,7 @@ class Build(AnyBuild):
         joules: the energy of a launch.
         rests: whether a launch sleeps, as if the kernel ran on a GPU, instead of using a core.
         every: with ``seldom_wrong`` and ``regularly_wrong``, one of so many launches is wrong; with ``wrong_at_last``,
-            every launch from this one on.
+            every launch from this one on; with ``reads_late``, this launch reads the file ``tag``.
         library: the ``module`` of the function's library, and the ``path`` where it is found.
         submodule: the module of the function itself.
     """
@@ -210,6 +210,8 @@ class FakeKernel(Kernel):
                     return
                 case "skips" if bool((y == x * 2.0).all()):
                     return
+                case "reads_late" if next(launches) + 1 == build.every:
+                    Path(build.tag).read_bytes()
                 case "tires":
                     if next(launches) >= 2:
                         return

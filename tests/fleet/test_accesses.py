@@ -5,6 +5,7 @@ shows it.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import py_compile
 import re
@@ -397,6 +398,31 @@ async def build_raw(project: ObservedProject, source: str, flags: list[str]) -> 
     """Compile a C source to the file ``raw``."""
     project.write_file("raw.c", source)
     await anyio.run_process(["gcc", *flags, "-O1", "-o", str(project.root / "raw"), str(project.root / "raw.c")])
+
+
+ASSEMBLED = """
+import mmap
+made = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+made.write(bytes.fromhex("4889f8 4889f7 4889d6 4889ca 0f05 c3"))
+call = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 4)(ctypes.addressof(ctypes.c_char.from_buffer(made)))
+name = ctypes.create_string_buffer(bytes(HERE / "data/one.bin"))
+descriptor = call({open}, ctypes.addressof(name), 0, 0)
+assert os.read(descriptor, 1) == b"1"
+"""
+"""Code that writes a function which makes a system call, and opens a file by it."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the system call is written for x86-64")
+async def test_system_calls_that_code_assembles_are_never_seen(project: ObservedProject) -> None:
+    kernel = await project.inspect_kernel(ASSEMBLED.format(open=2))
+    assert (kernel.learned.get("data/one.bin"), kernel.unobserved) == (None, "")
+
+
+async def test_times_that_only_a_child_asks_for_are_never_seen(project: ObservedProject) -> None:
+    code = "A = subprocess.run(['/usr/bin/stat', '-c', '%Y', HERE / 'data/one.bin'], capture_output=True).stdout"
+    before = await project.inspect_kernel(code)
+    os.utime(project.root / "data/one.bin", (1, 1))
+    assert (await project.inspect_kernel(code)).digest == before.digest
 
 
 async def test_declared_files_count(project: ObservedProject) -> None:

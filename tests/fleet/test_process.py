@@ -343,11 +343,13 @@ async def test_exit_handlers_of_user_code_do_not_delay_a_workers_end(
 async def test_a_workers_variables_come_from_daemon_then_root_then_worker(
     start_worker: StartWorker, environment: Environment, tmp_path: Path
 ) -> None:
-    """The worker's own variables are its mark and scratch; its working directory is the root."""
+    """The worker's own variables are its scratch, and its mark, which each child has; its directory is the root."""
     body = """\
-        import json, os, pathlib
-        names = ("A", "B", "KTUNED_WORKER", "TMPDIR")
-        seen = [os.getcwd(), os.getsid(0) == os.getpid(), *(os.environ[name] for name in names)]
+        import json, os, pathlib, subprocess
+        names = ("A", "B", "TMPDIR")
+        seen = [os.getcwd(), os.getsid(0) == os.getpid(), *map(os.environ.get, names)]
+        child = subprocess.run(["env", "-i", "cat", "/proc/self/environ"], stdout=subprocess.PIPE).stdout
+        seen += [text for text in child.decode().split(chr(0)) if text.startswith("KTUNED_WORKER")]
         pathlib.Path("seen").write_text(json.dumps(seen))
     """
     playground = Playground(Path(environment.cwd))
@@ -356,7 +358,8 @@ async def test_a_workers_variables_come_from_daemon_then_root_then_worker(
     )
     await send_and_collect(worker, playground.write_and_request(body))
     mark = f"{os.getpid()}-{tmp_path.name}-0"
-    seen = f'["{environment.cwd}", true, "daemon\'s", "root\'s", "{mark}", "{tmp_path / "scratch" / mark}"]'
+    scratch = tmp_path / "scratch" / mark
+    seen = f'["{environment.cwd}", true, "daemon\'s", "root\'s", "{scratch}", "KTUNED_WORKER={mark}"]'
     assert (playground.root / "seen").read_text() == seen
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from ktuned.measuring.peaks import measure_peaks
 from ktuned.model import Device, DeviceModel, DeviceName, Target
 
@@ -21,3 +25,17 @@ def test_the_limits_of_a_cpu_are_measured() -> None:
     assert refused.gbps is None
     assert refused.absent.keys() == {"memory"}
     assert refused.tflops.keys() == {"float32", "float64"}
+
+
+def test_limits_measured_beside_busy_programs_are_in_doubt() -> None:
+    """A program on each core is busy meanwhile."""
+    device = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        found = measure_peaks(device, copy_bytes=1 << 26, size=512)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert found.gbps is not None
+    assert found.doubt == "other programs used cpu:0 meanwhile"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trace import Observation, add_digests, extend_digest, find_new_observations, reduce_digest
+from ktuned.model.trace import NOISE, Observation, add_digests, extend_digest, find_new_observations, reduce_digest
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 ENTRIES = st.lists(st.builds(Observation, st.text(min_size=1), DIGESTS), max_size=5, unique_by=lambda entry: entry.name)
@@ -111,6 +111,30 @@ def test_a_known_name_is_not_learned_twice() -> None:
     assert (learned_twice.digest, learned_twice.source_digest) == (learned_once.digest, learned_once.source_digest)
     assert HEADER.name in learned_twice.data_read.keys() - learned_once.data_read.keys()
     assert learned_twice.learned["cfg/a.def"].is_source
+
+
+def test_equal_values_count_as_one() -> None:
+    """So the digest stays if a value returns; after :data:`NOISE` changes any value counts as the same."""
+    one = DATA
+    for number in range(NOISE):
+        before = make_kernel().with_observed([one])
+        one = replace(one, digest=f"{number}").with_equal_value(one.decisive)
+        now = make_kernel().with_observed([one])
+        assert now.has_data_like(before.data_read)
+        back = make_kernel().with_observed([replace(one, digest=DATA.digest)])
+        assert back.digest == now.digest
+        other = make_kernel().with_observed([replace(one, digest="other")])
+        assert (other.digest == now.digest) is one.is_noise is (number == NOISE - 1)
+    assert not make_kernel().with_observed([replace(DATA, digest="ff")]).has_data_like(before.data_read)
+
+
+def test_a_known_name_keeps_what_was_learned_of_it() -> None:
+    """Whether it was learned before or is found again; the digests cover the equal values."""
+    known = replace(HEADER, digest="ff").with_equal_value(HEADER.digest)
+    found = make_kernel().with_observed([HEADER]).with_observed([known, replace(HEADER, is_run=True)])
+    assert found.learned[HEADER.name] == replace(HEADER, alike=known.alike, is_run=True)
+    assert found.digest == make_kernel().with_observed([known]).digest
+    assert found.source_digest == make_kernel().with_observed([known]).source_digest
 
 
 @pytest.mark.parametrize(

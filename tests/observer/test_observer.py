@@ -56,6 +56,45 @@ def test_a_compilers_searches_are_noted_even_in_vain(observe: Observe, tmp_path:
     assert {("o", True, "a.h"), ("o", False, "b.h"), ("o", True, "blob.bin"), ("o", False, "lib/libnone.so")} <= found
 
 
+SEES_MARKS = """
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **words, char **given) {
+    int seen = getenv("KTUNED_DAEMON") || secure_getenv("KTUNED_WORKER");
+    for (char **one = environ; *one; ++one) seen |= !strncmp(*one, "KTUNED_WORKER", 13);
+    for (char **one = given; *one; ++one) seen |= !strncmp(*one, "KTUNED_DAEMON", 13);
+    return seen ? 1 : system("env -i cat /proc/self/environ");
+}
+"""
+
+
+@pytest.mark.parametrize("code", ["c", "python", "shell"])
+def test_marks_are_hidden_from_code_and_kept_by_each_program(tmp_path: Path, code: str) -> None:
+    """They are neither in ``getenv`` nor in ``environ``; children have them whatever environment they are given."""
+    marks = {observer.DAEMON_MARK: "1-ab", observer.WORKER_MARK: "1-ab.w"}
+    env = {**os.environ, **marks}
+    env |= observer.make_worker_variables(tmp_path / "scratch", env, [str(tmp_path)])
+    (tmp_path / "see.c").write_text(SEES_MARKS)
+    subprocess.run(["cc", "-o", tmp_path / "see", tmp_path / "see.c"], check=True)
+    python = f"""
+import os, subprocess, sys
+assert not {set(marks)} & set(os.environ)
+subprocess.run(["cat", "/proc/self/environ"], env={{"KTUNED_WORKER": "another"}})
+"""
+    commands = {
+        "c": [str(tmp_path / "see")],
+        "python": [sys.executable, "-c", python],
+        "shell": ["sh", "-c", "env | grep -E 'KTUNED_(DAEMON|WORKER)='; unset LD_PRELOAD; exec cat /proc/self/environ"],
+    }
+    done = subprocess.run(commands[code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = [entry for entry in done.stdout.split("\0") if entry.startswith(("KTUNED_DAEMON", "KTUNED_WORKER"))]
+    assert sorted(found) == sorted(f"{name}={value}" for name, value in marks.items())
+
+
 def test_a_child_with_an_environment_of_its_own_is_observed(observe: Observe) -> None:
     """Clearing the environment takes the observer from no child, nor does the way in which that is started."""
     script = """

@@ -112,7 +112,7 @@ def keep_common_words(line: str) -> list[str]:
 
 
 def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_environment: dict[str, str]) -> None:
-    """The environment has no torch. README's commands and those of the page for agents follow in the same shell."""
+    """The environment has no torch. README's commands and those of the page for agents run in the same shell."""
     index = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "--timeout=10", "msgspec"]
     download = subprocess.run([*index, "--dest", str(tutorial_home / "asked")], capture_output=True, text=True)
     if download.returncode:
@@ -123,7 +123,8 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
     steps, commands = make_script((ROOT / "docs/guide/first-kernel.md").read_text())
     readme = make_script_of_readme((ROOT / "README.md").read_text())
     scoring, _ = make_script((ROOT / "docs/guide/agents.md").read_text())
-    steps = f"{steps}\n({readme}) >&2\n({scoring}) > scores"
+    # They run while the tutorial's daemon does, so that nothing is started or tuned again.
+    steps = steps.replace("\nktuned stop", f"\n({readme}) >&2\n({scoring}) > scores\nktuned stop")
     done = subprocess.run(
         ["bash", "-c", steps], cwd=tutorial_home, env=shell_environment, capture_output=True, text=True, timeout=200
     )
@@ -140,4 +141,4 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
     scores = [
         json.loads(line) for line in (tutorial_home / "tutorial/scores").read_text().splitlines() if line[0] == "{"
     ]
-    assert [score["outcome"] for score in scores] == ["measured"] * 4
+    assert [score["outcome"] in ("measured", "slower") for score in scores] == [True] * 4

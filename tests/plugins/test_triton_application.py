@@ -198,6 +198,29 @@ def test_an_edit_of_the_function_is_another_kernel(shared: Daemon, tmp_path: Pat
     assert run() == ["called 256"]
 
 
+def test_functions_that_exec_has_made_are_tuned(shared: Daemon, tmp_path: Path) -> None:
+    """The program lowers them itself, and gets the winner while it runs; its next start has it at once."""
+    importing = "from tests.plugins.triton_app import kernels"
+    executing = (
+        "from types import SimpleNamespace\n"
+        f"file, names = {str(APPLICATION.with_name('kernels.py'))!r}, {{}}\n"
+        "exec(compile(open(file).read(), file, 'exec'), names)\n"
+        "kernels = SimpleNamespace(**names)\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(APPLICATION.read_text().replace(importing, executing))
+
+    def run(*words: str) -> list[str]:
+        command = [sys.executable, str(program), "4097", *words]
+        done = subprocess.run(command, env=shared.env, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+        return done.stdout.splitlines()
+
+    assert run("loop", "stretch") == ["called 128", "winner"]
+    (job,) = ended_jobs(shared, 1, 4097)
+    assert (job["state"], job["kernel"]) == ("done", "program:stretch"), job
+    assert run("end", "stretch") == ["called 256"]
+
+
 def test_a_wait_gets_the_winner_in_its_first_call(shared: Daemon) -> None:
     """Under ``ktuned run --wait``, and the summary says what became of it."""
     done = shared.run_ktuned("run", "--wait", sys.executable, str(APPLICATION), "3000,3001", timeout_s=DEADLINE_S)

@@ -701,7 +701,7 @@ class TestRecords:
         """For each config that the pruning leaves."""
         x = torch.ones(SIZE)
         args, kwargs = (x, torch.empty_like(x), SIZE, 2.0), {"grid": grid, "warmup": False}
-        found, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, kwargs)
+        found = evaluate_call(kernels.scale, kernels.CONFIGS, args, kwargs).call
         recipe = found.recipes[text(256, 4)]
         assert (found.args, recipe.args, recipe.grid) == (("x", "y", SIZE, 2.0), None, (SIZE // 256,))
         assert recipe.constants == {"BLOCK": 256, "THROUGH": None, "EVEN": True}
@@ -711,7 +711,7 @@ class TestRecords:
         """From their first element on; the same memory is one tensor."""
         whole = torch.ones(SIZE)
         args = (whole[16:32], whole[16:32], SIZE, 2.0)
-        found, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
+        found = evaluate_call(kernels.scale, kernels.CONFIGS, args, {"grid": grid}).call
         assert {name: entry.elements for name, entry in found.tensors.items()} == {"x": SIZE - 16}
         assert found.args == ("x", "x", SIZE, 2.0)
 
@@ -738,7 +738,7 @@ class TestRecords:
     )
     def test_a_tensor_is_data_with_its_layout(self, make: Callable[[], Any], expected: dict[str, Any]) -> None:
         """Elements, address modulo 256, whose memory it shares, and the distance in bytes."""
-        found, _ = evaluate_call(kernels.scale, kernels.CONFIGS, (*make(), SIZE, 2.0), {"grid": grid})
+        found = evaluate_call(kernels.scale, kernels.CONFIGS, (*make(), SIZE, 2.0), {"grid": grid}).call
         layouts = {name: (one.elements, one.remainder, one.memory, one.offset) for name, one in found.tensors.items()}
         assert layouts == expected
 

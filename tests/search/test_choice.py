@@ -129,7 +129,7 @@ def test_strategy_that_raises_is_named() -> None:
         SupervisedStrategy("odd", Raises, bound, 0).ask(1)
     with pytest.raises(StrategyFault, match=r"(?m)failed as it chooses: ErrorWithoutText:$"):
         SupervisedStrategy("odd", RaisesErrorWithoutText, bound, 0).ask(1)
-    with pytest.raises(StrategyFault, match="failed as it takes note of an outcome: KeyError: 'A'"):
+    with pytest.raises(StrategyFault, match="failed as it records an outcome: KeyError: 'A'"):
         SupervisedStrategy("odd", RaisesOnTell, bound, 0).tell({"A": 1, "B": 2}, Outcome.MEASURED, 1.0)
     with pytest.raises(StrategyFault, match="failed as it starts: RuntimeError: no device"):
         SupervisedStrategy("odd", RaisesAtOnce, bound, 0)

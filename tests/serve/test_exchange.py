@@ -52,6 +52,7 @@ def make_methods(parts: Parts) -> WinnerExchange:
     return WinnerExchange(
         known=parts.daemon.known,
         foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
+        repetition=parts.daemon.repetition,
         publish=parts.daemon.router.publish_event,
     )
 

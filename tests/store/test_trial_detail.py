@@ -38,6 +38,7 @@ FULL = make_detail(
     build={"entry": "k", "grid": [1, 2]},
     facts={"registers": 32},
     content="ab",
+    inputs="ef",
     read="cd",
     open_s=0.5,
     spans=(("compile", "slot 1", 1.5), ("lane", "cpu:0", 2.5)),

@@ -179,7 +179,7 @@ def test_ci_pushes_and_developers_pull_through_s3(start_member: StartMember, s3_
     assert developer.run_ktuned("share", "pull").returncode == 0
     assert look_up(developer) == ("fresh", BEST)
     refused = developer.run_ktuned("share", "push")
-    assert (refused.returncode, "only read here" in refused.stderr) == (2, True)
+    assert (refused.returncode, "only reads the team's store" in refused.stderr) == (2, True)
     assert "s3://team/kernels: 1 winner taken, only read" in developer.run_ktuned("status").stdout
 
 

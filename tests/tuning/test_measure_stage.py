@@ -66,7 +66,7 @@ class FakeLane:
         self.data = ""
         self.is_doubtful = False
         self.applications: tuple[int, ...] = ()
-        self.pause_s = 0.0
+        self.pause_s = self.busy_s = 0.0
         self.granted_cores: list[int] = []
         self.requests: list[requests.Trial] = []
         self._answers, self._openings = list(answers), list(openings)
@@ -190,6 +190,23 @@ async def measure_one(tmp_path: Path, *lanes: FakeLane) -> tuple[Outcome, Attemp
 def make_attempts(count: int) -> list[Attempt]:
     """Return attempts at different configs."""
     return [Attempt(number, {"x": number}, requests.UnitRef(f"{number:02}", {})) for number in range(1, count + 1)]
+
+
+def test_lanes_beside_an_application_take_turns(tmp_path: Path) -> None:
+    """The one that need not wait, and was used least. Without an application it is always the first one that works."""
+    lanes = [FakeLane(f"cuda:{number}", [MEASURED]) for number in range(3)]
+    stage = MeasureStage(
+        BRIEF, cast("Sequence[Lane]", lanes), cast("CompileStage", FakeCompileStage), Artifacts(tmp_path, 1)
+    )
+    lanes[0].busy_s = 9.0
+    assert stage.choose_well_lane() is lanes[0]
+    for lane in lanes:
+        lane.applications = (7,)
+    assert stage.choose_well_lane() is lanes[1]
+    lanes[1].pause_s, lanes[2].busy_s = 5.0, 3.0
+    assert stage.choose_well_lane() is lanes[2]
+    lanes[2].health.record_failure("it is sick")
+    assert stage.choose_well_lane() is lanes[0]
 
 
 async def test_trials_on_a_gpu_share_a_request(tmp_path: Path) -> None:

@@ -254,3 +254,38 @@ async def test_a_busy_machine_leaves_a_provisional_winner_if_one_is_surely_bette
     outcomes.progress.set_best(parts.store.list_best_trials(brief.context, 1)[0])
     state, message = outcomes.conclude_job()
     assert (state, "provisional" in message) == ((JobState.DONE, True) if is_served else (JobState.FAILED, False))
+
+
+ALWAYS_CONTENDED = """
+import ktuned.measuring.contention as contention
+
+contention.CpuWatch.is_contended = lambda self, samples=None: True
+
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("default", [None, "dict(us=400.0)"])
+async def test_a_machine_that_is_never_quiet_leaves_a_provisional_winner(parts: Parts, default: str | None) -> None:
+    """Every config is contended. The next job, on a quieter machine, measures them again and decides."""
+    options = {} if default is None else {"default": default}
+    text = make_kernel_text(configs="[dict(us=400.0), dict(us=50.0), dict(us=200.0)]", **options)
+    kernel = await parts.inspect_file(ALWAYS_CONTENDED + text)
+    async with parts.run_jobs():
+        parts.preparation.judges_contention = True
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        (ended,) = await parts.recorder.wait_for_ended_jobs(1)
+        answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+        assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, False)
+        assert answer.message == "provisional: other programs used the device while it was measured"
+        assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 2, "contended": 1})
+        assert "the winner is provisional: other programs used the device" in ended["message"]
+
+        parts.preparation.judges_contention = False
+        assert await parts.renewal.remeasure_provisional_winners()
+        (_, again) = await parts.recorder.wait_for_ended_jobs(2)
+        parts.kill_workers()
+    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+    assert (answer.status, answer.config, answer.is_final, answer.message) == (Status.FRESH, {"us": 50.0}, True, "")
+    assert "provisional" not in again["message"]
+    assert not await parts.renewal.remeasure_provisional_winners()

@@ -106,6 +106,8 @@ def _measure_peaks(*, as_json: bool) -> int:
             unit = "GB/s" if limit == MEMORY else "TFLOP/s"
             if figure is not None or limit in absent:
                 rows.append((peaks.device, limit, absent[limit] if figure is None else f"{figure:.4g} {unit}"))
+        if peaks.doubt:
+            rows.append((peaks.device, "in doubt", f"{peaks.doubt}: measured again when the machine is quiet"))
         rows += [(peaks.device, "all", why) for kind, why in peaks.absent.items() if kind == "all"]
     output.print_table(["device", "limit", "measured"], rows)
     return status

@@ -144,7 +144,7 @@ function storePage() {
       cells: [
         make("a", { href: `#${encodeURIComponent(section.id)}` }, plain.kernel), flat(plain.problem), plain.device, plain.winner ? latency(plain.winner.latency_us) : "–",
         faster === null ? "–" : make("span", {}, make("i", { class: "gain", style: `width: ${Math.max(2, (Math.min(faster, widest) / widest) * 70)}px` }), `${faster.toFixed(2)}×`),
-        reference === null ? "–" : make("span", {}, times(reference), isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? `${percent(share.share)} of ${share.of}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
+        reference === null ? "–" : make("span", {}, times(reference), isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? describeShare(share) : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
       ],
     };
   });
@@ -248,6 +248,8 @@ function heading(section) {
     (plain.numerics || []).map((line) => make("p", { class: "sub numerics" }, line)));
 }
 
+// A limit that was measured beside other programs may be higher.
+const describeShare = (share) => `${share.at_most ? "at most " : ""}${percent(share.share)} of ${share.of}`;
 const NEAR_LIMIT = 0.7; // of a device's limit: what is left is less than most searches find
 
 /** Return what the figures say in plain sentences: what may be gained yet, where registers spill, what is doubtful. */
@@ -257,7 +259,7 @@ function insights(section) {
   const [job] = plain.jobs;
   if (!plain.winner && job && job.message) found.push(`No winner: ${job.message}`);
   const { share } = plain;
-  if (share && share.share >= NEAR_LIMIT) found.push(`${percent(share.share)} of ${share.of}: little is left to gain.`);
+  if (share && !share.at_most && share.share >= NEAR_LIMIT) found.push(`${describeShare(share)}: little is left to gain.`);
   const spills = section.facts.find((one) => /spill/.test(one.name));
   const rows = spills ? Array.from(spills.values.keys()).filter((row) => Number.isFinite(spills.values[row])) : [];
   const spilling = rows.filter((row) => spills.values[row] > 0);
@@ -320,7 +322,7 @@ function tiles(section) {
     if (bar && winner) found.push(tile(`vs. ${name}`, times(bar.latency_us / winner.latency_us), [`${latency(bar.latency_us)} ${spread(bar)}`, isDoubtful(plain, bar) ? noisyBadge() : null]));
   }
   const { share } = plain;
-  if (share) found.push(tile(`of ${share.of}`, percent(share.share), `${figure(plain.winner.metrics[share.metric])} ${share.metric === BANDWIDTH ? "GB/s" : "TFLOP/s"}`));
+  if (share) found.push(tile(`${share.at_most ? "at most, " : ""}of ${share.of}`, percent(share.share), `${figure(plain.winner.metrics[share.metric])} ${share.metric === BANDWIDTH ? "GB/s" : "TFLOP/s"}`));
   found.push(tile("configs", (section.count + plain.left_out).toLocaleString("en"), `${measured.toLocaleString("en")} measured${plain.left_out ? `; ${section.count.toLocaleString("en")} on this page` : ""}`));
   const cost = plain.jobs.reduce((sum, job) => sum + (job.cost.wall_s || 0), 0);
   if (cost) found.push(tile("tuning", duration(cost), count(plain.jobs.length, "job")));

@@ -1,7 +1,8 @@
 """Declares an application's function as a kernel in ktuned's workers, from the record that the application left.
 
 A call is plain data, so the kernel file imports nothing of the application. Only the front end imports the
-application's library, because Triton compiles Python source; compile workers and lanes use the front end's result.
+application's library, because Triton compiles Python source; compile workers and lanes use the front end's result. If
+no import finds the function, the application itself has left that result with the call.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def adopt(file: str, name: str, identity: str) -> None:
         }
 
     def make_build(call: Call, config: str) -> Build:
+        if call.recipes[config].lowered:
+            return call.make_build(config, declared.qualname.rpartition(".")[2], library=Library())
         return call.make_build(
             config,
             f"{declared.module}:{declared.qualname}",

@@ -32,11 +32,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, wraps
+from importlib.metadata import version
 from math import inf
 from operator import is_
 from typing import Any, Literal
@@ -64,9 +66,10 @@ from ktuned.dropin import (
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, list_tensor_names, make_problem, map_arguments, read_knobs
 from ktuned_triton.compile_trace import TracedConfigs, find_tracing_context
-from ktuned_triton.declaration import Declaration, describe_function, require_importable
+from ktuned_triton.declaration import Declaration, describe_function, is_importable
 from ktuned_triton.environment import find_deciding_variables
 from ktuned_triton.keyed_call import CallArguments, TritonCall, launch_config
+from ktuned_triton.lowering import is_supported_version
 
 WithoutDaemon = Literal["triton", "first"]
 
@@ -187,7 +190,8 @@ def _explain_refusal(tuner: Any) -> str:
         function = find_jit_function(tuner)
         if any(getattr(config, "ir_override", None) for config in _read_own_configs(tuner)):
             return "a config has an ir_override, a file of its own that replaces the function"
-        require_importable(function)
+        if not is_importable(function) and not is_supported_version(version("triton")):
+            return f"no import finds it, and Triton {version('triton')} cannot be stopped after its front end"
     except NotTunable as error:
         return str(error)
     return ""
@@ -231,7 +235,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
         if policy is None or policy.winners is not None:
             return
         library = str(self.base_fn.__module__).partition(".")[0]
-        if library in _announced_libraries or library in ("__main__", "__mp_main__"):
+        if library in _announced_libraries or library in ("__main__", "__mp_main__") or library not in sys.modules:
             return
         _announced_libraries.add(library)
         with contextlib.suppress(ImportError):
@@ -274,6 +278,7 @@ class _Run:
         is_asked: whether the tuner has asked for its configs; a tuner that launches from its own store does not.
         is_pruning: whether a ``prune_configs`` runs; if an override calls its parent's, only the outermost chooses.
         winner: the key whose winner gets through to the library.
+        is_unchanged: whether the tuner launches the arguments that it was given.
     """
 
     function: AdoptedFunction
@@ -282,6 +287,12 @@ class _Run:
     is_asked: bool = False
     is_pruning: bool = False
     winner: TritonCall | None = None
+    is_unchanged: bool = False
+
+    def keeps_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the tuner's arguments are those of the call."""
+        given, passed = (*self.args, *self.kwargs.values()), (*args, *kwargs.values())
+        return len(given) == len(passed) and all(map(is_, given, passed))
 
 
 class _Running(threading.local):
@@ -454,7 +465,7 @@ def _read_own_configs(tuner: Any) -> list[Any]:
 
 
 def _name_function(tuner: Any) -> str:
-    return name_function(str(tuner.base_fn.__module__), str(tuner.base_fn.__qualname__)).full
+    return name_function(tuner.base_fn.__module__ or "__main__", str(tuner.base_fn.__qualname__)).full
 
 
 class AdoptedFunction:
@@ -476,6 +487,7 @@ class AdoptedFunction:
         self._lock = threading.RLock()
         self._declaration: Declaration | None = None
         self._refusal: str | None = None
+        self._is_importable = True
         self._has_stored = False
         if self._has_own_run:
             _observe_lookups(tuner)
@@ -524,8 +536,7 @@ class AdoptedFunction:
         finally:
             _running.run = under_way
         tuner.nargs = arguments
-        given, passed = (*args, *kwargs.values()), (*args_to_launch, *kwargs_to_launch.values())
-        if not call.is_once and len(given) == len(passed) and all(map(is_, given, passed)):
+        if not call.is_once and current.keeps_arguments(args_to_launch, kwargs_to_launch):
             # A ``run`` that changes the arguments is called each time.
             self._decided[key] = call
         return call.launch(tuner, args_to_launch, kwargs_to_launch)
@@ -545,8 +556,10 @@ class AdoptedFunction:
     def _note_library_choice(self, key: Any, current: _Run) -> None:
         """After the tuner's ``run``, note the key that it has decided itself, or that its winner got through."""
         if current.winner is not None:
-            current.winner.gets_through = self._has_own_run
+            current.winner.gets_through = False
             self._has_stored = True
+            if current.is_unchanged:
+                self._decided[key] = current.winner
             return
         self._decided[key] = None
         if not current.is_asked and not self._has_stored and len(_read_own_configs(self.tuner)) > 1:
@@ -573,7 +586,7 @@ class AdoptedFunction:
         if call is None:
             return pruned
         if call.gets_through:
-            current.winner = call
+            current.winner, current.is_unchanged = call, current.keeps_arguments(args, kwargs)
             return [call.winner]
         raise _Decided(call, args, kwargs)
 
@@ -584,6 +597,7 @@ class AdoptedFunction:
             if self._refusal:
                 leave_to_framework("Triton", self.name, self._refusal)
             else:
+                self._is_importable = is_importable(find_jit_function(self.tuner))
                 self._declaration = describe_function(self.tuner, self._policy.numerics)
                 account.record_adopted(self.name)
         if self._declaration is None:
@@ -613,7 +627,9 @@ class AdoptedFunction:
         key = canonical(problem), tensors, model
         if key not in self._calls:
             declaration = replace(declaration, specialize=tuple(problem), tensors=tensors)
-            self._calls[key] = TritonCall(tuner, self.name, problem, model, declaration, texts, self._policy)
+            self._calls[key] = TritonCall(
+                tuner, self.name, problem, model, declaration, texts, self._policy, is_importable=self._is_importable
+            )
         return self._calls[key]
 
     def _move_cached_config_first(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -24,7 +24,7 @@ FUNCTION = "function"
 MEMBER = "member"
 """Keys of the maps that stand for constants that are not plain values: ``{"dtype": "fp16"}``."""
 
-_LIBRARY_FIELDS = ("library", "cache_key", "globals_read", "unaligned")
+_LIBRARY_FIELDS = ("library", "cache_key", "globals_read", "unaligned", "lowered")
 
 _DESCRIPTOR_FIELDS = {entry.name for entry in fields(Descriptor)}
 
@@ -97,6 +97,8 @@ class Build(backends.Build):
         globals_read: with a ``cache_key``: the globals that Triton compiles in but leaves out of that digest
             (:func:`ktuned_triton.library.list_constants_read`).
         unaligned: for drop-ins: the tensors whose address is not a multiple of 16, for which Triton compiles otherwise.
+        lowered: for drop-ins: the file with the text that the application itself has made of the function, because no
+            import finds it; relative to the kernel file's directory.
 
     Raises:
         ValueError: a function cannot be found by its name, or a size is not a positive int.
@@ -119,6 +121,7 @@ class Build(backends.Build):
     cache_key: str = ""
     globals_read: tuple[str, ...] = ()
     unaligned: tuple[str, ...] = ()
+    lowered: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", _find_function_name(self.function))

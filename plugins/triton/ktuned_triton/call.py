@@ -16,9 +16,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ktuned.dropin import (
+    CALLS,
     CAPTURED,
     CONSTANTS_KEY,
     TYPES_KEY,
@@ -91,6 +92,7 @@ class Recipe:
         sizes: the options that Triton has for every kernel: ``num_warps`` and the like.
         options: all other compiler options.
         args: this config's arguments, if a heuristic or a hook makes them differ from the call's.
+        lowered: the file with the text that the application itself has made; the constants are then compiled in.
     """
 
     constants: Mapping[str, Any]
@@ -98,6 +100,21 @@ class Recipe:
     sizes: Mapping[str, int]
     options: Mapping[str, Any]
     args: tuple[Any, ...] | None = None
+    lowered: str = ""
+
+
+class EvaluatedCall(NamedTuple):
+    """A call as data, and what belongs to it of the application's own objects.
+
+    Attributes:
+        call: the call.
+        captured: the tensors whose content must travel, by name.
+        constants: the values of the constexpr parameters, by the text of each config's knobs.
+    """
+
+    call: Call
+    captured: dict[str, Any]
+    constants: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +143,7 @@ class Call(RecordedCall):
             options=recipe.options,
             dtypes={name: tensor.dtype for name, tensor in self.tensors.items()},
             unaligned=tuple(name for name, tensor in self.tensors.items() if tensor.remainder % ALIGNMENT_BYTES),
+            lowered=recipe.lowered and f"{CALLS}/{recipe.lowered}",
             **sizes,
             **more,
         )
@@ -250,8 +268,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def evaluate_call(
-    tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Call, dict[str, Any]]:
+    tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, is_importable: bool = True
+) -> EvaluatedCall:
     """Describe a call as plain data.
 
     Hooks are called here, as Triton would call them, to find out which tensors they change.
@@ -261,9 +279,8 @@ def evaluate_call(
         configs: the configs that are left after pruning.
         args: the call's positional arguments.
         kwargs: its keyword arguments, ``grid`` included.
-
-    Returns:
-        the call, and the tensors whose content must travel, by name.
+        is_importable: whether another process can import the function; otherwise the application itself lowers it,
+            and a constant that cannot travel becomes a text.
 
     Raises:
         NotTunable: another process cannot make the call; the message says why.
@@ -281,6 +298,7 @@ def evaluate_call(
     missing = [parameter.name for parameter in function.params if given[parameter.name] is inspect.Parameter.empty]
     shared: tuple[Argument, ...] | None = None
     recipes: dict[str, Recipe] = {}
+    constants: dict[str, dict[str, Any]] = {}
     for config in configs:
         if conflicts := sorted(kwargs.keys() & config.kwargs.keys()):
             raise ValueError(f"Conflicting meta-parameters: {', '.join(conflicts)}. Do not pass what is tuned.")
@@ -292,7 +310,10 @@ def evaluate_call(
         if absent := [name for name in missing if name not in named]:
             raise TypeError(f"{function.__name__}() is missing the argument {absent[0]!r}")
         values = {**given, **named}
-        constants = {name: _pack_constant(name, values[name]) for name in constexpr_names}
+        text = canonical(read_knobs(config))
+        constants[text] = {name: values[name] for name in constexpr_names}
+        pack = _pack_constant if is_importable else _pack_known_constant
+        packed = {name: pack(name, value) for name, value in constants[text].items()}
         # The arguments are stored once, unless a hook or heuristic gives this config others.
         own: tuple[Argument, ...] | None = None
         if shared is None or config.pre_hook is not None or any(name in named for name in plain_names):
@@ -304,9 +325,10 @@ def evaluate_call(
         sizes = {name: options.pop(name) for name in _SIZES if name in options}
         plain_options = {name: _pack_constant(name, value) for name, value in options.items()}
         grid = _evaluate_grid(kwargs, {name: values[name] for name in names} | chosen)
-        recipes[canonical(read_knobs(config))] = Recipe(constants, grid, sizes, plain_options, own)
+        recipes[text] = Recipe(packed, grid, sizes, plain_options, own)
     assert shared is not None
-    return Call(tensors=reader.describe_tensors(), args=shared, recipes=recipes), reader.captured
+    call = Call(tensors=reader.describe_tensors(), args=shared, recipes=recipes)
+    return EvaluatedCall(call, reader.captured, constants)
 
 
 def copy_contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -457,3 +479,14 @@ def _pack_constant(name: str, value: Any) -> Any:
         return pack_constant(name, value)
     except (TypeError, ValueError) as error:
         raise NotTunable(str(error)) from error
+
+
+def _pack_known_constant(name: str, value: Any) -> Any:
+    """Return a constant as data, or as a text that is the same in each process."""
+    try:
+        return pack_constant(name, value)
+    except (TypeError, ValueError) as error:
+        text = str(getattr(value, "cache_key", None) or repr(value))
+        if " at 0x" in text:
+            raise NotTunable(f"another start does not recognise it: {error}") from error
+        return text

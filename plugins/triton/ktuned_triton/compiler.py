@@ -17,7 +17,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -46,6 +46,9 @@ from ktuned_triton.signature import ArgumentMismatch, find_launch_parameters, ma
 MAX_LOWERED_BYTES = 8 << 20
 """Half of the largest message to a worker; a matrix product's text has 40 KB. A function with a longer text is compiled
 in one piece."""
+
+LOWERING_ERROR = "error"
+"""What a file of an application has instead of a text, if the front end has rejected the config there."""
 
 MAJOR_VERSION = "3"
 """The major version of Triton that this module supports."""
@@ -111,24 +114,54 @@ def lower_unit(unit: Unit) -> bytes:
         BackendError: the failure is not the config's fault.
     """
     capability = _parse_capability(unit.target)
+    build = cast(Build, unit.build)
+    if build.lowered:
+        return _read_application_text(unit.kernel_file.parent / build.lowered, capability)
     if not is_supported_version(version("triton")):
         return b""
     function = _find_unit_function(unit)
-    build = cast(Build, unit.build)
-    with lend_scratch_directory("triton") as scratch, _convert_errors(function):
-        arguments = make_call_arguments(function, build, unit.kernel_file)
-        with _redirect_triton(capability, scratch) as device:
-            try:
-                result = run_front_end(function, device, arguments, grid=build.grid, **build.compiler_options)
-            except UnreadableText:
-                return b""
-            finally:
-                function.device_caches.pop(device, None)
+    with lend_scratch_directory("triton") as scratch, _redirect_triton(capability, scratch):
+        with _convert_errors(function):
+            arguments = make_call_arguments(function, build, unit.kernel_file)
         try:
-            data = result.make_lowered(find_launch_parameters(result.source.signature, arguments)).to_bytes()
-        except TypeError:
+            return lower_function(function, arguments, build)
+        except UnreadableText:
             return b""
-        return data if len(data) <= MAX_LOWERED_BYTES else b""
+
+
+def lower_function(function: Any, arguments: Mapping[str, Any], build: Build) -> bytes:
+    """Run Triton's front end on a function, for the active driver's current device.
+
+    Raises:
+        UnreadableText: this Triton, or this function, must be compiled in one piece.
+        CompileError: the front end rejects the function.
+        Unsupported: the target cannot run it.
+    """
+    with _convert_errors(function):
+        result = run_front_end(function, arguments, grid=build.grid, **build.compiler_options)
+        lowered = result.make_lowered(find_launch_parameters(result.source.signature, arguments))
+    try:
+        data = lowered.to_bytes()
+    except TypeError as error:
+        raise UnreadableText(str(error)) from error
+    if len(data) > MAX_LOWERED_BYTES:
+        raise UnreadableText(f"its text has {len(data)} bytes, and {MAX_LOWERED_BYTES} travel")
+    return data
+
+
+def _read_application_text(file: Path, capability: int) -> bytes:
+    """Return what an application lowered, or raise the error that it left instead."""
+    try:
+        data = file.read_bytes()
+        found = json.loads(data)
+        arch = found["options"].get("arch") if LOWERING_ERROR not in found else ""
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CompileError(f"what the application has made of the function is damaged: {error}") from error
+    if LOWERING_ERROR in found:
+        raise CompileError(found[LOWERING_ERROR])
+    if arch not in (None, f"sm{capability}"):
+        raise Unsupported(f"the application has translated it for {arch}, not for sm{capability}")
+    return data
 
 
 def _find_unit_function(unit: Unit) -> Any:

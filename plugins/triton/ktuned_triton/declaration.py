@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned import dropin
-from ktuned.dropin import NotTunable, digest_content, list_application_paths, name_function
+from ktuned.dropin import digest_content, list_application_paths, name_function
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, read_knobs
 from ktuned_triton.environment import find_deciding_variables
@@ -60,9 +60,11 @@ def describe_function(tuner: Any, numerics: str) -> Declaration:
         NotTunable: the function is no ``@triton.jit`` function.
     """
     function = find_jit_function(tuner)
+    # A function that ``exec`` has made may be of no module.
+    module = function.__module__ or "__main__"
     return Declaration(
-        name=name_function(function.__module__, function.__qualname__),
-        module=function.__module__,
+        name=name_function(module, function.__qualname__),
+        module=module,
         qualname=function.__qualname__,
         cache_key=function.cache_key,
         configs=tuple(dict.fromkeys(canonical(read_knobs(config)) for config in tuner.__dict__["configs"])),
@@ -74,38 +76,29 @@ def describe_function(tuner: Any, numerics: str) -> Declaration:
     )
 
 
-def require_importable(function: Any) -> None:
-    """Check that another process finds a ``@triton.jit`` function by its name.
+def is_importable(function: Any) -> bool:
+    """Return whether another process finds a ``@triton.jit`` function by its name.
 
-    Raises:
-        NotTunable: it does not; the message says why.
+    It does not find a function of a script, of a notebook or inside another function, nor one that ``exec`` has made.
     """
     module, qualname = str(function.__module__), str(function.__qualname__)
-    if module in _SCRIPTS:
-        raise NotTunable(
-            "it belongs to a script or a notebook, which no other process can import: move it into a module"
-        )
-    if "<locals>" in qualname:
-        raise NotTunable("it is defined inside a function, where no other process can find it")
-    if not _is_importable(module):
-        raise NotTunable(f"another process that imports {module} does not find the module of this process")
+    if module in _SCRIPTS or "<locals>" in qualname or not _is_module_importable(module):
+        return False
     try:
         named = attrgetter(qualname)(sys.modules[module])
-        is_found = unwrap_function(named, function.cache_key).cache_key == function.cache_key
+        return bool(unwrap_function(named, function.cache_key).cache_key == function.cache_key)
     except Exception:
-        is_found = False
-    if not is_found:
-        raise NotTunable(f"{module}.{qualname} is not the function and does not wrap it")
+        return False
 
 
-def _is_importable(name: str) -> bool:
+def _is_module_importable(name: str) -> bool:
     """Return whether an import of ``name`` in another process finds the same module as in this process.
 
     It does not for a module that the program made itself, or loaded from a file or with ``runpy``.
     """
     parent = name.rpartition(".")[0]
     module = sys.modules.get(name)
-    if module is None or (parent and not _is_importable(parent)):
+    if module is None or (parent and not _is_module_importable(parent)):
         return False
     path = getattr(sys.modules[parent], "__path__", None) if parent else None
     finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))

@@ -10,12 +10,23 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from ktuned.dropin import Answer, Event, KeyedCall, LaunchMachine, Policy, Standing, account, find_device_model
+from ktuned.dropin import (
+    Answer,
+    Event,
+    KeyedCall,
+    LaunchMachine,
+    Policy,
+    RecordedCall,
+    Standing,
+    account,
+    find_device_model,
+)
 from ktuned.model import Problem, canonical
+from ktuned_triton.application_lowering import LoweredCall, lower_in_background
 from ktuned_triton.artifact import install
+from ktuned_triton.build import Library
 from ktuned_triton.call import (
     Call,
     EmptyGrid,
@@ -26,6 +37,9 @@ from ktuned_triton.call import (
     read_knobs,
 )
 from ktuned_triton.declaration import Declaration
+from ktuned_triton.signature import match_arguments
+
+BEING_LOWERED: Final = "the program has not translated all its configs yet; its next start goes on"
 
 
 @dataclass(frozen=True)
@@ -71,8 +85,11 @@ class TritonCall(KeyedCall):
         declaration: Declaration,
         configs: tuple[str, ...],
         policy: Policy,
+        *,
+        is_importable: bool,
     ) -> None:
         super().__init__(function, problem, model, declaration, configs, policy)
+        self._is_importable = is_importable
         self._tuner: Any = weakref.ref(tuner)
         self._has_own_bench = getattr(tuner, "_do_bench", None) is not None and not declaration.is_timed_by_graph
         self._configs: dict[str, Any] = {}
@@ -81,6 +98,8 @@ class TritonCall(KeyedCall):
         self.is_once = False
         self.gets_through = False
         self._recorded_call: Call | None = None
+        self._constants: Mapping[str, Mapping[str, Any]] = {}
+        """The values of the recorded call's constexpr parameters, by config."""
         self._unlisted = ""
         """The config of a winners file that is not in the function's list; anything may be wrong with it."""
         self._current_call: CallArguments | None = None
@@ -147,11 +166,39 @@ class TritonCall(KeyedCall):
         """
         current = self._current_call
         assert current is not None
-        call, captured = evaluate_call(self._tuner(), current.configs, current.args, current.kwargs)
+        call, captured, self._constants = evaluate_call(
+            self._tuner(), current.configs, current.args, current.kwargs, is_importable=self._is_importable
+        )
         self._recorded_call, files = call.pack_captured(copy_contents(captured, call.tensors) if captured else {})
         if self._has_own_bench:
             account.record_note(f"{self._function} has its own do_bench; ktuned times it in ktuned's way")
         return self._recorded_call, files
+
+    def leave_call(self, call: RecordedCall, files: Mapping[str, bytes]) -> None:
+        """Leave the call in the spool; if no import finds the function, lower it first, in the background.
+
+        Raises:
+            OSError: it cannot be left.
+        """
+        if self._is_importable:
+            super().leave_call(call, files)
+            return
+        assert isinstance(call, Call)
+        leave = super().leave_call
+        lowered = LoweredCall(
+            self._key.text,
+            find_jit_function(self._tuner()),
+            call,
+            self._constants,
+            self.device,
+            lambda finished, texts: leave(finished, {**files, **texts}),
+            lambda: self.machine.standing is not Standing.WINNER,
+        )
+        if self.machine.policy.mode == "wait":
+            lowered.lower_all(lambda _: True)
+        else:
+            account.record_key(self._name, BEING_LOWERED)
+            lower_in_background(lowered)
 
     def load_config(self, config: str, answer: Answer | None) -> bool:
         """Load a config before its first launch: put its artifact into Triton's cache, or compile the config here.
@@ -186,7 +233,7 @@ class TritonCall(KeyedCall):
             return tuner.fn.run(*current.args, **{**arguments, "warmup": True})
         if self._recorded_call is None:
             return None
-        return compile_recorded_call(find_jit_function(tuner), self._recorded_call, config)
+        return compile_recorded_call(find_jit_function(tuner), self._recorded_call, config, self._constants[config])
 
     def launch_config(self, config: str, *, once: bool) -> None:
         """Make calls launch a config; with ``once`` only the current call."""
@@ -204,13 +251,10 @@ def launch_config(
     return tuner.fn.run(*args, **kwargs, **arguments)
 
 
-def compile_recorded_call(function: Any, call: Call, config: str) -> Any:
+def compile_recorded_call(function: Any, call: Call, config: str, constants: Mapping[str, Any]) -> Any:
     """Compile a config for a recorded call, for torch's current device, while the application runs."""
-    from ktuned_triton.build import Library
-    from ktuned_triton.signature import make_call_arguments
-
     build = call.make_build(config, "function", library=Library())
-    arguments = make_call_arguments(function, build, Path())
+    arguments = match_arguments(function, constants, build)
     return function.run(**arguments, grid=build.grid, warmup=True, **build.compiler_options)
 
 

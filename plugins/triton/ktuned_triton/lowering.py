@@ -3,9 +3,11 @@
 Only the front end needs the user's Python code, and it takes some 40 ms for a config. So one worker imports the module
 and makes the texts; compile workers, which import none of the user's code, do the rest.
 
-Both halves are Triton's own ``compile``. The first is stopped when it has made its module (:func:`run_front_end`); the
-second gets a source that reads its module from the text (:func:`compile_lowered`). So the machine code, its key and its
-metadata are the same as from a compile in one piece.
+The first half is Triton's own launch of a copy of the function, whose compiler stops when it has made its module
+(:func:`run_front_end`). It writes no files and changes neither the function nor Triton, because the application itself
+may run it, too (:mod:`ktuned_triton.application_lowering`). The second half is Triton's ``compile`` with a source that
+reads its module from the text (:func:`compile_lowered`). So the machine code, its key and its metadata are the same as
+from a compile in one piece.
 
 Configs that differ only in options that the front end never read share one text. To find this out, the options object
 that it gets records each access (:class:`_ObservedOptions`).
@@ -13,9 +15,12 @@ that it gets records each access (:class:`_ObservedOptions`).
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -175,12 +180,11 @@ def is_supported_version(version: str) -> bool:
     return KNOWN_FROM <= (major, minor) < (KNOWN_FROM[0] + 1, 0)
 
 
-def run_front_end(function: Any, device: int, arguments: Mapping[str, Any], **launch: Any) -> FrontEndResult:
-    """Run Triton's front end on a ``@triton.jit`` function.
+def run_front_end(function: Any, arguments: Mapping[str, Any], **launch: Any) -> FrontEndResult:
+    """Run Triton's front end on a ``@triton.jit`` function, for the active driver's current device.
 
     Args:
         function: the function.
-        device: number of a device of the active driver.
         arguments: the call's arguments, by parameter.
         launch: grid and compiler options.
 
@@ -189,36 +193,54 @@ def run_front_end(function: Any, device: int, arguments: Mapping[str, Any], **la
         Exception: whatever the front end raises.
     """
     _load_type_lookup()
-    # Looking a device up makes the function's cache for it, and only then `function.compile` exists.
-    _ = function.device_caches[device]
-    compiler = function.compile
+    # Launches of the function itself, in other threads, must not meet a compiler that stops.
+    lowered = copy.copy(function)
+    caches = lowered.create_binder()
+    lowered.device_caches = defaultdict(lambda: caches)
+    lowered.pre_run_hooks = []
+    # Hooks of the application are told about its own launches only.
+    lowered._call_hook = lambda *_, **__: None
     texts = _texts.setdefault(function, _LoweredTexts())
 
-    def run_until_text(source: Any, target: Any, options: Mapping[str, Any], **more: Any) -> Any:
-        make, given_options = source.make_ir, dict(options)
+    def run_until_text(source: Any, target: Any, options: Mapping[str, Any], **_: Any) -> Any:
+        text = _make_text(source, target, options, texts)
+        raise _FrontEndFinished(FrontEndResult(source, dict(options), text))
 
-        def make_ir(target: Any, options: Any, *args: Any) -> Any:
-            text = texts.find_text(source, options)
-            if text is None:
-                read: set[str] = set()
-                text = str(make(target, _ObservedOptions(options, read), *args))
-                texts.keep_text(source, options, read, text)
-            raise _FrontEndFinished(FrontEndResult(source, given_options, text))
-
-        source.make_ir = make_ir
-        try:
-            return compiler(source, target=target, options=options, **more)
-        finally:
-            del source.make_ir
-
-    function.compile = run_until_text
+    lowered.compile = run_until_text
     try:
-        function.warmup(**arguments, **launch)
+        lowered.warmup(**arguments, **launch)
     except _FrontEndFinished as finished:
         return finished.result
-    finally:
-        function.compile = compiler
-    raise UnreadableText("Triton's compiler does not call its source's make_ir")
+    raise UnreadableText("Triton's launch does not call the function's compiler")
+
+
+def _make_text(source: Any, target: Any, given_options: Mapping[str, Any], texts: _LoweredTexts) -> str:
+    """Return a source's text, as the first half of Triton's ``compile`` makes it."""
+    from triton._C.libtriton import ir
+    from triton.compiler import make_backend
+
+    backend = make_backend(target)
+    options = backend.parse_options(dict(given_options))
+    if (known := texts.find_text(source, options)) is not None:
+        return known
+    read: set[str] = set()
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    given = (
+        target,
+        _ObservedOptions(options, read),
+        backend.get_codegen_implementation(options),
+        backend.get_module_map(),
+        context,
+    )
+    try:
+        inspect.signature(source.make_ir).bind(*given)
+    except TypeError as error:
+        raise UnreadableText(str(error)) from error
+    text = str(source.make_ir(*given))
+    texts.keep_text(source, options, read, text)
+    return text
 
 
 def _load_type_lookup() -> None:

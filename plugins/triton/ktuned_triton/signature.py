@@ -57,6 +57,15 @@ def make_call_arguments(function: Any, build: Build, kernel_file: Path) -> dict[
             )
     find = partial(find_function, build=build, kernel_file=kernel_file)
     constants = {name: _unpack_constant(name, value, find) for name, value in build.constants.items()}
+    return match_arguments(function, constants, build)
+
+
+def match_arguments(function: Any, constants: Mapping[str, Any], build: Build) -> dict[str, Any]:
+    """Return the arguments of a ``@triton.jit`` function by parameter; ``constants`` replace those of the Build.
+
+    Raises:
+        ArgumentMismatch: a parameter has no argument, an argument no parameter, or a tensor cannot be described.
+    """
     return dict(_match_arguments(function, constants, build))
 
 
