@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PLUGINS = {
     "ktuned_command": ROOT / "plugins/command",
     "ktuned_cutedsl": ROOT / "plugins/cutedsl",
+    "ktuned_inductor": ROOT / "plugins/inductor",
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_optuna": ROOT / "plugins/optuna",
     "ktuned_ray": ROOT / "plugins/ray",

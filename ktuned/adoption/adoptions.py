@@ -39,11 +39,9 @@ from ktuned.lookup import Lookups
 from ktuned.model import (
     CallKey,
     Config,
-    DeviceModel,
     KernelFileError,
     KernelInfo,
     KtunedError,
-    Problem,
     StoreError,
     WinnerKey,
     canonical,
@@ -147,19 +145,18 @@ class Adoptions:
 
         If a ``waiter`` is given, it counts as a client that waits for the key's job, which then has precedence.
         """
-        problem, device = key.problem, key.device
         kernel = self._find_kernel(key.identity)
         if kernel is None:
             self.request_reading()
             return KeyAnswer(Status.UNKNOWN)
-        found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config)
+        found = self._look_up(kernel, key)
         answer = found.answer
-        job = self._keys.find_live_job(kernel, problem, answer.device)
+        job = self._keys.find_live_job(kernel, key.problem, answer.device, key.objective)
         if job is not None and waiter is not None:
             self._jobs.add_waiter(waiter, [job.id])
-        is_open = job is not None or self._awaits_near_key(kernel, problem, device)
+        is_open = job is not None or self._awaits_near_key(kernel, key)
         has_ended = not is_open and answer.status is not Status.FRESH
-        message = self._explain_ending(kernel, problem, device, found) if has_ended else ""
+        message = self._explain_ending(kernel, key, found) if has_ended else ""
         return KeyAnswer(
             answer.status,
             answer.config,
@@ -167,17 +164,22 @@ class Adoptions:
             artifact=answer.artifact,
             latency_us=answer.latency_us,
             message=message,
-            given_up=0 if is_open else self._keys.count_given_up(kernel, problem, answer.device),
+            given_up=0 if is_open else self._keys.count_given_up(kernel, key.problem, answer.device, key.objective),
         )
 
-    def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
+    def _look_up(self, kernel: KernelInfo, key: CallKey) -> Lookup:
+        return self._lookups.look_up(
+            kernel.name, key.problem, key.device, tune=False, objective=key.objective, admits=_admit_any_config
+        )
+
+    def _awaits_near_key(self, kernel: KernelInfo, key: CallKey) -> bool:
         """Return whether a waiting key may soon get the config of another key, whose tuning is under way."""
-        if not self._keys.is_waiting(kernel, problem, device):
+        if not self._keys.is_waiting(kernel, key):
             return False
         live = [job for job in self._jobs.list_live_jobs() if job.kernel == kernel.name and not job.plan.configs]
-        return any(device in (None, job.device) for job in live)
+        return any(job.objective == key.objective and key.device in (None, job.device) for job in live)
 
-    def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Lookup) -> str:
+    def _explain_ending(self, kernel: KernelInfo, key: CallKey, found: Lookup) -> str:
         """Return why the last tuning of a key has no winner; empty if it has one, or no tuning has ended yet.
 
         A lookup's other messages (not tuned yet, a file is being inspected) do not mean an end: the application keeps
@@ -185,9 +187,9 @@ class Adoptions:
         """
         if found.failure:
             return found.failure
-        if self._keys.is_waiting(kernel, problem, device):
+        if self._keys.is_waiting(kernel, key):
             return "it gets the config of a similar key, and its own tuning would gain little"
-        job = self._keys.find_last_job(kernel, problem)
+        job = self._keys.find_last_job(kernel, key)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
     def _find_kernel(self, identity: str) -> KernelInfo | None:
@@ -217,14 +219,14 @@ class Adoptions:
             self._launches[row.key.text] = KeyLaunches(row.key, row.number + (before.number if before else 0))
         known: dict[WinnerKey, int] = {}
         for place, row in list(self._launches.items()):
-            kernel, problem, device = self._find_kernel(row.key.identity), row.key.problem, row.key.device
+            key, kernel = row.key, self._find_kernel(row.key.identity)
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config).answer
-            if found.device is not None:
-                known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = row.number
-                self._keys.count_launches(kernel, problem, device or "", row.number)
+            device = self._look_up(kernel, key).answer.device
+            if device is not None:
+                known[kernel.make_winner_key(key.problem, device, key.objective)] = row.number
+                self._keys.count_launches(kernel, key, row.number)
         for place in list(self._launches)[:-MAX_COUNTED]:
             del self._launches[place]
         if known:
@@ -284,7 +286,8 @@ class Adoptions:
                 wrong = added.errors[0]
                 raise KernelFileError(wrong.message, path=wrong.path, line=wrong.line, hint=wrong.hint)
             (kernel,) = added.kernels
-        if self._is_served(kernel, record):
+        key = CallKey(record.identity, record.problem, record.device or None, record.objective)
+        if self._is_served(kernel, key, record.configs):
             return True
         # Look for a device, also on other hosts.
         environment = self._known.catalog.find_kernel_environment(kernel)
@@ -293,15 +296,13 @@ class Adoptions:
             await self._known.machine.environments.probe_hosts(environment)
             if not self._known.machine.has_device(environment, kernel.backend, None):
                 return False
-        await self._keys.take_in_call(kernel, record, call)
+        await self._keys.take_in_call(kernel, key, call, first=record.configs[0])
         return True
 
-    def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
-        found = self._lookups.look_up(
-            kernel.name, record.problem, record.device or None, tune=False, admits=_admit_any_config
-        ).answer
-        configs = {canonical(config) for config in record.configs}
-        return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
+    def _is_served(self, kernel: KernelInfo, key: CallKey, configs: Iterable[Config]) -> bool:
+        found = self._look_up(kernel, key).answer
+        texts = {canonical(config) for config in configs}
+        return found.status is Status.FRESH and found.config is not None and canonical(found.config) in texts
 
 
 def _admit_any_config(config: Config) -> bool:

@@ -16,16 +16,17 @@ If a function has few keys, all of them are tuned. Keys that are not worth a tun
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Final
 
 import structlog
 
 from ktuned.adoption.key_choice import KeyChoice
 from ktuned.answers import Knowledge
-from ktuned.model import KernelInfo, KtunedError, Problem, canonical, is_exact
+from ktuned.model import CallKey, Config, KernelInfo, KtunedError, Objective, Problem, canonical, is_exact
 from ktuned.protocol import AnswersChanged, Job, PublishEvent
 from ktuned.scheduling import GIVEN_UP, JobRequests, Jobs, TuningRequest
-from ktuned.spool import CALL_KEY, CallRecord
+from ktuned.spool import CALL_KEY
 from ktuned.store import Winner
 
 MAX_CONFIGS: Final = 1_000
@@ -49,7 +50,8 @@ class KeyTunings:
         self._publish = publish
         self._requests = requests
         self._jobs = jobs
-        self._choices: dict[tuple[str, str], KeyChoice] = {}
+        self._choices: dict[tuple[str, str, Objective], KeyChoice] = {}
+        """The choices among a function's keys, by its name, the device model and the objective."""
         self._job_of: dict[str, int] = {}
 
     @property
@@ -57,104 +59,120 @@ class KeyTunings:
         """True if a key waits to be chosen."""
         return any(choice.has_waiting for choice in self._choices.values())
 
-    def is_waiting(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
+    def is_waiting(self, kernel: KernelInfo, key: CallKey) -> bool:
         """Return whether a key waits, and so is not tuned itself, at least for now."""
-        choice = self._choices.get((kernel.name, device or ""))
-        return choice is not None and choice.is_waiting(kernel.select_key_values(problem))
+        choice = self._choices.get((kernel.name, key.device or "", key.objective))
+        return choice is not None and choice.is_waiting(kernel.select_key_values(key.problem))
 
-    def find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
+    def find_live_job(
+        self, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
+    ) -> Job | None:
         """Return the live job of a key that may find a better config; others only fill its function's portfolio."""
-        return next((job for job in self._list_live_jobs(kernel, problem, device) if not job.plan.configs), None)
+        return next(
+            (job for job in self._list_live_jobs(kernel, problem, device, objective) if not job.plan.configs), None
+        )
 
-    def count_given_up(self, kernel: KernelInfo, problem: Problem, device: str | None) -> int:
+    def count_given_up(self, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective) -> int:
         """Return how many configs of a key were given up for time, and are compiled later."""
-        jobs = self._list_live_jobs(kernel, problem, device)
+        jobs = self._list_live_jobs(kernel, problem, device, objective)
         return sum(len(job.plan.configs) for job in jobs if job.reason == GIVEN_UP)
 
-    def _list_live_jobs(self, kernel: KernelInfo, problem: Problem, device: str | None) -> list[Job]:
+    def _list_live_jobs(
+        self, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
+    ) -> list[Job]:
         wanted = canonical(kernel.select_key_values(problem))
         return [
             job
             for job in self._jobs.list_live_jobs()
-            if job.kernel == kernel.name
+            if (job.kernel, job.objective) == (kernel.name, objective)
             and device in (None, job.device)
             and canonical(kernel.select_key_values(job.problem)) == wanted
         ]
 
-    def find_last_job(self, kernel: KernelInfo, problem: Problem) -> Job | None:
+    def find_last_job(self, kernel: KernelInfo, key: CallKey) -> Job | None:
         """Return the job that this daemon has last requested for a key."""
-        number = self._job_of.get(_make_key_id(kernel, problem))
+        number = self._job_of.get(_make_key_id(kernel, key.problem, key.objective))
         return None if number is None else self._jobs.get_job(number)
 
-    def count_launches(self, kernel: KernelInfo, problem: Problem, device: str, launches: int) -> None:
+    def count_launches(self, kernel: KernelInfo, key: CallKey, launches: int) -> None:
         """Count launches of a key by applications."""
-        if (choice := self._choices.get((kernel.name, device))) is not None:
-            choice.selection.add_problem(kernel.select_key_values(problem), float(launches))
+        if (choice := self._choices.get((kernel.name, key.device or "", key.objective))) is not None:
+            choice.selection.add_problem(kernel.select_key_values(key.problem), float(launches))
 
-    async def take_in_call(self, kernel: KernelInfo, record: CallRecord, call: str) -> None:
+    async def take_in_call(self, kernel: KernelInfo, key: CallKey, call: str, *, first: Config) -> None:
         """Take in the key of a recorded call, whose data is in the file ``call``. Request its tuning, unless it waits.
+
+        Args:
+            kernel: The function's kernel.
+            key: The key.
+            call: The file's name.
+            first: The first config of the call, which the application launches.
 
         Raises:
             KtunedError: Its anchor or its job cannot be recorded.
         """
-        await self._choose_anchor(kernel, record)
-        if self._find_choice(kernel, record.device).take_in_key(kernel.select_key_values(record.problem), call):
-            await self._request_tuning(kernel, record.problem, call, record.device)
+        await self._choose_anchor(kernel, key, first)
+        device = key.device or ""
+        choice = self._find_choice(kernel, device, key.objective)
+        if choice.take_in_key(kernel.select_key_values(key.problem), call):
+            await self._request_tuning(kernel, key.problem, call, device, key.objective)
 
-    async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
-        """If a key's numerics are exact, make the record's first config, which the application launches, the anchor."""
-        objective = kernel.objective(None)
-        if not is_exact(objective) or self._known.machine.arch:
+    async def _choose_anchor(self, kernel: KernelInfo, key: CallKey, first: Config) -> None:
+        """If a key's numerics are exact, make the call's first config the anchor."""
+        if not is_exact(key.objective) or self._known.machine.arch:
             return
         device = self._known.machine.find_device(
-            self._known.catalog.find_kernel_environment(kernel), kernel.backend, record.device or None
+            self._known.catalog.find_kernel_environment(kernel), kernel.backend, key.device
         )
-        key = kernel.make_winner_key(record.problem, device.model, objective)
-        if self._known.store.anchors.find_anchor(key) is None:
-            await self._known.store.anchors.choose_anchor(key, record.configs[0])
+        winner_key = kernel.make_winner_key(key.problem, device.model, key.objective)
+        if self._known.store.anchors.find_anchor(winner_key) is None:
+            await self._known.store.anchors.choose_anchor(winner_key, first)
             self._publish(AnswersChanged(kernel=kernel.name))
 
     async def tune_chosen_keys(self) -> None:
         """For each function with waiting keys whose last tunings have ended, request the next tuning."""
-        for (name, device), choice in list(self._choices.items()):
+        for (name, device, objective), choice in list(self._choices.items()):
             if not choice.has_waiting:
                 continue
             try:
                 kernel = self._known.catalog.resolve_kernel(name)
                 unlearned = choice.unlearned
-                if any(self.find_live_job(kernel, problem, device or None) is not None for problem in unlearned):
+                if any(self.find_live_job(kernel, problem, device or None, objective) for problem in unlearned):
                     continue
                 for problem in unlearned:
                     choice.selection.record_tuning(problem)
-                    self._learn_loss(kernel, device, choice, problem)
+                    self._learn_loss(self._list_winners(kernel, device, objective), choice, problem)
                 if (chosen := choice.choose_next()) is not None:
-                    await self._request_tuning(kernel, chosen.problem, chosen.call, device)
+                    await self._request_tuning(kernel, chosen.problem, chosen.call, device, objective)
             except KtunedError as error:
                 # The function is gone, or the store cannot be written. Applications will leave the keys again.
                 _log.warning("choose_keys_failed", kernel=name, reason=error.message)
-                del self._choices[name, device]
+                del self._choices[name, device, objective]
 
-    def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
-        """Return the choice among a function's keys on a device model. A new one knows the keys that have a winner."""
-        choice = self._choices.get((kernel.name, device))
+    def _find_choice(self, kernel: KernelInfo, device: str, objective: Objective) -> KeyChoice:
+        """Return the choice among a function's keys. A new one knows the keys that have a winner."""
+        choice = self._choices.get((kernel.name, device, objective))
         if choice is None:
-            tuned = [json.loads(winner.key.problem) for winner in self._list_winners(kernel, device)]
-            choice = self._choices[kernel.name, device] = KeyChoice(tuned)
+            tuned = [json.loads(winner.key.problem) for winner in self._list_winners(kernel, device, objective)]
+            choice = self._choices[kernel.name, device, objective] = KeyChoice(tuned)
         return choice
 
-    async def _request_tuning(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
+    async def _request_tuning(
+        self, kernel: KernelInfo, problem: Problem, call: str, device: str, objective: Objective
+    ) -> None:
         request = TuningRequest(
             problem={**problem, CALL_KEY: call},
             device=device or None,
+            objective=objective,
             any_plan=True,
             reason="called by an application",
         )
         for job in await self._requests.request_jobs(kernel, request):
-            self._job_of[_make_key_id(kernel, problem)] = job.id
+            self._job_of[_make_key_id(kernel, problem, objective)] = job.id
 
-    def _learn_loss(self, kernel: KernelInfo, device: str, choice: KeyChoice, problem: Problem) -> None:
+    def _learn_loss(self, known: Iterable[Winner], choice: KeyChoice, problem: Problem) -> None:
         """Have a choice learn from a tuned key's loss with the config of its nearest tuned neighbour."""
-        winners = {str(winner.key.problem): winner for winner in self._list_winners(kernel, device)}
+        winners = {str(winner.key.problem): winner for winner in known}
         own = winners.get(canonical(problem))
         if own is None:
             # The key's tuning has failed, or is about to be requested.
@@ -165,9 +183,13 @@ class KeyTunings:
         theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
         choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
 
-    def _list_winners(self, kernel: KernelInfo, device: str) -> list[Winner]:
-        return [winner for winner in self._known.store.list_winners(kernel.name) if device in ("", winner.key.device)]
+    def _list_winners(self, kernel: KernelInfo, device: str, objective: Objective) -> list[Winner]:
+        return [
+            winner
+            for winner in self._known.store.list_winners(kernel.name)
+            if winner.objective == objective and device in ("", winner.key.device)
+        ]
 
 
-def _make_key_id(kernel: KernelInfo, problem: Problem) -> str:
-    return f"{kernel.name} {canonical(kernel.select_key_values(problem))}"
+def _make_key_id(kernel: KernelInfo, problem: Problem, objective: Objective) -> str:
+    return f"{kernel.name} {objective} {canonical(kernel.select_key_values(problem))}"

@@ -50,9 +50,11 @@ from ktuned.spool import (
     digest_content,
     forget_texts,
     keep_texts,
+    leave_record,
     read_texts,
     spool_directory,
 )
+from ktuned.user_directories import find_user_directories
 
 __all__ = [
     "ANSWERED",
@@ -100,10 +102,12 @@ __all__ = [
     "explain_bypass",
     "find_device_model",
     "find_log",
+    "find_user_directories",
     "forget_texts",
     "is_capturing",
     "keep_texts",
     "leave_launch_counts",
+    "leave_record",
     "leave_to_framework",
     "list_application_paths",
     "name_function",

@@ -72,7 +72,6 @@ class AdoptedFiles(Generic[Call]):
             inputs=lambda p: declare_inputs(self.find_call(p)),
             strategy="exhaustive",
             preset="fast",
-            numerics=declared.numerics,
             is_data=True,
             **options,
         )

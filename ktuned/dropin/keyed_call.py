@@ -48,7 +48,7 @@ from ktuned.dropin.launch_machine import (
 )
 from ktuned.dropin.recorded_call import Declaration, NotTunable, RecordedCall
 from ktuned.dropin.winners_file import FileWinner
-from ktuned.model import CallKey, Problem, canonical
+from ktuned.model import LATENCY, CallKey, Problem, canonical, with_numerics
 from ktuned.spool import CallRecord, leave_record, spool_directory
 
 COUNTS_EVERY_S: Final = 10.0
@@ -93,17 +93,13 @@ class KeyedCall(ABC):
         self._fixed_state = ""
         self._function = function
         self._declaration = declaration
-        self._key = CallKey(declaration.identity, problem, model)
+        self._key = CallKey(declaration.identity, problem, model, with_numerics(LATENCY, policy.numerics))
         self._name = f"{function} {canonical(dict(problem))}"
         self._log = find_log(self.framework)
         # With winners from a file, nothing is recorded.
         self.counter = LaunchCounter(self._key) if policy.winners is not None else count_launches(self._key)
         if policy.winners is not None:
-            self._fix_config(
-                policy.winners.find_winner(
-                    declaration.name.full, declaration.source_digest, problem, model, policy.numerics
-                )
-            )
+            self._fix_config(policy.winners.find_winner(declaration.name.full, declaration.source_digest, self._key))
 
     @abstractmethod
     def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
@@ -265,6 +261,7 @@ class KeyedCall(ABC):
             files=files,
             variables=dict(declaration.variables),
             device=self._key.device or "",
+            objective=self._key.objective,
         )
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
 from ktuned.dropin.application import FunctionName
-from ktuned.model import TOLERANCE, Scalar
+from ktuned.model import Scalar
 from ktuned.spool import digest_content
 
 CAPTURED: Final = "captured"
@@ -44,7 +44,6 @@ class Declaration:
         qualname: its name there.
         specialize: names of the problem's values that make up its tuning key.
         variables: the application's environment variables that change what is compiled.
-        numerics: ``exact`` if a winner must reproduce the bits of a key's first config, else ``tolerance``.
     """
 
     name: FunctionName
@@ -52,7 +51,6 @@ class Declaration:
     qualname: str
     specialize: tuple[str, ...] = ()
     variables: Mapping[str, str]
-    numerics: str = TOLERANCE
 
     @property
     def source_digest(self) -> str:

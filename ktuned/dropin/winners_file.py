@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple, Self
 
-from ktuned.model import LATENCY, Problem, canonical, is_exact, with_numerics
+from ktuned.model import LATENCY, CallKey, Problem, canonical, is_exact
 from ktuned_client.winners import WinnersError, list_files, read_file
 
 CONSTANTS_KEY: Final = "@constants"
@@ -107,24 +107,21 @@ class WinnersFile:
         """Return whether a file has winners of a function."""
         return function in self._functions
 
-    def find_winner(
-        self, function: str, source: str, problem: Problem, model: str | None, numerics: str
-    ) -> FileWinner | str:
+    def find_winner(self, function: str, source: str, key: CallKey) -> FileWinner | str:
         """Return the winner of a key, or the reason why there is none.
 
         Args:
             function: the function's name.
             source: the digest of its source.
-            problem: the key's values.
-            model: the model of the GPU that the call uses; ``None`` if it uses none. Then the files must agree on one.
-            numerics: the run's numerics.
+            key: the key of a call. If it has no device, because the call uses no GPU, the files must agree on one.
         """
+        model = key.device
         models = sorted({document["device"] for _, document in self._functions.get(function, ())})
         if model is None and len(models) == 1:
             (model,) = models
-        wanted, whole = with_numerics(LATENCY, numerics), canonical(problem)
+        wanted, whole = key.objective, canonical(key.problem)
         winners: list[tuple[bool, bool, float, FileWinner]] = []
-        found = self._index_function(function).get((model, _strip_digests(problem)), ())
+        found = self._index_function(function).get((model, _strip_digests(key.problem)), ())
         for path, objective, made_from, entry in found:
             if objective == wanted or not is_exact(wanted):
                 is_same = made_from == source and canonical(entry["problem"]) == whole

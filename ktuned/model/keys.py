@@ -86,16 +86,18 @@ class CallKey(msgspec.Struct, frozen=True):
         identity: digest of everything that decides a measurement of the function, except the call itself.
         problem: the values by which the function's winners are told apart.
         device: the model of the GPU; None lets the daemon choose.
+        objective: the latency, with the application's numerics.
     """
 
     identity: str
     problem: Problem
     device: str | None = None
+    objective: Objective = LATENCY
 
     @property
     def text(self) -> str:
         """The key as text, under which it is looked up."""
-        return f"{self.identity} {self.device or ''} {canonical(self.problem)}"
+        return f"{self.identity} {self.device or ''} {self.objective} {canonical(self.problem)}"
 
 
 def make_full_name(project: str, kernel: str) -> KernelName:

@@ -16,7 +16,7 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from ktuned.model import CallKey, Config, Problem
+from ktuned.model import EXACT, LATENCY, CallKey, Config, Objective, Problem
 
 VERSION: Final = 1
 
@@ -33,7 +33,8 @@ _Release = Annotated[str, Meta(pattern=r"\A([A-Za-z0-9_][A-Za-z0-9_.+!-]{0,59})?
 _File = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}\Z")]
 _Path = Annotated[str, Meta(pattern=r"\A/[^\0]*\Z")]
 _Value = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
-_Counts = list[tuple[_Identity, Problem, str, Annotated[int, Meta(ge=0, lt=1 << 62)]]]
+_Objective = Annotated[Objective, Meta(pattern=rf"\A({EXACT}:)?{LATENCY}\Z")]
+_Counts = list[tuple[_Identity, Problem, str, _Objective, Annotated[int, Meta(ge=0, lt=1 << 62)]]]
 
 CALL_KEY: Final = "@call"
 """The problem key that names a call; it is no part of the winner's key. No parameter can have this name."""
@@ -74,6 +75,7 @@ class CallRecord:
         variables: environment variables that decide a compiler's output.
         device: model of the GPU that the call was for; if empty, the daemon chooses.
         configs: the configs to be tried, in order.
+        objective: the latency, with the application's numerics.
     """
 
     tool: _Word
@@ -89,6 +91,7 @@ class CallRecord:
     files: Mapping[_File, bytes] = field(default_factory=dict)
     variables: Mapping[_Word, _Value] = field(default_factory=dict)
     device: str = ""
+    objective: _Objective = LATENCY
 
     def to_bytes(self) -> bytes:
         """Return what a file of the spool holds."""
@@ -132,7 +135,8 @@ class LaunchCounts:
 
     def to_bytes(self) -> bytes:
         """Return what a file of the spool holds."""
-        rows = [(one.key.identity, one.key.problem, one.key.device or "", one.number) for one in self.launches]
+        keys = [(one.key, one.number) for one in self.launches]
+        rows = [(key.identity, key.problem, key.device or "", key.objective, number) for key, number in keys]
         content: bytes = msgpack.packb({"version": VERSION, "launches": rows})
         return content
 
@@ -149,8 +153,8 @@ class LaunchCounts:
             raise InvalidRecord("its launches are not a list of counts") from None
         return cls(
             tuple(
-                KeyLaunches(CallKey(identity, problem, device or None), number)
-                for identity, problem, device, number in rows
+                KeyLaunches(CallKey(identity, problem, device or None, objective), number)
+                for identity, problem, device, objective, number in rows
             )
         )
 

@@ -113,6 +113,8 @@ class CompileStage:
         self._absent: dict[Environment, float] = {}
         self._last: deque[Attempt] = deque()
         self._spent_s: dict[str, float] = {}
+        self._made_as: dict[str, str] = {}
+        """The keys of artifacts whose compiles have read files that were not known before, by the key asked for."""
         self._on_all_begun = on_all_begun
         self._to_compile: MemoryObjectSendStream[Attempt] | None = None
         self.has_all = anyio.Event()
@@ -281,8 +283,12 @@ class CompileStage:
         """Move the trials whose artifacts are sealed to their next state; return the others."""
         missing = []
         for attempt in attempts:
-            # The key may have changed: names may have been learned since the config was proposed.
+            # The key may have changed: names may have been learned since the config was proposed. A compile of the same
+            # config for another trial had only the names that it has read itself.
+            made_as = self._made_as.get(attempt.unit.key, "")
             attempt.unit = self._brief.make_unit(attempt.unit.build)
+            if not self._artifacts.is_sealed(attempt.unit.key) and made_as and self._artifacts.is_sealed(made_as):
+                attempt.unit = replace(attempt.unit, key=made_as)
             key = attempt.unit.key
             if not self._artifacts.is_sealed(key):
                 missing.append(attempt)
@@ -474,6 +480,7 @@ class CompileStage:
         attempt.lowered = None
         attempt.facts = unit.facts
         if unit.artifact:
+            self._made_as[attempt.unit.key] = unit.artifact
             attempt.unit = replace(attempt.unit, key=unit.artifact)
         if unit.outcome is None:
             self._artifacts.count_added_bytes(unit.bytes)

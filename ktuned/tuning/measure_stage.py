@@ -123,14 +123,13 @@ class Reference:
             CannotOpen: No candidate can be compiled, and loaded by the device.
             WorkerError, StoreError: As :meth:`CompileStage.compile_attempts`.
         """
-        if not self._brief.kernel.expects_default_outputs:
-            return
-        # Names that were learned since then would give the artifact another key, although it is the same. Compiling it
-        # again would wait for a slot, and a final round keeps the slots closed.
-        if self._wanted and self._artifacts.is_sealed(self._wanted):
+        if not self._brief.kernel.expects_default_outputs or self._has_artifact():
             return
         await self._are_proposed.wait()
         async with self._turn:
+            # Another lane, or the early opening of this one, may have prepared it meanwhile.
+            if self._has_artifact():
+                return
             while self._candidates:
                 proposal = self._candidates[0]
                 reason = await self._compile_candidate(proposal)
@@ -144,6 +143,11 @@ class Reference:
             f"{self._reasons[0]}{more}",
             hint="give another default, or a reference",
         )
+
+    def _has_artifact(self) -> bool:
+        # Names that were learned since then would give the artifact another key, although it is the same. Compiling it
+        # again would wait for a slot, and a final round keeps the slots closed.
+        return bool(self._wanted) and self._artifacts.is_sealed(self._wanted)
 
     async def _compile_candidate(self, proposal: replies.Proposal) -> str:
         """Compile a candidate and make it :attr:`unit`; return why that failed, or nothing."""

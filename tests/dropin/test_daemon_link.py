@@ -59,7 +59,7 @@ def test_a_question_has_the_key() -> None:
     assert link.ask_about(KEY) == Answer('{"BLOCK":64}', True, False, "/a", 2.0)
     (asked,) = client.asked
     assert asked == {
-        "keys": [{"identity": KEY.identity, "problem": {"size": 1}, "device": "a GPU"}],
+        "keys": [{"identity": KEY.identity, "problem": {"size": 1}, "device": "a GPU", "objective": "latency"}],
         "waits": False,
         "beside": os.getpid(),
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.dropin.winners_file import FileWinner, WinnersFile, read_winners_once
-from ktuned.model import Problem
+from ktuned.model import LATENCY, CallKey, Problem, with_numerics
 from ktuned_client.winners import WinnersError
 
 CONTEXT = {"decided": 1.0, "digest": "d", "toolchain": "t", "device_fingerprint": "f", "measuring_version": 1}
@@ -29,7 +29,8 @@ def document(*winners: dict[str, Any], kernel: str = "lib:f", **fields: Any) -> 
 def find(*documents: dict[str, Any], problem: Problem = SIZE, model: str | None = "H200", **more: Any) -> Any:
     """Return the block of the key's winner and whether it is of this source, or the reason why there is none."""
     files = WinnersFile("w", [(f"w/{number}.json", one) for number, one in enumerate(documents)])
-    found = files.find_winner("lib.f", "new", problem, model, more.get("numerics", "tolerance"))
+    objective = with_numerics(LATENCY, more.get("numerics"))
+    found = files.find_winner("lib.f", "new", CallKey("0123456789abcdef", problem, model, objective))
     return (json.loads(found.config)["BLOCK"], found.is_of_this_source) if isinstance(found, FileWinner) else found
 
 
@@ -94,7 +95,7 @@ def test_files_are_read_once(tmp_path: Path) -> None:
     copy = WinnersFile.read_snapshot(str(tmp_path / "snapshot"))
     for files in (read_winners_once(str(path)), copy):
         assert files is not None
-        assert isinstance(files.find_winner("lib.f", "new", SIZE, None, "tolerance"), FileWinner)
+        assert isinstance(files.find_winner("lib.f", "new", CallKey("0123456789abcdef", SIZE)), FileWinner)
         assert files.path == str(path)
     assert WinnersFile.read_snapshot("") is None
     gone = WinnersFile.read_snapshot(str(tmp_path / "gone"))

@@ -8,6 +8,7 @@ PROJECTS = {
     "ktuned-client": (ROOT / "client", "ktuned_client"),
     "ktuned-command": (ROOT / "plugins/command", "ktuned_command"),
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
+    "ktuned-inductor": (ROOT / "plugins/inductor", "ktuned_inductor"),
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-optuna": (ROOT / "plugins/optuna", "ktuned_optuna"),
     "ktuned-ray": (ROOT / "plugins/ray", "ktuned_ray"),

@@ -24,7 +24,9 @@ if __package__ in (None, ""):
 
 from tests.packaging.distributions import PROJECTS, ROOT
 
-HEAVY = frozenset({"ktuned-cutedsl", "ktuned-nvrtc", "ktuned-tilelang", "ktuned-torch", "ktuned-triton"})
+HEAVY = frozenset(
+    {"ktuned-cutedsl", "ktuned-inductor", "ktuned-nvrtc", "ktuned-tilelang", "ktuned-torch", "ktuned-triton"}
+)
 """Distributions that require torch, or CUDA's compilers in Python: gigabytes."""
 
 DEADLINE_S = 900.0

@@ -112,6 +112,9 @@ def test_the_metadata_has_command_strategies_and_backend(wheels: dict[str, Path]
         "ktuned.backends": {"command": "ktuned_command:Command", "command_cuda": "ktuned_command:CommandOnCuda"}
     }
     assert read_entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
+    assert read_entry_points(wheels["ktuned-inductor"]) == {
+        "ktuned.backends": {"inductor": "ktuned_inductor.backend:Inductor"}
+    }
     assert read_entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
     assert read_entry_points(wheels["ktuned-optuna"]) == {
         "ktuned.strategies": {

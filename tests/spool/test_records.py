@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.model import CallKey
+from ktuned.model import EXACT, LATENCY, CallKey, with_numerics
 from ktuned.spool import CallRecord, InvalidRecord, KeyLaunches, LaunchCounts, digest_content
 
 RECORD = CallRecord(
@@ -194,8 +194,9 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def test_counts_survive_their_bytes() -> None:
-    """Rows have identity, key, device and number."""
-    counts = LaunchCounts((KeyLaunches(CallKey("0123456789abcdef", {"size": 1, "@types": "f16"}), 3),))
+    """Rows have identity, key, device, objective and number."""
+    exact = with_numerics(LATENCY, EXACT)
+    counts = LaunchCounts((KeyLaunches(CallKey("0123456789abcdef", {"size": 1, "@types": "f16"}, None, exact), 3),))
     assert LaunchCounts.from_bytes(counts.to_bytes()) == counts
 
 
@@ -203,14 +204,15 @@ def test_counts_survive_their_bytes() -> None:
     "row",
     [
         [],
-        ["0123456789abcdef", {}, ""],
-        ["0123456789abcdef", {}, "", -1],
-        ["0123456789abcdef", {}, "", 1 << 62],
-        ["0123456789abcdef", {}, "", True],
-        ["0123456789abcdef", {}, "", 1.0],
-        ["0123456789abcdef", {"size": []}, "", 1],
-        ["0123456789abcdef", {}, None, 1],
-        ["short", {}, "", 1],
+        ["0123456789abcdef", {}, "", "latency"],
+        ["0123456789abcdef", {}, "", "latency", -1],
+        ["0123456789abcdef", {}, "", "latency", 1 << 62],
+        ["0123456789abcdef", {}, "", "latency", True],
+        ["0123456789abcdef", {}, "", "latency", 1.0],
+        ["0123456789abcdef", {"size": []}, "", "latency", 1],
+        ["0123456789abcdef", {}, None, "latency", 1],
+        ["0123456789abcdef", {}, "", "max:tflops", 1],
+        ["short", {}, "", "latency", 1],
         "0123456789abcdef",
     ],
 )

@@ -200,3 +200,20 @@ async def test_the_longest_of_the_last_compiles_starts_first(parts: Parts) -> No
             for _ in range(4):
                 slots.start_soon(slot)
     assert taken == [0, 1, 5, 4, 2, 6, 3]
+
+
+async def test_a_trial_uses_what_was_compiled_for_another_one_of_its_config(parts: Parts) -> None:
+    """Other compiles have shown files that this config does not read, after which its key is another one."""
+    brief = await inspect_and_prepare_brief(parts)
+    parts.write_file("one", name="one.txt")
+    parts.write_file("two", name="two.txt")
+    compiling = CompileStage(brief, parts.fleet, parts.artifacts)
+    first, other, again = (
+        Attempt(0, {}, brief.make_unit({"reads": name})) for name in ("one.txt", "two.txt", "one.txt")
+    )
+    for attempt in (first, other, again):
+        assert await compiling.compile_attempts([attempt]) == []
+    await compiling.close()
+    parts.kill_workers()
+    assert brief.make_unit(first.unit.build).key != first.unit.key
+    assert (again.unit.key, again.compile_s, again.is_compiled) == (first.unit.key, 0.0, True)

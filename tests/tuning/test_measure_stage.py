@@ -7,9 +7,13 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -28,7 +32,7 @@ from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.limits import DEFAULT_DEADLINES
-from ktuned.tuning.measure_stage import MeasureStage
+from ktuned.tuning.measure_stage import MeasureStage, Reference
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
     Attempt,
@@ -454,3 +458,29 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
         )
     rivals = [request.incumbent for request in lane.requests]
     assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]
+
+
+async def test_lanes_that_need_the_reference_at_once_have_it_compiled_once() -> None:
+    """Names that its compile has shown give it another key, under which it would be compiled again."""
+    compiled: list[str] = []
+    keys = count()
+
+    class Compiling:
+        async def compile_attempts(self, attempts: Sequence[Attempt], *, is_reference: bool) -> list[End]:
+            compiled.extend(attempt.unit.key for attempt in attempts)
+            await anyio.lowlevel.checkpoint()
+            return []
+
+    brief = SimpleNamespace(
+        kernel=SimpleNamespace(expects_default_outputs=True),
+        make_unit=lambda build: requests.UnitRef(f"key {next(keys)}", build),
+    )
+    artifacts = SimpleNamespace(is_sealed=lambda key: key in compiled)
+    reference = Reference(cast(JobBrief, brief), cast(CompileStage, Compiling()), cast(Artifacts, artifacts))
+    reference.set_candidates([replies.Proposal({"BLOCK": 1}, {})])
+    async with anyio.create_task_group() as lanes:
+        for _ in range(3):
+            lanes.start_soon(reference.prepare_artifact)
+    assert compiled == ["key 0"]
+    assert reference.unit is not None
+    assert reference.unit.key == "key 0"

@@ -15,7 +15,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-PLUGINS = {"triton.runtime.autotuner": "ktuned_triton", "tilelang.autotuner.tuner": "ktuned_tilelang"}
+PLUGINS = {
+    "triton.runtime.autotuner": "ktuned_triton",
+    "tilelang.autotuner.tuner": "ktuned_tilelang",
+    "torch._inductor.compile_fx": "ktuned_inductor",
+}
 """The plugin with the drop-in for each framework, by the module that defines the framework's tuners."""
 
 

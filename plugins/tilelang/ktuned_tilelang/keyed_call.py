@@ -104,7 +104,7 @@ class TunerRun:
         supply_type = self.profile_args.supply_type.name
         return evaluate_call(self.configs, self.elaborate, options, base, self._supply_inputs, supply_type)
 
-    def make_declaration(self, evaluated: EvaluatedCall, numerics: str) -> Declaration:
+    def make_declaration(self, evaluated: EvaluatedCall) -> Declaration:
         """Return everything besides the call that decides a measurement of the function."""
         profile = self.profile_args
         return Declaration(
@@ -121,7 +121,6 @@ class TunerRun:
             early_stop=self.early_stop,
             timing="graph" if profile.backend == "cudagraph" else "events",
             variables=find_deciding_variables(),
-            numerics=numerics,
         )
 
     @property
@@ -200,7 +199,7 @@ class TileLangCall(KeyedCall):
     framework = FRAMEWORK
 
     def __init__(self, tuner_run: TunerRun, evaluated: EvaluatedCall, policy: Policy) -> None:
-        declaration = tuner_run.make_declaration(evaluated, policy.numerics)
+        declaration = tuner_run.make_declaration(evaluated)
         super().__init__(
             tuner_run.name, evaluated.problem, find_device_model(), declaration, tuple(evaluated.configs), policy
         )

@@ -598,7 +598,7 @@ class AdoptedFunction:
                 leave_to_framework("Triton", self.name, self._refusal)
             else:
                 self._is_importable = is_importable(find_jit_function(self.tuner))
-                self._declaration = describe_function(self.tuner, self._policy.numerics)
+                self._declaration = describe_function(self.tuner)
                 account.record_adopted(self.name)
         if self._declaration is None:
             return None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from ktuned import backends
 from ktuned.backends import (
@@ -35,8 +35,8 @@ class Triton(backends.Backend):
     name = "triton"
     api_version = 1
     build = Build
-    required_files = (CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE)
-    decisive_files = (CUBIN_FILE, LAUNCH_FILE)
+    required_files: ClassVar[tuple[str, ...]] = (CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE)
+    decisive_files: ClassVar[tuple[str, ...]] = (CUBIN_FILE, LAUNCH_FILE)
     default_target = DEFAULT_TARGET
     lowers = True
 

@@ -286,7 +286,7 @@ def evaluate_call(
         NotTunable: another process cannot make the call; the message says why.
         EmptyGrid: the call launches nothing.
     """
-    reader = _ArgumentReader(tuner)
+    reader = ArgumentReader(tuner.reset_to_zero)
     positional = dict(zip(tuner.arg_names, args, strict=False))
     # What the author's hooks do to the tensors, once for all configs.
     reader.zeroed |= observe_tuner_hooks(tuner, {**positional, **kwargs, **configs[0].all_kwargs()})
@@ -395,13 +395,17 @@ def is_wrapper(function: Any, kind: str = "") -> bool:
     return any(base.__name__ in kinds for base in type(function).__mro__)
 
 
-class _ArgumentReader:
-    """Turns arguments into plain data, and collects the tensors among them."""
+class ArgumentReader:
+    """Turns arguments into plain data, and collects the tensors among them.
 
-    def __init__(self, tuner: Any) -> None:
+    Args:
+        zeroed: names of the tensors that are zeroed before each launch.
+    """
+
+    def __init__(self, zeroed: Iterable[str]) -> None:
         self.zeroed: set[int] = set()
         self.captured: dict[str, Any] = {}
-        self._reset_names = frozenset(tuner.reset_to_zero)
+        self._reset_names = frozenset(zeroed)
         self._tensors: dict[str, tuple[Any, Tensor]] = {}
         self._names_by_memory: dict[tuple[int, str], str] = {}
 

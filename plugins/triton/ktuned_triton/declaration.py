@@ -53,7 +53,7 @@ class Declaration(dropin.Declaration):
         return digest_content(json.dumps([self.cache_key, self.constants]))
 
 
-def describe_function(tuner: Any, numerics: str) -> Declaration:
+def describe_function(tuner: Any) -> Declaration:
     """Return the declaration that all keys of a function share.
 
     Raises:
@@ -72,7 +72,6 @@ def describe_function(tuner: Any, numerics: str) -> Declaration:
         constants=list_constants_read(function),
         variables=find_deciding_variables(),
         is_timed_by_graph=bool(getattr(tuner, "use_cuda_graph", False)),
-        numerics=numerics,
     )
 
 

@@ -1,0 +1,99 @@
+"""Declares what Inductor chooses among as a kernel in ktuned's workers, from the record that the program left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+
+from ktuned.dropin import CALLS, AdoptedFiles
+from ktuned.model import canonical
+from ktuned_inductor.backend import Build
+from ktuned_inductor.decisions import Declaration
+from ktuned_inductor.operators import CHOICE, OPERATOR_MODULE, OUTPUT, OperatorCall
+from ktuned_triton.adoption import ATOL, MAX_MISMATCHED_RATIO, RTOL
+from ktuned_triton.build import Library
+from ktuned_triton.call import Call
+
+_CHECKS: Final[Mapping[str, Any]] = {
+    "reference": "default",
+    "rtol": RTOL,
+    "atol": ATOL,
+    "max_mismatched_ratio": MAX_MISMATCHED_RATIO,
+}
+
+
+def adopt(file: str, name: str, identity: str) -> None:
+    """Declare a generated kernel or an operator; called by the kernel files that the daemon writes."""
+    declared = AdoptedFiles(file, Call).read_declaration(Declaration, identity)
+    # One front end serves all kernels of a directory.
+    library = Library("torch", (str(Path(file).parent / CALLS),))
+    if declared.module == OPERATOR_MODULE:
+        _declare_operator(AdoptedFiles(file, OperatorCall), library, name, declared)
+    else:
+        _declare_generated(AdoptedFiles(file, Call), library, name, declared)
+
+
+def _declare_generated(files: AdoptedFiles[Call], library: Library, name: str, declared: Declaration) -> None:
+    def declare_inputs(call: Call) -> Mapping[str, Any]:
+        # Each tensor is one row of elements up to the end of its storage.
+        return {
+            name: files.declare_tensor(
+                call,
+                entry.elements,
+                entry.dtype,
+                entry.fill,
+                output=True,
+                remainder=entry.remainder,
+                memory=entry.memory,
+                offset=entry.offset,
+            )
+            for name, entry in call.tensors.items()
+        }
+
+    def make_build(call: Call, config: str) -> Build:
+        made = call.make_build(config, f"{declared.module}:{declared.qualname}", library=library)
+        return Build(**{field.name: getattr(made, field.name) for field in fields(made)})
+
+    files.declare_kernel(
+        "inductor",
+        name,
+        declared,
+        lambda call: call.recipes,
+        declare_inputs,
+        make_build,
+        setup=declared.tensors,
+        **_CHECKS,
+    )
+
+
+def _declare_operator(files: AdoptedFiles[OperatorCall], library: Library, name: str, declared: Declaration) -> None:
+    def declare_inputs(call: OperatorCall) -> Mapping[str, Any]:
+        return {
+            name: files.declare_tensor(
+                call, layout.elements, layout.dtype, "zeros" if name == OUTPUT else "normal", output=name == OUTPUT
+            )
+            for name, layout in call.tensors.items()
+        }
+
+    def make_build(call: OperatorCall, config: str) -> Build:
+        plain = json.loads(json.dumps(asdict(call)))
+        return Build(
+            function=f"torch:{call.operator}",
+            args=tuple(call.tensors),
+            library=library,
+            operator={key: value for key, value in plain.items() if key not in ("choices", "content")},
+            choice=json.loads(config)[CHOICE],
+        )
+
+    files.declare_kernel(
+        "inductor",
+        name,
+        declared,
+        lambda call: [canonical({CHOICE: name}) for name in call.choices],
+        declare_inputs,
+        make_build,
+        **_CHECKS,
+    )

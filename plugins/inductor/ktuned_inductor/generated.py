@@ -1,0 +1,239 @@
+"""Generated kernels in the program: which config Inductor compiles, and the record of a kernel's first launch.
+
+*Identity.* The source with the kernel's name and the device's number replaced, and the versions of torch and Triton. So
+equal kernels of several layers and ranks are one. The source holds the flags of max-autotune, and with them the list.
+
+*Search.* The configs that Inductor lists, and their neighbours: each block size, the warps and the stages halved and
+doubled. This stands for Inductor's coordinate descent.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ktuned.dropin import NotTunable, digest_content, find_device_model, is_capturing
+from ktuned.model import canonical
+from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function, read_variables
+from ktuned_inductor.loading import META_KEY, Knobs, load_kernel, make_config
+from ktuned_inductor.seams import GRID, Switch
+from ktuned_triton.call import ArgumentReader, Call, Recipe, copy_contents
+
+KERNEL: Final = "triton_kernel"
+"""The name of every generated kernel in its record."""
+
+MAX_BLOCKS: Final = {"XBLOCK": 4096, "YBLOCK": 1024, "ZBLOCK": 1024, "R0_BLOCK": 4096, "R1_BLOCK": 4096}
+"""Largest block sizes that neighbours have; generated code leaves masks out that larger blocks would need."""
+
+MAX_WARPS, MAX_STAGES = 16, 6
+
+MAX_CANDIDATES: Final = 64
+"""Most configs of a kernel: ten seconds of a tuning."""
+
+_DECORATOR = re.compile(r"@triton_heuristics\.(\w+)\(\n.*?\n\)\n(?=@triton\.jit)", re.DOTALL)
+_DEVICE = re.compile(r"(DeviceProperties\(type='cuda', index=)(\d+)")
+_SIZES = re.compile(r"size_hints=\{([^}]*)\}")
+_LISTED = ("pointwise", "reduction", "persistent_reduction")
+_NOT_REPEATABLE = re.compile(r"'(ws_ptr|sem_ptr|semaphores_ptr)[0-9]*': '\*")
+"""Parameters whose content Inductor prepares for each launch: workspaces and semaphores."""
+
+_FLAGS = re.compile(r"'(?:max_autotune|max_autotune_pointwise|coordinate_descent_tuning)': True")
+_DETERMINISTIC = re.compile(r"'(?:deterministic|batch_invariant)': True")
+
+
+class SourceLines:
+    """What the user wrote, by the names of the kernels that a thread's graph generates from it."""
+
+    def __init__(self) -> None:
+        self._known = threading.local()
+
+    def note(self, kernel_name: str, nodes: Any) -> None:
+        """Note the line and module of a kernel's nodes."""
+        names: dict[str, tuple[str, ...]] = self._known.__dict__.setdefault("names", {})
+        names[kernel_name] = locate_origin(_walk_origins(nodes))
+
+    def find(self, kernel_name: str) -> tuple[str, ...]:
+        """Return the file, the line and the module of a kernel; without one, a general name."""
+        found: tuple[str, ...] = self._known.__dict__.get("names", {}).get(kernel_name, ("graph", ""))
+        return found
+
+
+def _walk_origins(nodes: Any) -> Iterator[Any]:
+    for scheduled in nodes:
+        node = getattr(scheduled, "node", None)
+        if node is not None:
+            yield from node.get_origins()
+
+
+def locate_origin(origins: Iterator[Any]) -> tuple[str, ...]:
+    """Return where the user wrote the last of some FX nodes: file, line and module, and ``backward`` in a backward."""
+    from torch._inductor.virtualized import V
+
+    direction = "backward" if getattr(V.graph, "is_backward", False) else ""
+    for origin in sorted(origins, key=lambda node: str(node.name), reverse=True):
+        lines = re.findall(r'File "([^"]+)", line (\d+)', origin.meta.get("stack_trace") or "")
+        if lines:
+            file, line = lines[-1]
+            modules = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack") or {}
+            kinds = [getattr(kind, "__name__", str(kind).rpartition(".")[2]) for _, kind in modules.values()]
+            return Path(file).name, f"L{line}", kinds[-1] if kinds else "", direction
+    return "graph", direction
+
+
+source_lines: Final = SourceLines()
+
+
+def decide_kernel(kernel_name: str, source: str) -> Decision | None:
+    """Return the decision about a generated kernel; ``None`` if Inductor has nothing to choose, or must choose."""
+    decorator = _DECORATOR.search(source)
+    if decorator is None or decorator[1] not in _LISTED or not _FLAGS.search(decorator[0]):
+        return None
+    device = _DEVICE.search(decorator[0])
+    if device is None or _NOT_REPEATABLE.search(decorator[0]) or _DETERMINISTIC.search(decorator[0]):
+        return None
+    import torch
+    import triton
+
+    file, line, *rest = source_lines.find(kernel_name)
+    operations = re.sub(r"^triton_\w{3}_fused_|_\d+$", "", kernel_name)
+    declaration = Declaration(
+        name=name_function(file, line or decorator[1], *rest[:1], operations[:60], *rest[1:]),
+        module=_name_module(kernel_name, source),
+        qualname=KERNEL,
+        specialize=("size",),
+        variables=read_variables(),
+        versions=(str(torch.__version__), str(triton.__version__)),
+        source=_DEVICE.sub(r"\g<1>0", source.replace(kernel_name, KERNEL)),
+    )
+    sizes = re.findall(r"(\d+)", re.sub(r"'[^']*'", "", (_SIZES.search(decorator[0]) or ["", ""])[1]))
+    problem = {"size": "x".join(sizes)}
+    return decisions.decide(declaration, problem, find_device_model(int(device[2])))
+
+
+def make_plain_source(kernel_name: str, source: str) -> str:
+    """Return a generated source as a plain Triton file: without Inductor's decorator, and without a GPU's driver."""
+    plain = _DECORATOR.sub("", source.replace(kernel_name, KERNEL))
+    return plain.replace("triton_helpers.set_driver_to_gpu()", "")
+
+
+def _name_module(kernel_name: str, source: str) -> str:
+    return f"inductor_{digest_content(make_plain_source(kernel_name, source))}"
+
+
+def list_candidates(default: Knobs, listed: Sequence[Knobs]) -> list[dict[str, Any]]:
+    """Return the configs to measure: the default mode's, those that Inductor lists, and the neighbours of all these.
+
+    >>> [len(list_candidates(dict(XBLOCK=x, num_warps=4, num_stages=1), [])) for x in (64, 1)]
+    [6, 5]
+    """
+    alike = [knobs for knobs in listed if knobs.keys() == default.keys()]
+    found = {canonical(dict(knobs)): dict(knobs) for knobs in (default, *alike)}
+    for knobs in list(found.values()):
+        for neighbour in _walk_neighbours(knobs):
+            found.setdefault(canonical(neighbour), neighbour)
+    return list(found.values())[:MAX_CANDIDATES]
+
+
+def _walk_neighbours(knobs: Knobs) -> Iterator[dict[str, Any]]:
+    for name, value in knobs.items():
+        if name == "num_stages":
+            values, largest = (value - 1, value + 1), MAX_STAGES
+        elif name == "num_warps":
+            values, largest = (value // 2, value * 2), MAX_WARPS
+        elif name in MAX_BLOCKS:
+            values, largest = (value // 2, value * 2), max(MAX_BLOCKS[name], value)
+        else:
+            continue
+        for other in values:
+            if 1 <= other <= largest:
+                yield {**knobs, name: other}
+
+
+# The record
+
+
+def arm_recorder(kernel: Any, decision: Decision, source: str, switch: Switch) -> None:
+    """Have the first launch of a kernel leave a record; later launches call Inductor's ``run`` directly."""
+
+    @functools.wraps(kernel.run)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if is_capturing():
+            return type(kernel).run(kernel, *args, **kwargs)
+        del kernel.run
+        if not kwargs.get("benchmark_run"):
+            switch.attempt(None, _record_launch, kernel, decision, source, args)
+        return kernel.run(*args, **kwargs)
+
+    kernel.run = run
+
+
+def _record_launch(kernel: Any, decision: Decision, source: str, args: Sequence[Any]) -> None:
+    candidates = list_candidates(**kernel.inductor_meta[META_KEY])
+    kernel_name = kernel.inductor_meta["kernel_name"]
+
+    def pack_call() -> tuple[Call, Mapping[str, Any], Mapping[str, bytes]]:
+        call, captured = describe_launch(kernel.triton_meta, kernel.inductor_meta, candidates, args)
+        file = f"{decision.declaration.module}.py"
+        return call, copy_contents(captured, call.tensors), {file: make_plain_source(kernel_name, source).encode()}
+
+    decisions.record(decision, candidates, pack_call)
+
+
+def describe_launch(
+    triton_meta: Mapping[str, Any], inductor_meta: Mapping[str, Any], candidates: Sequence[Knobs], args: Sequence[Any]
+) -> tuple[Call, dict[str, Any]]:
+    """Describe a launch as plain data, with a recipe for each config.
+
+    Returns:
+        the call, and the tensors whose content must travel, by name.
+
+    Raises:
+        NotTunable: another process cannot make the launch.
+    """
+    signature = triton_meta["signature"]
+    names = [name for name in signature if name not in candidates[0]]
+    if len(args) != len(names):
+        raise NotTunable(f"its launch has {len(args)} arguments, and its signature {len(names)}")
+    given = dict(zip(names, args, strict=True))
+    # Sizes that Inductor writes into the kernel are passed all the same.
+    fixed = {name: value for name, value in given.items() if signature[name] == "constexpr"}
+    reader = ArgumentReader(())
+    packed = tuple(reader.read_argument(name, value) for name, value in given.items() if name not in fixed)
+    # Nothing reads the content of an output.
+    outputs = [name for name in reader.captured if name.startswith("out_ptr")]
+    reader.zeroed |= {id(reader.captured[name]) for name in outputs}
+    options = {"sanitize_overflow": False}
+    if "enable_fp_fusion" in triton_meta:
+        options["enable_fp_fusion"] = triton_meta["enable_fp_fusion"]
+    recipes = {}
+    for knobs in candidates:
+        recipes[canonical(dict(knobs))] = Recipe(
+            constants={**fixed, **{name: value for name, value in knobs.items() if name in signature}},
+            grid=_evaluate_grid(inductor_meta, knobs, given),
+            sizes={name: knobs[name] for name in ("num_warps", "num_stages")},
+            options=options,
+        )
+    return Call(tensors=reader.describe_tensors(), args=packed, recipes=recipes), reader.captured
+
+
+def _evaluate_grid(inductor_meta: Mapping[str, Any], knobs: Knobs, given: Mapping[str, Any]) -> tuple[int, int, int]:
+    import triton
+
+    owner, name = GRID.find_owner()
+    grid = getattr(owner, name)(inductor_meta, make_config(knobs, [triton.Config({})]))
+    scope = {name: value for name, value in given.items() if isinstance(value, int)}
+    lines = [*([grid.prefix] if isinstance(grid.prefix, str) else grid.prefix)]
+    exec("\n".join([*lines, f"_x, _y, _z = {grid.x_grid}, {grid.y_grid}, {grid.z_grid}"]), {}, scope)
+    sizes = scope["_x"], scope["_y"], scope["_z"]
+    if min(sizes) < 1:
+        raise NotTunable(f"its grid is {sizes}")
+    return sizes
+
+
+def make_loader(load: Callable[..., Any], decision: Decision) -> Callable[[str, str], Any]:
+    """Return what Inductor and its compile workers load a kernel with."""
+    return functools.partial(load_kernel, load, decision.winner)

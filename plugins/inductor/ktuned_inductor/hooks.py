@@ -1,0 +1,193 @@
+"""The hooks in the program: what each does when Inductor compiles a graph.
+
+::
+
+    define_kernel ─▶ names what the user wrote
+    AsyncCompile.triton ─▶ asks the daemon ─▶ a compile worker loads the kernel with the winner, or the default's config
+    precompile ─▶ the kernel is back: its first launch will leave a record, if its tuning has not ended
+    _save_graph ─▶ skipped, if a decision of the graph is not settled
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from ktuned.dropin import account
+from ktuned_inductor.decisions import Decision, decisions, read_variables
+from ktuned_inductor.generated import arm_recorder, decide_kernel, make_loader, source_lines
+from ktuned_inductor.loading import META_KEY
+from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
+from ktuned_inductor.seams import (
+    CHOICES,
+    COMPILE_KERNEL,
+    CONVOLUTIONS,
+    DEFINE_KERNEL,
+    LOAD_KERNEL,
+    PRECOMPILE,
+    SAVE_GRAPH,
+    SELECT,
+    Seam,
+    Switch,
+    hook_seam,
+)
+
+NAME: Final = "torch.compile"
+
+
+def report_left_alone(reason: str) -> None:
+    """Put one line into the summary: Inductor is left as it is."""
+    account.record_left_alone(NAME, reason)
+
+
+switch: Final = Switch(report_left_alone)
+
+_loading = threading.RLock()
+_decided: dict[str, tuple[Decision, str]] = {}
+"""The open decisions and the sources of the kernels that are being compiled, by the kernels' names."""
+
+
+def install_hooks() -> None:
+    """Hook all seams of this process; none if one of them fails."""
+    read_variables()
+    installed: list[Callable[[], None]] = []
+    hooks: list[tuple[Seam, Callable[[Callable[..., Any]], Callable[..., Any]]]] = [
+        (DEFINE_KERNEL, _hook_define_kernel),
+        (COMPILE_KERNEL, _hook_compile_kernel),
+        (PRECOMPILE, _hook_precompile),
+        (SAVE_GRAPH, _hook_save_graph),
+        (CHOICES, _hook_choices),
+        (CONVOLUTIONS, _hook_convolutions),
+        (SELECT, _hook_select),
+    ]
+    try:
+        for seam, make_hook in hooks:
+            installed.append(hook_seam(seam, make_hook))
+    except Exception:
+        for put_back in reversed(installed):
+            put_back()
+        raise
+
+
+def explain_setting() -> str:
+    """Return the setting of torch with which a graph is left to Inductor; empty if there is none."""
+    import torch._functorch.config as functorch
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    settings = {
+        "cpp_wrapper": getattr(V.graph, "cpp_wrapper", False),
+        "AOTInductor": getattr(V.graph, "aot_mode", False),
+        "deterministic": getattr(config, "deterministic", False),
+        "combo_kernels": getattr(config, "combo_kernels", False),
+        "bundled_autograd_cache": getattr(functorch, "bundled_autograd_cache", False),
+        "autotune_at_compile_time": getattr(config.triton, "autotune_at_compile_time", False),
+    }
+    return next((name for name, is_set in settings.items() if is_set), "")
+
+
+def _hook_define_kernel(define: Callable[..., Any]) -> Callable[..., Any]:
+    def define_kernel(self: Any, src_code: str, node_schedule: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        name = define(self, src_code, node_schedule, kernel, *args, **kwargs)
+        switch.attempt(None, source_lines.note, name, node_schedule)
+        return name
+
+    return define_kernel
+
+
+def _decide_kernel(kernel_name: str, source: str) -> Decision | None:
+    decision = decide_kernel(kernel_name, source)
+    if decision is not None and (setting := explain_setting()):
+        account.record_left_alone(NAME, f"{setting} is set")
+        return None
+    return decision
+
+
+def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
+    owner, name = LOAD_KERNEL.find_owner()
+    load = getattr(owner, name)
+
+    def compile_decided(self: Any, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
+        decision = switch.attempt(None, _decide_kernel, kernel_name, source_code)
+        if decision is None:
+            return compile_kernel(self, kernel_name, source_code, *args, **kwargs)
+        if not decision.is_settled:
+            _decided[kernel_name] = decision, source_code
+        # Inductor takes the function from its module when it makes the task for its workers.
+        with _loading:
+            setattr(owner, name, make_loader(load, decision))
+            try:
+                return compile_kernel(self, kernel_name, source_code, *args, **kwargs)
+            finally:
+                setattr(owner, name, load)
+
+    return compile_decided
+
+
+def _arm_recorder(kernel: Any) -> None:
+    meta = kernel.inductor_meta
+    if META_KEY not in meta:
+        return
+    decision, source = _decided.pop(meta["kernel_name"], (None, ""))
+    if decision is not None and not decision.is_recorded:
+        arm_recorder(kernel, decision, source, switch)
+
+
+def _hook_precompile(precompile: Callable[..., Any]) -> Callable[..., Any]:
+    def precompile_kernel(self: Any, warm_cache_only: bool = False, *args: Any, **kwargs: Any) -> Any:
+        result = precompile(self, warm_cache_only, *args, **kwargs)
+        if not warm_cache_only:
+            switch.attempt(None, _arm_recorder, self)
+        return result
+
+    return precompile_kernel
+
+
+def _decide_operator(decide: Callable[..., list[Any]], choices: list[Any], *described: Any) -> list[Any]:
+    if setting := explain_setting():
+        account.record_left_alone(NAME, f"{setting} is set")
+        return choices
+    return decide(choices, *described)
+
+
+def _hook_choices(finalize: Callable[..., Any]) -> Callable[..., Any]:
+    def finalize_decided(
+        self: Any, template_choices: Any, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        choices = finalize(self, template_choices, kernel_inputs, templates, op_name, *args, **kwargs)
+        return switch.attempt(choices, _decide_operator, decide_product, choices, kernel_inputs, op_name)
+
+    return finalize_decided
+
+
+def _hook_convolutions(find: Callable[..., Any]) -> Callable[..., Any]:
+    def find_decided(self: Any, *args: Any, **kwargs: Any) -> Any:
+        list_configs = find(self, *args, **kwargs)
+
+        def list_decided(*sizes: Any, **more: Any) -> Any:
+            configs = list(list_configs(*sizes, **more))
+            return switch.attempt(configs, _decide_operator, decide_convolution, configs)
+
+        return list_decided
+
+    return find_decided
+
+
+def _hook_select(select: Callable[..., Any]) -> Callable[..., Any]:
+    def select_decided(
+        self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        choices = switch.attempt(choices, take_choice, choices, input_nodes, layout)
+        return select(self, name, choices, input_nodes, layout, *args, **kwargs)
+
+    return select_decided
+
+
+def _hook_save_graph(save: Callable[..., None]) -> Callable[..., None]:
+    def save_settled_graph(*args: Any, **kwargs: Any) -> None:
+        # Also if the hooks were switched off meanwhile: the graph has choices that nobody measured.
+        if not decisions.take_unsettled():
+            save(*args, **kwargs)
+
+    return save_settled_graph

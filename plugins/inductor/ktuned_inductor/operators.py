@@ -1,0 +1,325 @@
+"""Matrix products and convolutions in the program: which choice Inductor lowers them to, and the record of an open one.
+
+A case
+    Inductor lowers ``aten.bmm`` and has 22 choices: cuBLAS, and a Triton template with 21 configs. Rendering, compiling
+    and timing them takes seconds. The hook gets the choices before they are rendered, and returns one: the winner that
+    the daemon knows, else cuBLAS, which the default mode would call. The record holds the operator, the layouts of its
+    inputs and the choices' names as plain data. A front end renders them again (:mod:`~ktuned_inductor.rendering`).
+
+*Convolutions.* Inductor renders a template for each config that one of its methods lists. The hook lists the winner's
+config alone, or none. The layouts of the operator's tensors are known when a choice is taken; then it is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from ktuned.dropin import RecordedCall, find_device_model, shorten_dtype
+from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function, read_variables
+from ktuned_inductor.generated import locate_origin
+
+CHOICE: Final = "choice"
+"""The only knob of an operator: a choice's template and its parameters, as in ``triton::mm BLOCK_K=32 num_warps=4``."""
+
+OPERATOR_MODULE: Final = "aten"
+"""What an operator's declaration has in place of a module."""
+
+LIBRARY: Final = "aten::"
+"""Prefix of that knob for the library's own kernel."""
+
+OUTPUT: Final = "out"
+
+_DECIDED: Final = "ktuned_decided"
+"""The attribute of Inductor's graph that holds, by the names of its nodes, the decisions about operators and the names
+of their choices."""
+
+OPERATORS: Final = ("mm", "addmm", "bmm", "baddbmm")
+
+CONVOLUTION: Final = "convolution"
+
+_DERIVED = ("EVEN_K=", "hint_override=")
+"""Parameters that follow from the shapes."""
+
+_PROPERTIES = (
+    "name",
+    "major",
+    "minor",
+    "total_memory",
+    "multi_processor_count",
+    "warp_size",
+    "shared_memory_per_block",
+    "shared_memory_per_block_optin",
+    "shared_memory_per_multiprocessor",
+    "max_threads_per_multi_processor",
+    "max_threads_per_block",
+    "regs_per_multiprocessor",
+    "L2_cache_size",
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor of an operator, with the hints of symbolic sizes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """The elements from its first one to its last one."""
+        spans = ((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return 1 + sum(spans) if prod(self.shape) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorCall(RecordedCall):
+    """An operator with its inputs, and the choices among which it is lowered.
+
+    Attributes:
+        operator: its name in ATen.
+        inputs: its tensors, in order.
+        output: its result.
+        scalars: its other arguments.
+        symbolic: the dimensions of inputs that are symbolic, as ``[input, dimension]``.
+        settings: Inductor's and torch's settings that decide what a choice is rendered to.
+        device: the GPU's properties.
+        choices: their names.
+    """
+
+    operator: str
+    inputs: tuple[Layout, ...]
+    output: Layout
+    scalars: Mapping[str, Any]
+    symbolic: tuple[tuple[int, int], ...]
+    settings: Mapping[str, Any]
+    device: Mapping[str, Any]
+    choices: tuple[str, ...]
+
+    @property
+    def tensors(self) -> dict[str, Layout]:
+        """All tensors by name."""
+        return {**{f"in{number}": layout for number, layout in enumerate(self.inputs)}, OUTPUT: self.output}
+
+
+def name_choice(choice: Any) -> str:
+    """Return the name of a matrix product's choice that is not rendered yet."""
+    return _join_name(choice.template.uid, choice.params.to_serializeable_dict())
+
+
+def name_config(config: Any) -> str:
+    """Return the name of a convolution's config."""
+    sizes = {"num_stages": config.num_stages, "num_warps": config.num_warps}
+    return _join_name(CONVOLUTION, {**config.kwargs, **sizes})
+
+
+def _join_name(uid: str, parameters: Mapping[str, Any]) -> str:
+    named = [f"{name}={value}" for name, value in sorted(parameters.items()) if value is not None]
+    return " ".join([str(uid), *(text for text in named if not text.startswith(_DERIVED))])
+
+
+def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) -> list[Any]:
+    """Return the choices that are rendered for a matrix product: at most one template; all if Inductor must choose.
+
+    Inductor may offer an operator's choices in several calls: those of libraries, then the templates. So the choices
+    of a call without templates are returned, and :func:`take_choice` takes one in the end.
+
+    Raises:
+        Exception: whatever Inductor raises when it describes the operator.
+    """
+    from torch._inductor import config
+
+    has_library = "ATEN" in config.max_autotune_gemm_backends.upper()
+    is_tuned = config.max_autotune or config.max_autotune_gemm
+    if operator not in OPERATORS or not has_library or not is_tuned or kernel_inputs.device_type != "cuda":
+        return list(choices)
+    library = [choice for choice in choices if type(choice.template).__name__ == "ExternKernelChoice"]
+    templates = [choice for choice in choices if type(choice.template).__name__ == "TritonTemplate"]
+    if not templates:
+        return library
+    by_name = {name_choice(choice): choice for choice in templates}
+    call = _describe_product(kernel_inputs, operator, (f"{LIBRARY}{operator}", *by_name))
+    layouts = [(layout.dtype, layout.shape, layout.strides) for layout in call.inputs]
+    source = [operator, layouts, call.scalars, call.symbolic, call.settings, call.choices]
+    shape = "x".join(map(str, (*call.output.shape, call.inputs[-2].shape[-1])))
+    index = kernel_inputs.device().index
+    decision = _decide(operator, source, shape, call.inputs[-1].dtype, index, tuple(call.tensors))
+    if not decision.is_recorded:
+        decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+    _keep_decision(decision, call.choices)
+    winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
+    return library if winner is None else [winner]
+
+
+def decide_convolution(configs: Sequence[Any]) -> list[Any]:
+    """Return the configs of which Inductor renders templates for the convolution that it lowers: at most one.
+
+    Raises:
+        Exception: whatever Inductor raises when it describes the operator.
+    """
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    node = V.graph.current_node
+    is_tuned = config.max_autotune or config.max_autotune_gemm
+    has_library = "ATEN" in config.max_autotune_conv_backends.upper()
+    if str(node.target) != "aten.convolution.default" or not is_tuned or not has_library:
+        return list(configs)
+    tensors, scalars = _split_arguments(node)
+    by_name = {name_config(entry): entry for entry in configs}
+    names = (f"{LIBRARY}{CONVOLUTION}", *by_name)
+    shapes = [(str(value.dtype), list(map(str, value.shape)), list(map(str, value.stride()))) for value in tensors]
+    source = [CONVOLUTION, shapes, scalars, bool(V.graph.layout_opt), read_settings(), names]
+    text = "x".join(map(str, (*tensors[0].shape, *tensors[1].shape)))
+    decision = _decide(CONVOLUTION, source, text, tensors[0].dtype, tensors[0].device.index, ("in0", "in1", OUTPUT))
+    _keep_decision(decision, names)
+    winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
+    return [] if winner is None else [winner]
+
+
+def _keep_decision(decision: Decision, names: tuple[str, ...]) -> None:
+    from torch._inductor.virtualized import V
+
+    vars(V.graph).setdefault(_DECIDED, {})[V.graph.current_node.name] = decision, names
+
+
+def _split_arguments(node: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return a convolution's input and weight, and its other arguments; Inductor adds the bias by itself."""
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    rest = [list(map(int, value)) if isinstance(value, list | tuple) else value for value in node.args[3:]]
+    return [node.args[place].meta["val"] for place in (0, 1)], dict(zip(names, rest, strict=True))
+
+
+def _record_convolution(
+    decision: Decision, names: tuple[str, ...], node: Any, input_nodes: Sequence[Any], layout: Any
+) -> None:
+    from torch._inductor.virtualized import V
+
+    def describe(entry: Any) -> Layout:
+        sizes: Any = V.graph.sizevars
+        read = getattr(sizes, "optimization_hints", None) or sizes.size_hints
+        shape, strides = read(entry.get_size()), read(entry.get_stride())
+        dtype = str(entry.get_dtype()).removeprefix("torch.")
+        return Layout(dtype, tuple(map(int, shape)), tuple(map(int, strides)))
+
+    index = layout.device.index
+    call = OperatorCall(
+        operator=CONVOLUTION,
+        inputs=tuple(describe(entry) for entry in input_nodes[:2]),
+        output=describe(_Described(layout)),
+        scalars=_split_arguments(node)[1],
+        symbolic=(),
+        settings=read_settings(),
+        device=_read_device(index),
+        choices=names,
+    )
+    decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+
+
+class _Described:
+    """A layout with the methods of a tensor."""
+
+    def __init__(self, layout: Any) -> None:
+        self.get_size, self.get_stride = (lambda: layout.size), (lambda: layout.stride)
+        self.get_dtype = lambda: layout.dtype
+
+
+def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> list[Any]:
+    """Return the one rendered choice of an operator that was decided; all choices of any other operator."""
+    from torch._inductor.virtualized import V
+
+    node = getattr(V.graph, "current_node", None)
+    decided = getattr(V.graph, _DECIDED, {})
+    if node is None or node.name not in decided:
+        return list(choices)
+    decision, names = decided[node.name]
+    if not decision.is_recorded:
+        _record_convolution(decision, names, node, input_nodes, layout)
+    templates = [choice for choice in choices if type(choice).__name__ == "TritonTemplateCaller"]
+    return list(templates[-1:] or choices[:1])
+
+
+def _describe_product(kernel_inputs: Any, operator: str, choices: tuple[str, ...]) -> OperatorCall:
+    shapes, strides = kernel_inputs.shapes_hinted(), kernel_inputs.strides_hinted()
+    dtypes = [str(dtype).removeprefix("torch.") for dtype in kernel_inputs.dtypes()]
+    inputs = tuple(
+        Layout(dtype, tuple(map(int, shape)), tuple(map(int, stride)))
+        for dtype, shape, stride in zip(dtypes, shapes, strides, strict=True)
+    )
+    (*batch, rows, _), columns = inputs[-2].shape, inputs[-1].shape[-1]
+    shape = (*batch, rows, columns)
+    contiguous = tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
+    symbolic = tuple(
+        (number, dimension)
+        for number, sizes in enumerate(kernel_inputs.shapes_symbolic())
+        for dimension, size in enumerate(sizes)
+        if getattr(size, "free_symbols", ())
+    )
+    return OperatorCall(
+        operator=operator,
+        inputs=inputs,
+        output=Layout(str(kernel_inputs.out_dtype()).removeprefix("torch."), shape, contiguous),
+        scalars=dict(kernel_inputs._scalars),
+        symbolic=symbolic,
+        settings=read_settings(),
+        device=_read_device(kernel_inputs.device().index),
+        choices=choices,
+    )
+
+
+def read_settings() -> dict[str, Any]:
+    """Return the settings with which a choice is rendered."""
+    import torch
+    from torch._inductor import config
+
+    matmul = torch.backends.cuda.matmul
+    return {
+        "float32_precision": torch.get_float32_matmul_precision(),
+        "reduced_f16": bool(matmul.allow_fp16_reduced_precision_reduction),
+        "reduced_bf16": bool(matmul.allow_bf16_reduced_precision_reduction),
+        "search_space": str(config.max_autotune_gemm_search_space),
+    }
+
+
+def apply_settings(settings: Mapping[str, Any]) -> None:
+    """Set what :func:`read_settings` has read of torch, for this process."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision(settings["float32_precision"])
+    matmul.allow_fp16_reduced_precision_reduction = settings["reduced_f16"]
+    matmul.allow_bf16_reduced_precision_reduction = settings["reduced_bf16"]
+
+
+def _read_device(index: int | None) -> dict[str, Any]:
+    import torch
+
+    found = torch.cuda.get_device_properties(index or 0)
+    return {name: getattr(found, name) for name in _PROPERTIES if hasattr(found, name)}
+
+
+def _decide(
+    operator: str, source: Sequence[Any], shape: str, dtype: Any, index: int | None, tensors: tuple[str, ...]
+) -> Decision:
+    """Return the decision about the operator of the node that Inductor lowers."""
+    import torch
+    import triton
+    from torch._inductor.virtualized import V
+
+    file, line, *rest = (*locate_origin(iter([V.graph.current_node])), "", "")
+    declaration = Declaration(
+        name=name_function(file, line, *rest[:1], operator, *rest[1:2]),
+        module=OPERATOR_MODULE,
+        qualname=operator,
+        specialize=("shape", "dtype"),
+        variables=read_variables(),
+        versions=(str(torch.__version__), str(triton.__version__)),
+        source=json.dumps(source),
+        tensors=tensors,
+    )
+    problem = {"shape": shape, "dtype": shorten_dtype(dtype)}
+    return decisions.decide(declaration, problem, find_device_model(index or 0))

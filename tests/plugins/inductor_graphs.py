@@ -1,0 +1,181 @@
+"""Graphs that are compiled with the hooks for a made-up GPU, in a process of their own: it stays patched.
+
+``python -m tests.plugins.inductor_graphs STAGE`` prints one JSON object. No daemon runs.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ktuned_inductor.made_up_gpu import compile_graph, make_up_gpu
+
+make_up_gpu()
+
+import torch  # noqa: E402
+from torch._inductor import config  # noqa: E402
+
+from ktuned.dropin import account  # noqa: E402
+from ktuned_inductor import hooks, seams  # noqa: E402
+
+SIZES = {"xnumel": 256, "r0_numel": 1024}
+DTYPES = {"*bf16": torch.bfloat16, "*fp32": torch.float32}
+
+
+def collect_kernels() -> list[Any]:
+    """Return a list that each kernel joins when it has been compiled; a launch of one does nothing."""
+    kernels: list[Any] = []
+
+    def hook(precompile: Callable[..., None]) -> Callable[..., None]:
+        def precompile_kernel(self: Any, *args: Any, **kwargs: Any) -> None:
+            precompile(self, *args, **kwargs)
+            kernels.append(self)
+
+        return precompile_kernel
+
+    seams.hook_seam(seams.PRECOMPILE, hook)
+    seams.hook_seam(seams.RUN, lambda run: lambda self, *args, **kwargs: None)
+    return kernels
+
+
+def compile_all() -> None:
+    """Compile a graph with reductions, two matrix products and a convolution."""
+
+    def work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        products = x @ y.t(), torch.bmm(x.view(4, 64, 1024), y.view(4, 1024, 64))
+        images = torch.conv2d(x.view(4, 64, 32, 32), y.view(64, 64, 8, 8), stride=2)
+        return torch.softmax(x + y, -1), x.sum(0), *products, images
+
+    with config.patch(max_autotune=True, coordinate_descent_tuning=True):
+        compile_graph(work, [((256, 1024), "bfloat16")] * 2)
+
+
+def launch(kernel: Any) -> None:
+    """Launch a kernel on tensors of the host; nothing runs."""
+    signature = kernel.triton_meta["signature"]
+    args = [
+        torch.zeros(1 << 20, dtype=DTYPES[kind]) if kind.startswith("*") else SIZES[name]
+        for name, kind in signature.items()
+        if kind != "constexpr"
+    ]
+    kernel.run(*args, stream=0)
+
+
+def record() -> dict[str, Any]:
+    """Compile a graph without a daemon, and launch its kernels twice."""
+    hooks.install_hooks()
+    kernels = collect_kernels()
+    compile_all()
+    for kernel in [*kernels, *kernels]:
+        launch(kernel)
+    compiled = [len(kernel.compile_results) for kernel in kernels]
+    armed = [name for kernel in kernels for name in vars(kernel) if name == "run"]
+    return {"compiled": compiled, "armed": armed, "keys": account.keys, "left_alone": account.left_alone}
+
+
+def fail() -> dict[str, Any]:
+    """Compile a graph while a hook raises."""
+    hooks.install_hooks()
+
+    def raise_error(*args: Any) -> None:
+        raise RuntimeError("a hook fails")
+
+    for name in ("decide_kernel", "decide_product"):
+        setattr(hooks, name, raise_error)
+    kernels = collect_kernels()
+    with config.patch(max_autotune_pointwise=True, coordinate_descent_tuning=True):
+        compile_graph(lambda x: (x.sum(0),), [((256, 1024), "bfloat16")])
+    return {"compiled": [len(kernel.compile_results) for kernel in kernels], "left_alone": account.left_alone}
+
+
+def kill_at(stage: str) -> None:
+    """Compile a graph, and be killed when a hook's original function returns."""
+    hooks.install_hooks()
+    seam = {"define": seams.DEFINE_KERNEL, "compile": seams.COMPILE_KERNEL, "precompile": seams.PRECOMPILE}.get(stage)
+
+    def kill_after(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run_and_kill(*args: Any, **kwargs: Any) -> None:
+            function(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return run_and_kill
+
+    if seam is not None:
+        seams.hook_seam(seam, kill_after)
+    compile_all()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def multiply_on_cpu() -> dict[str, Any]:
+    """Compile a matrix product for the CPU with its choices cut to one, and count what is timed."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    timed: list[int] = []
+    for name in ("benchmark", "do_autotuning"):
+        setattr(AlgorithmSelectorCache, name, lambda *args, **kwargs: timed.append(1))
+    seams.hook_seam(
+        seams.SELECT,
+        lambda select: lambda self, name, choices, *args, **kwargs: select(self, name, choices[:1], *args, **kwargs),
+    )
+    x, y = torch.randn(3, 8, 16), torch.randn(3, 16, 8)
+    found = torch.compile(torch.bmm, mode="max-autotune-no-cudagraphs")(x, y)
+    return {"timed": len(timed), "is_right": torch.allclose(found, torch.bmm(x, y), atol=1e-5)}
+
+
+def build(state: str) -> dict[str, Any]:
+    """Build the first three configs of each record of this process's home as the daemon's workers do, in one process.
+
+    Returns:
+        by function and config, the files of its artifact; under ``libraries`` the libraries that front ends import.
+    """
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from ktuned.adoption import AdoptedDirectory
+    from ktuned.backends import Unit
+    from ktuned.dropin import AdoptedFiles, spool_directory
+    from ktuned.spool import CALL_KEY, CallRecord
+    from ktuned_inductor import adoption
+    from ktuned_inductor.backend import Build, Inductor
+
+    declared: dict[str, Any] = {}
+
+    def declare(files: Any, backend: str, name: str, declaration: Any, *functions: Any, **options: Any) -> None:
+        declared.update(files=files, functions=functions)
+
+    AdoptedFiles.declare_kernel = declare  # type: ignore[method-assign, assignment]
+    backend, found, libraries = Inductor(), {}, set()
+    for path in sorted(spool_directory().iterdir()):
+        record = CallRecord.from_bytes(path.read_bytes())
+        file, name = AdoptedDirectory(Path(state)).write_record(record)
+        adoption.adopt(str(file), record.function, record.identity)
+        list_configs, declare_inputs, make_build = declared["functions"]
+        call = declared["files"].find_call({CALL_KEY: name})
+        layouts = {tensor: (spec.dtype, spec.shape, (1,)) for tensor, spec in declare_inputs(call).items()}
+        assert [json.loads(text) for text in list_configs(call)] == [dict(knobs) for knobs in record.configs]
+        for text in list(list_configs(call))[:3]:
+            plain = json.loads(json.dumps(make_build(call, text).given(lambda given=layouts: given).to_plain()))
+            libraries.add(json.dumps(plain["library"]))
+            unit = Unit("unit", Build.from_plain(plain), (), file, record.function, "sm_90a")
+            backend.open_library(plain["library"], unit.build)
+            lowered = backend.lower(unit)
+            assert isinstance(lowered, bytes), lowered
+            unit = Unit("unit", unit.build, (), file, record.function, "sm_90a", lowered)
+            with TemporaryDirectory() as scratch:
+                Path(scratch, "unit").mkdir()
+                (compiled,) = backend.compile([unit], Path(scratch))
+                found[f"{record.function} {text}"] = compiled.message or sorted(os.listdir(Path(scratch, "unit")))
+    return {"built": found, "libraries": sorted(libraries)}
+
+
+if __name__ == "__main__":
+    stages: dict[str, Callable[..., Any]] = {
+        "record": record,
+        "fail": fail,
+        "kill": kill_at,
+        "cpu": multiply_on_cpu,
+        "build": build,
+    }
+    print(json.dumps(stages[sys.argv[1]](*sys.argv[2:])))

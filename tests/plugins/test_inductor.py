@@ -1,0 +1,323 @@
+"""Inductor's max-autotune under ``ktuned run``, without a GPU: graphs are compiled for a made-up one."""
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.adoption import AdoptedDirectory
+from ktuned.dropin import Account
+from ktuned.ipc import decoding
+from ktuned.spool import RECORD_SUFFIX, CallRecord
+from ktuned_inductor import hooks, seams, self_test, takeover
+from ktuned_inductor.decisions import Declaration, decisions, name_function
+from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, make_plain_source
+from ktuned_inductor.seams import SEAMS, Seam
+from ktuned_triton.call import Call
+
+DEADLINE_S = 400.0
+"""The suite's other processes may have the processors."""
+
+
+@dataclass
+class Place:
+    """The directories of a process that compiles graphs."""
+
+    directory: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Its environment."""
+        return {
+            **os.environ,
+            "KTUNED_HOME": str(self.directory / "home"),
+            "KTUNED_SOCKET": str(self.directory / "no.sock"),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.directory / "torch"),
+            "TRITON_CACHE_DIR": str(self.directory / "triton"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
+
+    def start(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a stage of the graphs' module to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "tests.plugins.inductor_graphs", *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def run(self, *words: str) -> Any:
+        """Run a stage, and return what it prints."""
+        done = self.start(*words)
+        assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def read_records(self) -> list[CallRecord]:
+        """Return the records that were left."""
+        return [
+            CallRecord.from_bytes(path.read_bytes())
+            for path in sorted((self.directory / "home/spool").glob(f"*{RECORD_SUFFIX}"))
+        ]
+
+    def list_saved(self, kind: str) -> list[Path]:
+        """Return the files of one of Inductor's caches."""
+        return [path for path in (self.directory / "torch").glob(kind) if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Any]:
+    """Return a place where a graph was compiled and its kernels were launched without a daemon, and what it printed."""
+    place = Place(tmp_path_factory.mktemp("recorded"))
+    return place, place.run("record")
+
+
+def test_self_test_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real compile workers take one config on a miss and the winner on a hit; an unsettled graph misses, then hits."""
+    monkeypatch.setattr(self_test, "LIMIT_S", DEADLINE_S)
+    assert self_test.run_self_test() == ""
+
+
+def test_first_start_compiles_one_config_and_leaves_records(recorded: tuple[Place, Any]) -> None:
+    """Each kernel and each operator leaves one record, at its first launch or when it is lowered."""
+    place, found = recorded
+    assert set(found["compiled"]) == {1}
+    assert not found["armed"]
+    assert not found["left_alone"]
+    assert set(found["keys"].values()) == {"recorded"}
+    records = place.read_records()
+    assert len(records) == len(found["keys"])
+    operators = {record.declaration["qualname"] for record in records}
+    assert operators == {"triton_kernel", "mm", "bmm", "convolution"}
+
+
+def test_unsettled_graph_is_in_no_cache(recorded: tuple[Place, Any]) -> None:
+    """Neither the graph nor a config is kept by Inductor."""
+    place, _ = recorded
+    assert not place.list_saved("fxgraph/**/*")
+    assert not place.list_saved("**/*.best_config")
+
+
+@pytest.mark.parametrize("stage", ["define", "compile", "precompile", "end"])
+def test_killed_program_leaves_no_untuned_choice(tmp_path: Path, stage: str) -> None:
+    """SIGKILL leaves no graph and no config, at whatever point it comes."""
+    place = Place(tmp_path)
+    assert place.start("kill", stage).returncode == -signal.SIGKILL
+    assert not place.list_saved("fxgraph/**/*")
+    assert not place.list_saved("**/*.best_config")
+
+
+def test_record_of_generated_kernel_is_a_plain_triton_file(recorded: tuple[Place, Any], tmp_path: Path) -> None:
+    """A record declares a kernel whose configs differ in blocks, with a grid for each."""
+    place, _ = recorded
+    kernels = [record for record in place.read_records() if record.declaration["module"] != "aten"]
+    for record in kernels:
+        file, call_name = AdoptedDirectory(tmp_path).write_record(record)
+        assert "adopt" in file.read_text()
+        call = decoding.convert(json.loads((file.parent / "calls" / f"{call_name}.call.json").read_text()), Call)
+        source = (file.parent / "calls" / f"{record.declaration['module']}.py").read_text()
+        assert "triton_heuristics." not in source
+        assert "def triton_kernel(" in source
+        first, *others = call.recipes.values()
+        assert any(other.grid != first.grid for other in others)
+        assert len(record.configs) == len(call.recipes)
+
+
+def test_records_are_built_by_one_front_end(recorded: tuple[Place, Any], tmp_path: Path) -> None:
+    """Generated kernels and rendered templates become machine code; the library's own kernel is a call."""
+    place, _ = recorded
+    found = place.run("build", str(tmp_path / "state"))
+    assert len(found["libraries"]) == 1
+    assert len(found["built"]) >= 3 * 3
+    compiled = ["kernel.cubin", "kernel.ptx", "launch.json", "metadata.json"]
+    for name, files in found["built"].items():
+        assert files == (["launch.json"] if "aten::" in name else compiled), name
+
+
+def test_cpu_product_with_one_choice_is_not_timed(tmp_path: Path) -> None:
+    """The seam of the choices leaves Inductor nothing to time."""
+    assert Place(tmp_path).run("cpu") == {"timed": 0, "is_right": True}
+
+
+def test_error_in_hook_leaves_inductor_as_it_is(tmp_path: Path) -> None:
+    """One line names the error, and the kernel has all its configs again."""
+    found = Place(tmp_path).run("fail")
+    assert found["left_alone"] == {"torch.compile": "RuntimeError: a hook fails"}
+    assert max(found["compiled"]) > 1
+
+
+# Seams
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Account:
+    """Return the account that a takeover writes."""
+    made = Account()
+    monkeypatch.setattr(takeover, "account", made)
+    monkeypatch.setattr(hooks, "account", made)
+    monkeypatch.setattr(self_test, "find_failure", lambda: "")
+    return made
+
+
+@pytest.fixture
+def originals() -> Iterator[dict[Seam, Any]]:
+    """Yield Inductor's own functions, and put them back."""
+    found = {seam: seam.find_owner() for seam in SEAMS}
+    kept = {seam: vars(owner)[name] for seam, (owner, name) in found.items()}
+    yield kept
+    for seam, (owner, name) in found.items():
+        setattr(owner, name, kept[seam])
+
+
+def adopt(tmp_path: Path, numerics: str = "tolerance") -> None:
+    """Take torch.compile over in this process, as ``ktuned run`` does."""
+    takeover.adopt(None, "background", numerics, "", str(tmp_path))
+
+
+def list_hooked(originals: dict[Seam, Any]) -> list[Seam]:
+    """Return the seams that are not Inductor's own."""
+    return [seam for seam, kept in originals.items() if inspect.getattr_static(*seam.find_owner()) is not kept]
+
+
+def test_known_inductor_is_taken_over(tmp_path: Path, account: Account, originals: dict[Seam, Any]) -> None:
+    """All seams of the program are hooked."""
+    adopt(tmp_path)
+    assert not account.left_alone
+    assert {seam.name for seam in list_hooked(originals)} >= {"AsyncCompile.triton", "FxGraphCache._save_graph"}
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_renamed_seam_leaves_inductor_as_it_is(
+    seam: Seam, tmp_path: Path, account: Account, originals: dict[Seam, Any]
+) -> None:
+    """One line names the seam, and nothing is hooked."""
+    owner, name = seam.find_owner()
+    delattr(owner, name)
+    adopt(tmp_path)
+    assert account.left_alone == {"torch.compile": f"it has no {seam.module}.{seam.name}"}
+    setattr(owner, name, originals[seam])
+    assert not list_hooked(originals)
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
+def test_other_signature_leaves_inductor_as_it_is(
+    seam: Seam, tmp_path: Path, account: Account, originals: dict[Seam, Any]
+) -> None:
+    """One line has the parameters, and nothing is hooked."""
+    owner, name = seam.find_owner()
+    setattr(owner, name, lambda self, other: None)
+    adopt(tmp_path)
+    assert account.left_alone == {"torch.compile": f"its {seam.name} has the parameters self, other"}
+    setattr(owner, name, originals[seam])
+    assert not list_hooked(originals)
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.15.0", "3.0.0"])
+def test_unknown_version_is_left_alone(
+    version: str, tmp_path: Path, account: Account, originals: dict[Seam, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line names the versions."""
+    monkeypatch.setattr("torch.__version__", version)
+    adopt(tmp_path)
+    assert account.left_alone == {"torch.compile": f"torch {version} is not one of the versions 2.10 to 2.14"}
+    assert not list_hooked(originals)
+
+
+def test_failed_self_test_leaves_inductor_as_it_is(
+    tmp_path: Path, account: Account, originals: dict[Seam, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first decision is not made, its failure is the reason, and no later decision is made either."""
+    reason = "its self-test failed: AssertionError: a graph was saved"
+    monkeypatch.setattr(self_test, "find_failure", lambda: reason)
+    monkeypatch.setattr(hooks.switch, "reason", "")
+    adopt(tmp_path)
+    assert not account.left_alone
+    declaration = Declaration(
+        name=name_function("model.py", "L48", "Head", "bmm"),
+        module="aten",
+        qualname="bmm",
+        variables={},
+        versions=(),
+        source="",
+    )
+    for _ in range(2):
+        assert hooks.switch.attempt(None, decisions.decide, declaration, {"shape": "8x64x64x64"}, None) is None
+    assert account.left_alone == {"torch.compile": reason}
+
+
+def test_exact_numerics_leave_inductor_as_it_is(tmp_path: Path, account: Account, originals: dict[Seam, Any]) -> None:
+    """Its choices differ in bits."""
+    adopt(tmp_path, "exact")
+    assert "exact" in account.left_alone["torch.compile"]
+    assert not list_hooked(originals)
+
+
+def test_self_test_that_takes_too_long_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was too busy: the next program tries again."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    monkeypatch.setattr(self_test, "LIMIT_S", 0.01)
+    assert self_test.find_failure() == "its self-test took longer than 0 s"
+    monkeypatch.setattr(self_test, "run_self_test", lambda: "")
+    assert self_test.find_failure() == ""
+
+
+def test_result_of_self_test_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs once for a build of torch and Triton."""
+    runs: list[int] = []
+
+    def count_run() -> str:
+        runs.append(1)
+        return "its self-test failed: it is simulated"
+
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    monkeypatch.setattr(self_test, "run_self_test", count_run)
+    assert {self_test.find_failure(), self_test.find_failure()} == {"its self-test failed: it is simulated"}
+    assert runs == [1]
+
+
+def test_switch_turns_all_hooks_off_at_the_first_error() -> None:
+    """Later hooks do nothing, and one line is reported."""
+    reports: list[str] = []
+    switch = seams.Switch(reports.append)
+    assert switch.attempt(0, lambda: 1) == 1
+    assert switch.attempt(0, lambda: 1 // 0) == 0
+    assert switch.attempt(0, lambda: 1) == 0
+    assert reports == ["ZeroDivisionError: integer division or modulo by zero"]
+
+
+# Records
+
+
+def test_candidates_hold_the_default_the_list_and_neighbours() -> None:
+    """The config that is launched is the first; there are few enough."""
+    default = {"XBLOCK": 8, "R0_BLOCK": 64, "num_warps": 4, "num_stages": 1}
+    listed = [{**default, "XBLOCK": 1 << place} for place in range(12)] + [
+        {"XBLOCK": 1, "num_warps": 4, "num_stages": 1}
+    ]
+    found = list_candidates(default, listed)
+    assert found[0] == default
+    assert {**default, "R0_BLOCK": 128} in found
+    assert all(knobs.keys() == default.keys() for knobs in found)
+    assert len(found) <= MAX_CANDIDATES
+
+
+def test_plain_source_has_no_decorator() -> None:
+    """What generated files do for Inductor is left out; helpers stay."""
+    source = (
+        "triton_helpers.set_driver_to_gpu()\n\n@triton.jit\ndef _add(a, b):\n    return a + b\n\n"
+        "@triton_heuristics.reduction(\n    size_hints={'x': 2},\n    inductor_meta={'a': (1)}\n)\n@triton.jit\n"
+        "def triton_red_fused_3(x):\n    pass\n"
+    )
+    assert make_plain_source("triton_red_fused_3", source) == (
+        "\n\n@triton.jit\ndef _add(a, b):\n    return a + b\n\n@triton.jit\ndef triton_kernel(x):\n    pass\n"
+    )
