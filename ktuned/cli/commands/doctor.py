@@ -85,8 +85,14 @@ def format_findings(findings: Sequence[Finding], width: int | None) -> list[str]
             if width is None:
                 lines.append(first + text_line)
             else:
-                options = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * 6}
-                lines += textwrap.wrap(text_line, width, initial_indent=first, **options)
+                lines += textwrap.wrap(
+                    text_line,
+                    width,
+                    initial_indent=first,
+                    subsequent_indent=" " * 6,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
     return lines
 
 
