@@ -7,7 +7,6 @@ Each step is one function below, in the order in which they run.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import shutil
 import signal
@@ -321,7 +320,7 @@ def difference(config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
 def edit_comment(stage: Stage, client: Client, job: Mapping[str, Any]) -> None:
     """Save the kernel file with one more comment; the daemon reads it, and changes nothing."""
     save(stage.kernel_file, stage.kernel_file.read_text() + COMMENT)
-    until(lambda: has_read(stage.kernel_file, client), "the daemon to read the saved file")
+    client.call("add", path=str(stage.kernel_file))  # It is answered when the daemon has read the saved file.
     # Stale for a moment: another look at the file may have been asked for meanwhile.
     until(lambda: look_up(client, job)["status"] == "fresh", "the winner to be fresh beside a new comment")
     if jobs(client) != [job]:
@@ -372,13 +371,6 @@ def save(file: Path, content: str) -> None:
     written = file.with_suffix(".new")
     written.write_text(content)
     written.replace(file)
-
-
-def has_read(file: Path, client: Client) -> bool:
-    """Return whether the daemon has read what a file holds now."""
-    (kernel,) = client.call("kernels", kernel=KERNEL)["kernels"]
-    known: str = kernel["stamps"][str(file)]
-    return known == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def look_up(client: Client, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -192,7 +192,7 @@ def _load_winner(hit: Hit, device: str | None, default: Callable[..., Any] | Non
         raise LoadError(f"{hit.kernel} has no compiled winner for {_describe_problem(hit.problem)}: {reason}")
     artifact = str(hit.artifact)
     for point in entry_points(group=LOADERS, name="winner"):
-        return point.load()(artifact, hit.file, device)
+        return point.load()(artifact, hit.file, device, hit.problem)
     plugin = _find_plugin(artifact)
     remedy = f"{sys.executable} -m pip install {plugin}" if plugin else "install its plugin"
     raise LoadError(f"{hit.kernel} cannot be loaded: its backend is not installed for this Python; {remedy}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ktuned.cli import text
-from ktuned.cli.tables import format_table
+from ktuned.cli.tables import format_table, split_common_columns
 from ktuned.model import escape_controls, escape_controls_in_json
 
 if TYPE_CHECKING:
@@ -171,5 +171,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[
         *(tuple(text.ABSENT if cell is None else escape_controls(str(cell)) for cell in row) for row in rows),
     ]
     width = shutil.get_terminal_size().columns if is_terminal else None
+    if width is not None and len(cells) > 2:
+        common, cells, figures = split_common_columns(cells, figures, width)
+        for name, value in common:
+            emit_line(f"{name}: {value}")
     for number, line in enumerate(format_table(cells, figures, width)):
         emit_line(line, is_heading=number == 0 and is_terminal)

@@ -34,6 +34,24 @@ def format_table(rows: Sequence[Sequence[str]], is_figure: Sequence[bool], width
     return lines
 
 
+def split_common_columns(
+    rows: Sequence[Sequence[str]], is_figure: Sequence[bool], width: int
+) -> tuple[list[tuple[str, str]], list[tuple[str, ...]], list[bool]]:
+    """Return the columns that are equal in all rows, as names and values, and the table without them.
+
+    They are taken out, the broadest first, until the table fits ``width``. The first column always stays.
+    """
+    columns = list(zip(*rows, strict=True))
+    equal = [place for place, column in enumerate(columns) if place and len(set(column[1:])) == 1]
+    kept = list(range(len(columns)))
+    for place in sorted(equal, key=lambda place: -max(map(len, columns[place]))):
+        if sum(max(map(len, columns[one])) + GAP for one in kept) - GAP <= width:
+            break
+        kept.remove(place)
+    common = [(columns[place][0], columns[place][1]) for place in equal if place not in kept]
+    return common, [tuple(row[place] for place in kept) for row in rows], [is_figure[place] for place in kept]
+
+
 def _format_line(cells: Sequence[str], widths: Sequence[int], is_figure: Sequence[bool]) -> str:
     padded = (
         cell.rjust(width) if figure else cell.ljust(width)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ import msgspec
 from ktuned.ipc.regular_files import open_regular_file
 
 MANIFEST_NAME = "manifest.json"
+TENSORS_NAME = "tensors.json"
+"""A file beside the manifest, which grows with each problem that the artifact is measured for: the tensors of each."""
+
+Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
+"""The dtype and the shape of each tensor of a problem, by name."""
+
 MANIFEST_VERSION = 1
 
 
@@ -96,7 +103,7 @@ def write(
     files = {
         path.relative_to(directory).as_posix(): digest_file(path)
         for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != MANIFEST_NAME
+        if path.is_file() and path.name not in (MANIFEST_NAME, TENSORS_NAME)
     }
     manifest = Manifest(key, backend, dict(facts), files, tuple(decisive), recipe or Recipe())
     text = json.dumps({"version": MANIFEST_VERSION, **msgspec.to_builtins(manifest)}, indent=1, sort_keys=True)
@@ -141,3 +148,26 @@ def verify(directory: Path, *, required: Iterable[str]) -> Manifest:
         if actual != expected:
             raise DamagedArtifact(f"{directory.name}: {name} is not what was sealed")
     return manifest
+
+
+def add_tensors(directory: Path, problem: str, tensors: Tensors) -> None:
+    """Record with which tensors an artifact was measured for a problem, given as canonical text.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    known = read_tensors(directory)
+    if problem in known:
+        return
+    staged = directory / f".{TENSORS_NAME}.{os.getpid()}"
+    staged.write_bytes(msgspec.json.encode({**known, problem: tensors}))
+    staged.replace(directory / TENSORS_NAME)
+
+
+def read_tensors(directory: Path) -> dict[str, Tensors]:
+    """Return the tensors with which an artifact was measured, by problem; empty if nothing is recorded."""
+    try:
+        with open_regular_file(directory / TENSORS_NAME) as stream:
+            return msgspec.json.decode(stream.read(), type=dict[str, Tensors])
+    except (OSError, msgspec.DecodeError):
+        return {}

@@ -157,19 +157,15 @@ class KernelInfo(msgspec.Struct, frozen=True):
 
     @property
     def data_read(self) -> dict[str, str]:
-        """The names that were read to make a problem's data, or in launches, with short digests of their contents.
+        """The names that decide a measurement besides machine code and data, with short digests of their contents.
 
-        Python that does not judge outputs is left out, because lanes digest the data that it makes.
+        They were read by the reference, by checks or in launches. Lanes digest the data that other reads have made; but
+        if code of the kernel file judges outputs, everything counts that may have been read for that.
         """
-        entries = [one for one in self.learned.values() if one.is_data and (self.judges or not one.meaning)]
+        entries = [
+            one for one in self.learned.values() if (one.is_data if self.judges else one.is_run and not one.meaning)
+        ]
         return {one.name: one.decisive[:16] for one in entries}
-
-    def has_data_like(self, read: Mapping[str, str]) -> bool:
-        """Return whether the names of an earlier :attr:`data_read` have the same content now, or an equal one."""
-        now = self.data_read
-        return all(
-            name in now and digest in (now[name], *self.learned[name].short_alike) for name, digest in read.items()
-        )
 
     @property
     def parts(self) -> dict[str, str]:

@@ -85,11 +85,6 @@ class Observation(msgspec.Struct, frozen=True):
         return self.meaning or self.digest
 
     @property
-    def short_alike(self) -> tuple[str, ...]:
-        """The equal values, as short as digests of parts."""
-        return tuple(value[:16] for value in self.alike)
-
-    @property
     def is_noise(self) -> bool:
         """Whether its changes count at repetitions only."""
         return len(self.alike) > NOISE

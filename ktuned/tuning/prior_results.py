@@ -214,7 +214,8 @@ class PriorResults:
         """Return whether all files and variables that a trial had read are unchanged. Later additions do not count."""
         name = twin.detail.profile.read
         read = self._store.load_fingerprint_versions(name) if name else {}
-        return read is not None and self._brief.kernel.has_data_like(read)
+        now = self._brief.kernel.data_read
+        return read is not None and all(now.get(place) == held for place, held in read.items())
 
     async def store_read_digest(self) -> str:
         """Store the files and variables that the kernel's data depends on; return their digest, or "" without any."""

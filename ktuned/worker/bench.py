@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -85,6 +86,7 @@ class Bench:
         self._registry = registry
         self._places = places
         self._open: OpenProblem | None = None
+        self._described: tuple[str, manifest.Tensors] = ("", {})
         self._trace: CodeTrace | None = None
         self._state = ProcessState()
 
@@ -130,6 +132,7 @@ class Bench:
         costs = Costs(
             strip_numerics(choose_search_objective(objective)), partial(kernel.evaluate_metrics, request.problem)
         )
+        self._described = canonical(request.problem), _describe_tensors(data.tensors)
         self._open = OpenProblem(
             request.device,
             data,
@@ -322,7 +325,12 @@ class Bench:
         problem.data.reset_tensors()
         run = ConfigRun(problem, unit.key, launch, phases)
         began = monotonic()
-        return _charge_time(run.check_damage(steps(run)), problem.device, began)
+        measured = run.check_damage(steps(run))
+        if measured.result.outcome is Outcome.MEASURED:
+            # Whoever loads the artifact checks by these what it is called with.
+            with suppress(OSError):
+                manifest.add_tensors(self._places.locate_artifact(unit.key), *self._described)
+        return _charge_time(measured, problem.device, began)
 
     def _require_current_files(self) -> None:
         """Check that the files that this process has mapped are still those on the disk.
@@ -406,3 +414,10 @@ def _digest_identity(kernel: DeclaredKernel, problem: Problem, data: ProblemData
     work = repr(kernel.evaluate_work(problem))
     identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
     return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def _describe_tensors(tensors: Mapping[str, Any]) -> manifest.Tensors:
+    return {
+        name: (str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)))
+        for name, tensor in tensors.items()
+    }

@@ -119,12 +119,10 @@ class Author:
         """Wait until all that was saved has been taken in, and its jobs have ended."""
         for _ in range(2):
             self._marks += 1
-            text = KERNEL.format(name="marker", source="a.c", scale=2, steps="[1]", rows="int", flags="()").replace(
-                "1e-3", f"{self._marks}e-6"
-            )
+            text = KERNEL.format(name="marker", source="a.c", scale=2, steps="[1]", rows="int", flags="()")
             text = text.replace("problems=[dict(n=256)]", "problems=[]").replace("int()", "1")
             before = self._marker()
-            (self.project.root / "tune_marker.py").write_text(IMPORTS + text)
+            (self.project.root / "tune_marker.py").write_text(IMPORTS + "\n" * self._marks + text)
             self.daemon.wait_until(lambda before=before: self._marker() != before, "the marker to be seen")  # type: ignore[misc]
         if self._is_compiler_new:
             # No marker follows the look at the compiler.
@@ -145,10 +143,10 @@ class Author:
         answers = [self.daemon.client.call("lookup", kernel=name, problem={"n": 256}) for name in self.project.kernels]
         return any("being inspected" in answer["message"] or "to be probed" in answer["message"] for answer in answers)
 
-    def _marker(self) -> str:
+    def _marker(self) -> int:
         kernels = self.daemon.client.call("kernels")["kernels"]
-        # Of the marker, what it declares itself: an edit of its source does not count for it.
-        return next((kernel["data_digest"] for kernel in kernels if kernel["kernel"] == "marker"), "")
+        # An edit of its source does not count for the marker, so its place in its file tells how new it is.
+        return next((kernel["line"] for kernel in kernels if kernel["kernel"] == "marker"), 0)
 
     def _open_jobs(self) -> set[int]:
         jobs = self.daemon.client.call("jobs")["jobs"]

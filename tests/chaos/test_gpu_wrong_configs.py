@@ -116,7 +116,7 @@ def test_wrong_configs_on_a_gpu_are_caught_and_right_ones_measured(tmp_path: Pat
         for trial in kinds["OUTSIDE"]:
             reason = f"wrote outside its tensors: {describe_offset(trial['config']['offset'])}"
             assert (trial["outcome"], trial["message"]) == ("mismatch", reason)
-        for kind, words in (("DIRTY", "the first launch was right"), ("SEED", "right for its first inputs")):
+        for kind, words in (("DIRTY", "the first launch was right"), ("SEED", "right on its first inputs")):
             assert {trial["outcome"] for trial in kinds[kind]} == {"mismatch"}
             assert all(trial["message"].startswith(words) for trial in kinds[kind])
         assert job["outcomes"] == {"measured": 40, "mismatch": 60}

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ktuned.cli import doctor
-from ktuned.cli.doctor import Level
+from ktuned.cli.commands.doctor import format_findings
+from ktuned.cli.doctor import Finding, Level
 from tests.cli.conftest import RunCli, StartDaemon
 from tests.cli.samples import make_status, make_status_map
 
@@ -146,3 +147,15 @@ def test_a_failed_check_exits_1(run_cli: RunCli, start_daemon: StartDaemon) -> N
     result = run_cli("doctor")
     assert result.code == 1
     assert re.search(r"^fail +/gone/python", result.out, re.MULTILINE)
+
+
+def test_what_is_fine_takes_one_line_and_the_rest_is_told_in_full() -> None:
+    fine = Finding(Level.OK, "plugins", "nvrtc 0.1.0, " * 20)
+    broken = Finding(Level.FAIL, "home", "/srv is on a read-only file system " * 4, "set KTUNED_HOME")
+    first, *rest = format_findings([fine, broken], 80)
+    assert (len(first), first[-1]) == (80, "…")
+    assert " ".join(" ".join(rest).split()) == (
+        "fail home " + " ".join(("/srv is on a read-only file system " * 4).split()) + " remedy: set KTUNED_HOME"
+    )
+    assert max(map(len, rest)) <= 80
+    assert "…" not in "".join(format_findings([fine], None))

@@ -140,7 +140,7 @@ def test_missing_nvml_warns() -> None:
     missing = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
     *_, (level, what, message, mend) = check_report(make_environment_report(backends={"nvrtc": GOOD}, nvml=missing))
     assert (level, what, mend) == ("warn", "NVML", "/p/python -m pip install nvidia-ml-py")
-    assert "timings ignore it" in message
+    assert "contention is not detected" in message
 
 
 def test_an_interpreter_that_cannot_be_probed_fails() -> None:

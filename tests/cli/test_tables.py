@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.cli.tables import format_table
+from ktuned.cli.tables import format_table, split_common_columns
 
 ROWS = [
     ("job", "kernel", "problem", "best"),
@@ -46,3 +46,16 @@ def test_rows_of_too_many_columns_become_records() -> None:
     path = "/home/author/kernels/tune_gemm.py:26"
     assert path in " ".join(format_table([("declared at", "size"), (path, "3")], [False, True], 20))
     assert format_table([("a", "b")], [False, False], 1) == ["a  b"]
+
+
+def test_a_column_that_is_the_same_everywhere_goes_into_the_heading() -> None:
+    """Only as far as the table is too broad."""
+    device = "Intel(R) Xeon(R) Processor (2 cores)"
+    rows = [("kernel", "device", "state", "best"), ("gemm", device, "done", "1 µs"), ("dot", device, "done", "2 µs")]
+    figures = [False, False, False, True]
+    common, rest, kinds = split_common_columns(rows, figures, 40)
+    assert common == [("device", device)]
+    assert rest == [("kernel", "state", "best"), ("gemm", "done", "1 µs"), ("dot", "done", "2 µs")]
+    assert max(map(len, format_table(rest, kinds, 40))) <= 40
+    assert split_common_columns(rows, figures, 80) == ([], rows, figures)
+    assert [name for name, _ in split_common_columns(rows, figures, 12)[0]] == ["device", "state"]

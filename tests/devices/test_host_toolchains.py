@@ -85,7 +85,7 @@ async def test_a_changed_toolchain_of_a_host_is_doubted_until_it_is_probed(parts
     host, second = (replace(parts.environment, host=name) for name in ("other", "alike"))
     for environment in (host, second):
         environments.add_host(environment.host)
-        assert "not asked yet" in environments.find_doubt(environment)
+        assert "has not been probed yet" in environments.find_doubt(environment)
     for environment in (parts.environment, host, second):
         await environments.probe_environment(environment)
         assert environments.find_doubt(environment) == ""
@@ -109,4 +109,4 @@ async def test_a_host_that_comes_back_is_probed_again(parts: Parts) -> None:
     environments.remove_host("other")
     assert environments.hosts == ()
     environments.add_host("other")
-    assert "not asked yet" in environments.find_doubt(host)
+    assert "has not been probed yet" in environments.find_doubt(host)

@@ -134,7 +134,7 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
     machine = parts.machine
     environment = add_variables(parts, FAKE_DEVICES="0")
     error = catch_backend_error(machine, environment)
-    assert "have not been asked yet" in error.message
+    assert "have not been probed yet" in error.message
     await machine.environments.probe_environment(environment)
     error = catch_backend_error(machine, environment)
     assert (error.message, error.hint) == (

@@ -300,7 +300,7 @@ async def test_nonsense_in_the_pipe_kills_the_worker(
             except OSError:
                 pass
     """
-    with pytest.raises(WorkerDied, match="the worker sent what is no answer") as caught:
+    with pytest.raises(WorkerDied, match="the worker sent an invalid answer") as caught:
         await send_and_collect(worker, playground.write_and_request(body, HANG))
     assert not caught.value.is_outside_kill
 

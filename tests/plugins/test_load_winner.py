@@ -1,11 +1,13 @@
 """``hit.load()`` gives the winner as a callable, with the same two lines for each backend."""
 
+import timeit
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from ktuned.backends import load_winner
 from ktuned_client import Client, Hit, LoadError
 from tests.e2e.harness import Daemon
 
@@ -116,18 +118,56 @@ def test_another_problems_winner_is_not_launched_for_this_one(client: Client) ->
         hit.load()
 
 
+@pytest.mark.parametrize("kernel", ["compiled", "eager"])
+def test_a_winner_refuses_other_tensors(client: Client, kernel: str) -> None:
+    """Another dtype would give a wrong result, and a shorter tensor would be read past its end."""
+    call = client.lookup(kernel, {"n": 64}).load()
+    x, y = torch.rand(64), torch.empty(64)
+    with pytest.raises(TypeError, match="x is float64, and the winner was measured with float32"):
+        call(x.double(), y)
+    for run in (call, call.bind):
+        with pytest.raises(ValueError, match=r"y has the shape \(100,\), and the problem has \(64,\)"):
+            run(x=x, y=torch.empty(100))
+    with pytest.raises(ValueError, match="x is on meta, and the winner was loaded for cpu:0"):
+        call(torch.empty(64, device="meta"), y)
+    call(x, y)
+    assert torch.equal(y, 2 * x)
+
+
+def test_an_artifact_that_is_loaded_for_any_size_checks_the_rest(client: Client) -> None:
+    """The number of dimensions and the dtypes are those that it was measured with."""
+    hit = client.lookup("eager", {"n": 32})
+    call = load_winner(str(hit.artifact), hit.file)
+    x, y = torch.rand(32), torch.empty(32)
+    call(x, y)
+    assert torch.equal(y, 2 * x)
+    with pytest.raises(ValueError, match=r"x has the shape \(4, 8\), and the problem has \(any,\)"):
+        call(x.view(4, 8), y)
+    with pytest.raises(TypeError, match="float16"):
+        call(x.half(), y)
+
+
+def test_the_check_of_known_shapes_is_cheap(client: Client) -> None:
+    """It compares with what was accepted before, in a few microseconds."""
+    call = client.lookup("compiled", {"n": 64}).load()
+    tensors = {"x": torch.rand(64), "y": torch.empty(64)}
+    call(**tensors)
+    counted = timeit.repeat(lambda: call._name_tensors((), tensors), number=1000, repeat=5)
+    assert min(counted) / 1000 < 50e-6
+
+
 def test_a_damaged_artifact_is_not_loaded(client: Client) -> None:
     """Its files are compared with its manifest."""
     hit = client.lookup("compiled", {"n": 64})
     file = Path(str(hit.artifact)) / "kernel.so"
-    content = file.read_bytes()
-    file.chmod(0o600)
+    # Another file, because this process has mapped the one that other tests have loaded.
+    kept = file.rename(file.with_name("kept"))
     try:
-        file.write_bytes(content[:-1])
+        file.write_bytes(kept.read_bytes()[:-1])
         with pytest.raises(Exception, match="is not what was sealed"):
             hit.load()
     finally:
-        file.write_bytes(content)
+        kept.replace(file)
 
 
 def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def measure_batch(*keys: str) -> tuple[replies.Measurement, list[str]]:
     """Measure units as one batch; return the last measurement and the log."""
     log: list[str] = []
     units = tuple(requests.UnitRef(key, {}) for key in keys)
-    bench = Bench(Registry([]), cast("Places", None))
+    bench = Bench(Registry([]), Places({}, "/no/artifacts", "/no/references"))
     bench._open = FakeProblem(log)
     last = bench.run_trial(requests.Trial(units, PRESETS["fast"], False), LoggingReply(log))
     return last, log

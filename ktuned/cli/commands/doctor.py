@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -56,10 +59,41 @@ def doctor(peaks: bool, as_json: bool) -> int:
     else:
         # The findings that need action come last, next to the prompt.
         findings.sort(key=lambda finding: list(Level).index(finding.level))
-        rows = ([finding.level, finding.what, finding.message, finding.mend] for finding in findings)
-        output.print_table(["state", "what", "how it is", "remedy"], rows)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in format_findings(findings, width):
+            output.emit_line(line)
         output.print_message(_summarise_findings(findings))
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
+
+
+MAX_LABEL = 30
+"""Longest name of a finding that decides how far the messages are indented."""
+
+
+def format_findings(findings: Sequence[Finding], width: int | None) -> list[str]:
+    """Return the lines of findings: what is fine on one line each, cut at ``width``; all else with its remedy."""
+    short = [len(finding.what) for finding in findings if len(finding.what) <= MAX_LABEL]
+    margin = max(short, default=0)
+    lines = []
+    for finding in findings:
+        line = f"{finding.level:<4}  {finding.what:<{margin}}  {finding.message}"
+        if finding.level is Level.OK and width is not None:
+            lines.append(line if len(line) <= width else f"{line[: width - 1]}…")
+            continue
+        told = [line, *([f"remedy: {finding.mend}"] if finding.mend else [])]
+        for text_line, first in zip(told, ("", " " * 6), strict=False):
+            if width is None:
+                lines.append(first + text_line)
+            else:
+                lines += textwrap.wrap(
+                    text_line,
+                    width,
+                    initial_indent=first,
+                    subsequent_indent=" " * 6,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+    return lines
 
 
 def _measure_peaks(*, as_json: bool) -> int:
