@@ -165,7 +165,18 @@ class Adoptions:
             latency_us=answer.latency_us,
             message=message,
             given_up=0 if is_open else self._keys.count_given_up(kernel, key.problem, answer.device, key.objective),
+            default_us=self._find_default_latency(kernel, key, answer.device)
+            if answer.status is Status.FRESH
+            else None,
         )
+
+    def _find_default_latency(self, kernel: KernelInfo, key: CallKey, device: str | None) -> float | None:
+        """Return the latency of the declared default in the job that measured a key's winner."""
+        if kernel.default is None or device is None:
+            return None
+        winner = self._known.store.get_winner(kernel.make_winner_key(key.problem, device, key.objective))
+        job = winner and self._known.store.find_job_of_winner(winner)
+        return job.default_us if job else None
 
     def _look_up(self, kernel: KernelInfo, key: CallKey) -> Lookup:
         return self._lookups.look_up(

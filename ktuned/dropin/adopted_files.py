@@ -70,10 +70,7 @@ class AdoptedFiles(Generic[Call]):
             space=space(yield_configs),
             specialize=declared.specialize,
             inputs=lambda p: declare_inputs(self.find_call(p)),
-            strategy="exhaustive",
-            preset="fast",
-            is_data=True,
-            **options,
+            **{"strategy": "exhaustive", "preset": "fast", "is_data": True, **options},
         )
         def make_config_build(p: Any, c: Any) -> Build:
             return make_build(self.find_call(p), canonical(dict(c)))

@@ -85,6 +85,17 @@ class DaemonLink:
             return None
         return answer
 
+    def may_have_gpu(self, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> bool:
+        """Return whether a daemon runs that has found a GPU, or that does not say in time."""
+        try:
+            found = self._client.call("backends", deadline_s=deadline_s)
+        except DaemonSilent:
+            return True
+        except (DaemonUnavailable, DaemonError):
+            return False
+        backends = (backend for environment in found["environments"] for backend in environment["backends"].values())
+        return any(device["kind"] == "cuda" for backend in backends for device in backend["devices"])
+
     def await_tuning(self, key: CallKey) -> Answer | None:
         """Wait for the end of a key's tuning, and return what the daemon knows then; ``None`` if it is gone.
 
@@ -185,6 +196,7 @@ def _read_answer(entry: Mapping[str, Any]) -> Answer:
         entry.get("latency_us"),
         entry.get("message", ""),
         entry.get("given_up", 0),
+        entry.get("default_us"),
     )
 
 

@@ -134,6 +134,7 @@ class Answer(msgspec.Struct, frozen=True):
         latency_us: the config's latency, if it was measured for exactly this problem.
         message: why there is no winner, if a tuning has ended without one.
         given_up: the number of configs whose compiles were given up for time, and that are compiled later.
+        default_us: the latency of the declared default in the winner's job, if a default is declared.
     """
 
     config: str | None = None
@@ -143,6 +144,7 @@ class Answer(msgspec.Struct, frozen=True):
     latency_us: float | None = None
     message: str = ""
     given_up: int = 0
+    default_us: float | None = None
 
 
 class Standing(Enum):

@@ -33,6 +33,7 @@ class KeyAnswer(msgspec.Struct, frozen=True):
         latency_us: the config's latency, if it was measured for exactly this key.
         message: why a tuning ended without a winner; else empty.
         given_up: the number of configs whose compiles were given up for time, and that are compiled later.
+        default_us: the latency of the declared default in the winner's job, if a default is declared.
     """
 
     status: Status
@@ -42,6 +43,7 @@ class KeyAnswer(msgspec.Struct, frozen=True):
     latency_us: float | None = None
     message: str = ""
     given_up: int = 0
+    default_us: float | None = None
 
 
 class CallsAnswer(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from ktuned_inductor.made_up_gpu import compile_graph, make_up_gpu
 make_up_gpu()
 
 import torch  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
 from torch._inductor import config  # noqa: E402
 
 from ktuned.dropin import account  # noqa: E402
@@ -108,6 +109,16 @@ def kill_at(stage: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def compile_untuned(served: str = "") -> dict[str, Any]:
+    """Compile a graph in a start that no daemon serves, or that one serves; return if it came from the cache."""
+    hooks.install_hooks()
+    if not served:
+        hooks.find_tuner()
+    with config.patch(max_autotune=True, coordinate_descent_tuning=True):
+        compile_graph(lambda x: (x.sum(0),), [((256, 1024), "bfloat16")])
+    return {"hits": counters["inductor"]["fxgraph_cache_hit"], "left_alone": account.left_alone}
+
+
 def multiply_on_cpu() -> dict[str, Any]:
     """Compile a matrix product for the CPU with its choices cut to one, and count what is timed."""
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
@@ -143,7 +154,7 @@ def build(state: str) -> dict[str, Any]:
     declared: dict[str, Any] = {}
 
     def declare(files: Any, backend: str, name: str, declaration: Any, *functions: Any, **options: Any) -> None:
-        declared.update(files=files, functions=functions)
+        declared.update(files=files, functions=functions, options=options)
 
     AdoptedFiles.declare_kernel = declare  # type: ignore[method-assign, assignment]
     backend, found, libraries = Inductor(), {}, set()
@@ -174,6 +185,7 @@ if __name__ == "__main__":
     stages: dict[str, Callable[..., Any]] = {
         "record": record,
         "fail": fail,
+        "untuned": compile_untuned,
         "kill": kill_at,
         "cpu": multiply_on_cpu,
         "build": build,

@@ -9,17 +9,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ktuned.adoption import AdoptedDirectory
-from ktuned.dropin import Account
+from ktuned.dropin import Account, Answer
 from ktuned.ipc import decoding
 from ktuned.spool import RECORD_SUFFIX, CallRecord
+from ktuned_inductor import decisions as decisions_module
 from ktuned_inductor import hooks, seams, self_test, takeover
-from ktuned_inductor.decisions import Declaration, decisions, name_function
-from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, make_plain_source
+from ktuned_inductor.decisions import LEAST_GAIN, Decisions, Origin, decisions
+from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, list_first, locate_origin, make_plain_source
 from ktuned_inductor.seams import SEAMS, Seam
 from ktuned_triton.call import Call
 
@@ -156,6 +159,14 @@ def test_error_in_hook_leaves_inductor_as_it_is(tmp_path: Path) -> None:
     assert max(found["compiled"]) > 1
 
 
+def test_start_that_nobody_tunes_keeps_its_graphs_apart(tmp_path: Path) -> None:
+    """Without a daemon the graph is saved and found again; a start that a daemon serves lowers it again."""
+    place = Place(tmp_path)
+    assert [place.run("untuned")["hits"] for _ in range(2)] == [0, 1]
+    assert place.list_saved("fxgraph/**/*")
+    assert place.run("untuned", "served")["hits"] == 0
+
+
 # Seams
 
 
@@ -242,16 +253,10 @@ def test_failed_self_test_leaves_inductor_as_it_is(
     monkeypatch.setattr(hooks.switch, "reason", "")
     adopt(tmp_path)
     assert not account.left_alone
-    declaration = Declaration(
-        name=name_function("model.py", "L48", "Head", "bmm"),
-        module="aten",
-        qualname="bmm",
-        variables={},
-        versions=(),
-        source="",
-    )
+    origin, problem = Origin("model.py", "48", "Head"), {"shape": "8x64x64x64"}
+    fields = {"module": "aten", "qualname": "bmm", "source": ""}
     for _ in range(2):
-        assert hooks.switch.attempt(None, decisions.decide, declaration, {"shape": "8x64x64x64"}, None) is None
+        assert hooks.switch.attempt(None, lambda: decisions.decide(origin, "bmm", problem, None, **fields)) is None
     assert account.left_alone == {"torch.compile": reason}
 
 
@@ -316,19 +321,86 @@ def test_graph_with_other_settings_is_left_to_inductor(
 
 def test_names_fit_the_daemon_s_files() -> None:
     """A name has the file, the line and the module that the user wrote; other characters are replaced."""
-    assert name_function("model.py", "L48", "Head", "bmm").full == "model.py.L48.Head.bmm"
-    name = name_function("my modèle.py", "L48", "Head<T>", "bmm", "backward")
+    origin = Origin("model.py", "48", "Head")
+    assert origin.name_function("bmm").full == "model.py.L48.Head.bmm"
+    assert origin.describe_operation("bmm", {"shape": "8x64x256x128", "dtype": "bf16"}) == (
+        "model.py:48 Head bmm 8x64x256x128 bf16"
+    )
+    name = Origin("my modèle.py", "48", "Head<T>", "backward").name_function("bmm")
     assert (name.package, name.function) == ("my_mod_le.py", "L48.Head_T_.bmm.backward")
 
 
+def make_node(name: str, modules: dict[str, tuple[str, Any]], *frames: str) -> Any:
+    """Return an FX node as Inductor sees it."""
+    trace = "".join(f'  File "{frame}, in forward\n    x\n' for frame in frames)
+    return SimpleNamespace(name=name, meta={"stack_trace": trace, "fwd_nn_module_stack": modules})
+
+
+def test_origin_is_what_the_user_wrote() -> None:
+    """The innermost frame and module that are not torch's count; without a frame, the file of the module's class."""
+    torch_file = f'{Path(torch.__file__).parent}/nn/modules/linear.py", line 134'
+    modules = {"a": ("a", "app.model.Head"), "b": ("a.b", torch.nn.Linear)}
+    node = make_node("mm", modules, '/home/me/train.py", line 9', '/home/me/model.py", line 48', torch_file)
+    assert locate_origin([node]) == Origin("model.py", "48", "Head")
+    assert locate_origin([make_node("mm", modules)]) == Origin("model.py", "", "Head")
+    assert locate_origin([make_node("mm", {})]) == Origin()
+
+
+def decide_once(link: Any, origin: Origin = Origin()) -> Any:
+    """Return the decision of a new process about a product."""
+    return Decisions(lambda: link).decide(
+        origin, "mm", {"shape": "64x64x64", "dtype": "bf16"}, None, module="aten", qualname="mm", source=""
+    )
+
+
+def answer_with(answer: Answer | None) -> Any:
+    """Return the link to a daemon that always gives one answer."""
+    return SimpleNamespace(ask_about=lambda key, deadline_s: answer)
+
+
+@pytest.mark.parametrize(("default_us", "wins"), [(100 * LEAST_GAIN, True), (102.0, False), (None, True)])
+def test_template_must_beat_the_library(
+    default_us: float | None, wins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template that gains less than 3 % is not taken, and the decision is settled all the same."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    answer = Answer('{"choice": "triton::mm"}', is_final=True, latency_us=100.0, default_us=default_us)
+    decision = decide_once(answer_with(answer))
+    assert decision.is_settled
+    assert decision.winner == ({"choice": "triton::mm"} if wins else None)
+
+
+def test_processes_of_a_program_share_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that asks later takes the first rank's answer, though the tuning has ended meanwhile."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    late = answer_with(Answer('{"choice": "triton::mm"}', is_final=True))
+    monkeypatch.setattr(decisions_module.account, "directory", tmp_path)
+    assert decide_once(answer_with(Answer())).winner is None
+    assert decide_once(late).winner is None
+    monkeypatch.setattr(decisions_module.account, "directory", None)
+    assert decide_once(late).winner is not None
+
+
+def test_start_from_the_graph_cache_knows_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start that lowered the graph has noted what the user wrote."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    link = answer_with(None)
+    assert decide_once(link).label == "graph mm 64x64x64 bf16"
+    assert decide_once(link, Origin("model.py", "48", "Head", "backward")).label.endswith("bf16 backward")
+    assert decide_once(link).label == "model.py:48 Head mm 64x64x64 bf16 backward"
+
+
 def test_candidates_hold_the_default_the_list_and_neighbours() -> None:
-    """The config that is launched is the first; there are few enough."""
+    """The config that is launched comes first, the list follows; there are few enough."""
     default = {"XBLOCK": 8, "R0_BLOCK": 64, "num_warps": 4, "num_stages": 1}
     listed = [{**default, "XBLOCK": 1 << place} for place in range(12)] + [
         {"XBLOCK": 1, "num_warps": 4, "num_stages": 1}
     ]
-    found = list_candidates(default, listed)
-    assert found[0] == default
+    first = list_first(default, listed)
+    found = list_candidates(first)
+    assert first[0] == default
+    assert len(first) == 12
+    assert found[:12] == first
     assert {**default, "R0_BLOCK": 128} in found
     assert all(knobs.keys() == default.keys() for knobs in found)
     assert len(found) <= MAX_CANDIDATES

@@ -12,10 +12,13 @@ from ktuned.dropin import CALLS, AdoptedFiles
 from ktuned.model import canonical
 from ktuned_inductor.backend import Build
 from ktuned_inductor.decisions import Declaration
-from ktuned_inductor.operators import CHOICE, OPERATOR_MODULE, OUTPUT, OperatorCall
+from ktuned_inductor.generated import GeneratedCall
+from ktuned_inductor.operators import CHOICE, LIBRARY, OPERATOR_MODULE, OUTPUT, OperatorCall
 from ktuned_triton.adoption import ATOL, MAX_MISMATCHED_RATIO, RTOL
 from ktuned_triton.build import Library
-from ktuned_triton.call import Call
+
+TRIALS: Final = 64
+"""Most configs that are measured of a generated kernel: ten seconds of a tuning."""
 
 _CHECKS: Final[Mapping[str, Any]] = {
     "reference": "default",
@@ -27,17 +30,17 @@ _CHECKS: Final[Mapping[str, Any]] = {
 
 def adopt(file: str, name: str, identity: str) -> None:
     """Declare a generated kernel or an operator; called by the kernel files that the daemon writes."""
-    declared = AdoptedFiles(file, Call).read_declaration(Declaration, identity)
+    declared = AdoptedFiles(file, GeneratedCall).read_declaration(Declaration, identity)
     # One front end serves all kernels of a directory.
     library = Library("torch", (str(Path(file).parent / CALLS),))
     if declared.module == OPERATOR_MODULE:
         _declare_operator(AdoptedFiles(file, OperatorCall), library, name, declared)
     else:
-        _declare_generated(AdoptedFiles(file, Call), library, name, declared)
+        _declare_generated(AdoptedFiles(file, GeneratedCall), library, name, declared)
 
 
-def _declare_generated(files: AdoptedFiles[Call], library: Library, name: str, declared: Declaration) -> None:
-    def declare_inputs(call: Call) -> Mapping[str, Any]:
+def _declare_generated(files: AdoptedFiles[GeneratedCall], library: Library, name: str, declared: Declaration) -> None:
+    def declare_inputs(call: GeneratedCall) -> Mapping[str, Any]:
         # Each tensor is one row of elements up to the end of its storage.
         return {
             name: files.declare_tensor(
@@ -53,9 +56,13 @@ def _declare_generated(files: AdoptedFiles[Call], library: Library, name: str, d
             for name, entry in call.tensors.items()
         }
 
-    def make_build(call: Call, config: str) -> Build:
+    def make_build(call: GeneratedCall, config: str) -> Build:
         made = call.make_build(config, f"{declared.module}:{declared.qualname}", library=library)
         return Build(**{field.name: getattr(made, field.name) for field in fields(made)})
+
+    def list_first_configs(p: Any) -> list[dict[str, Any]]:
+        call = files.find_call(p)
+        return [json.loads(text) for text in [*call.recipes][: call.first]]
 
     files.declare_kernel(
         "inductor",
@@ -65,6 +72,9 @@ def _declare_generated(files: AdoptedFiles[Call], library: Library, name: str, d
         declare_inputs,
         make_build,
         setup=declared.tensors,
+        prior=list_first_configs,
+        strategy="auto",
+        trials=TRIALS,
         **_CHECKS,
     )
 
@@ -95,5 +105,6 @@ def _declare_operator(files: AdoptedFiles[OperatorCall], library: Library, name:
         lambda call: [canonical({CHOICE: name}) for name in call.choices],
         declare_inputs,
         make_build,
+        default={CHOICE: f"{LIBRARY}{declared.qualname}"},
         **_CHECKS,
     )

@@ -4,21 +4,29 @@
 it. A graph with a decision that is not settled is not saved to Inductor's graph cache: the next start lowers it again,
 takes the winners, and saves it then. So no untuned choice is ever in that cache, whenever the program is killed.
 
-*Once for a process.* A decision is made once, so that a kernel that is compiled again is the same.
+*Once for a program.* The processes of a ``ktuned run`` share the daemon's first answer about a key: ranks, and kernels
+that are compiled again, cannot differ in choice.
+
+*A library's kernel* is kept unless a template beats it by :data:`LEAST_GAIN`: what follows is then fused with the
+template, and nobody has timed that.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
 
 from ktuned import dropin
 from ktuned.dropin import (
@@ -46,8 +54,31 @@ FRAMEWORK: Final = "Inductor"
 FIRST_LOOK_DEADLINE_S: Final = 1.0
 """Deadline of a question to the daemon. Compiling takes longer, and an unanswered question costs a start more."""
 
+LEAST_GAIN: Final = 1.03
+"""Latency of a library's kernel as a multiple of the least that a template has; see above."""
+
 RETRY_S: Final = 0.05
 """Pause before a question is asked again."""
+
+
+class Origin(NamedTuple):
+    """What the user wrote: a file, a line and a module's class; ``backward`` if it is the backward of that."""
+
+    file: str = ""
+    line: str = ""
+    module: str = ""
+    direction: str = ""
+
+    def name_function(self, operation: str) -> FunctionName:
+        """Return a name without characters that a file's name must not have: ``model.py.L48.Head.bmm``."""
+        parts = (self.line and f"L{self.line}", self.module, operation, self.direction)
+        function = ".".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)
+        return FunctionName(re.sub(r"[^A-Za-z0-9_.]+", "_", self.file).lstrip(".")[:80] or "graph", "", function[:160])
+
+    def describe_operation(self, operation: str, problem: Problem) -> str:
+        """Return a line for people: ``model.py:48 Head bmm 8x64x256x128 bf16``."""
+        place = ":".join(filter(None, (self.file or "graph", self.line)))
+        return " ".join(filter(None, (place, self.module, operation, *map(str, problem.values()), self.direction)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,23 +142,42 @@ class Decisions:
     Attributes:
         find_link: returns the link to the daemon.
         find_failure: returns why nothing can be decided in this process, or an empty string; called once.
+        can_be_tuned: whether a daemon may tune what is recorded; else no graph waits for it.
     """
 
     def __init__(self, find_link: Callable[[], Any] = daemon_link) -> None:
         self.find_link = find_link
         self.find_failure: Callable[[], str] = str
+        self.can_be_tuned = True
         self._known: dict[str, Decision] = {}
         self._lock = threading.Lock()
         self._graph = _Graph()
         self._pause = threading.Event()
         self._has_daemon = True
 
-    def decide(self, declaration: Declaration, problem: Problem, model: str | None) -> Decision:
+    def decide(self, origin: Origin, operation: str, problem: Problem, model: str | None, **declared: Any) -> Decision:
         """Return the decision about a kernel or an operator of the graph that this thread compiles.
+
+        Args:
+            origin: what the user wrote.
+            operation: the operator's name in ATen, or the names of those that a kernel computes.
+            problem: the sizes and the dtype.
+            model: the GPU's model.
+            declared: further fields of the declaration.
 
         Raises:
             LeftAlone: nothing can be decided in this process.
         """
+        import torch
+        import triton
+
+        declaration = Declaration(
+            name=origin.name_function(operation),
+            specialize=tuple(problem),
+            variables=read_variables(),
+            versions=(str(torch.__version__), str(triton.__version__)),
+            **declared,
+        )
         key = CallKey(declaration.identity, problem, model)
         with self._lock:
             decision = self._known.get(key.text)
@@ -135,8 +185,12 @@ class Decisions:
                 find_failure, self.find_failure = self.find_failure, str
                 if reason := find_failure():
                     raise LeftAlone(reason)
-                decision = self._known[key.text] = self._ask_daemon(declaration, key)
-        if not decision.is_settled:
+                origin = _recall_origin(declaration.identity, origin)
+                declaration = replace(declaration, name=origin.name_function(operation))
+                decision = Decision(declaration, key, origin.describe_operation(operation, problem))
+                self._ask_daemon(decision)
+                self._known[key.text] = decision
+        if not decision.is_settled and self.can_be_tuned:
             self._graph.unsettled.add(decision.label)
         return decision
 
@@ -150,28 +204,27 @@ class Decisions:
         self._known.clear()
         self.take_unsettled()
 
-    def _ask_daemon(self, declaration: Declaration, key: CallKey) -> Decision:
-        label = f"{declaration.name.full} {' '.join(map(str, key.problem.values()))}"
-        decision = Decision(declaration, key, label)
-        if reason := _read_refusal(key):
+    def _ask_daemon(self, decision: Decision) -> None:
+        key, label = decision.key, decision.label
+        if reason := _find_refusal(key).read():
             decision.is_settled = True
             leave_to_framework(FRAMEWORK, label, reason)
-            return decision
-        account.record_adopted(declaration.name.full)
-        answer = self._await_answer(key)
-        if answer is None:
-            return decision
-        if answer.is_final and answer.config is not None:
+            return
+        account.record_adopted(decision.declaration.name.full)
+        plain = share_finding(key.text, lambda: (answer := self._await_answer(key)) and structs.asdict(answer))
+        if plain is None:
+            return
+        answer = Answer(**plain)
+        gain = answer.default_us / answer.latency_us if answer.default_us and answer.latency_us else LEAST_GAIN
+        if answer.is_final and answer.config is not None and gain >= LEAST_GAIN:
             decision.winner = json.loads(answer.config)
         # While a better config is looked for, the graph is lowered again at the next start.
         decision.is_settled = not answer.is_open and bool(answer.is_final or answer.message)
         decision.is_recorded = answer.is_open or decision.is_settled
         if decision.is_settled:
-            state = TUNED if decision.winner is not None else f"not tuned: {answer.message}"
-            account.record_key(label, state)
+            account.record_key(label, TUNED if answer.is_final else f"not tuned: {answer.message}")
         elif answer.is_open:
             account.record_key(label, RECORDED)
-        return decision
 
     def _await_answer(self, key: CallKey) -> Answer | None:
         """Ask the daemon; again, if the connection fails. A process that got no answer waits for none again."""
@@ -224,7 +277,7 @@ class Decisions:
             leave_to_framework(FRAMEWORK, decision.label, f"its record cannot be written: {error}")
         except Exception as error:
             reason = str(error) if isinstance(error, NotTunable) else f"{type(error).__name__}: {error}"
-            _write_refusal(decision.key, reason)
+            _find_refusal(decision.key).write(reason)
             leave_to_framework(FRAMEWORK, decision.label, reason)
         else:
             account.record_key(decision.label, RECORDED)
@@ -236,32 +289,49 @@ def read_variables() -> dict[str, str]:
     return find_deciding_variables()
 
 
-def name_function(package: str, *parts: str) -> FunctionName:
-    """Return a name for people from its parts; characters that a file's name must not have are replaced."""
-    function = ".".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts if part)
-    return FunctionName(re.sub(r"[^A-Za-z0-9_.]+", "_", package).lstrip(".")[:80] or "graph", "", function[:160])
+def share_finding(name: str, find: Callable[[], Any]) -> Any:
+    """Return plain data as the first process of this ``ktuned run`` has found it."""
+    if account.directory is None or not account.directory.exists():
+        return find()
+    path = account.directory / f"{digest_content(name)}.found"
+    if not path.exists():
+        draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        draft.write_text(json.dumps(find()))
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return json.loads(path.read_text())
 
 
-def _find_refusal(key: CallKey) -> Path:
-    return find_user_directories().cache / "inductor" / f"{digest_content(key.text)}.refused"
+class _Note(NamedTuple):
+    """A line in the user's cache that later starts read; without it they find it out again."""
+
+    path: Path
+
+    def read(self) -> str:
+        try:
+            return self.path.read_text()
+        except OSError:
+            return ""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.path.write_text(text)
 
 
-def _read_refusal(key: CallKey) -> str:
-    """Return why a decision was given up for good at an earlier start; empty if it was not."""
-    try:
-        return _find_refusal(key).read_text()
-    except OSError:
-        return ""
+def _find_refusal(key: CallKey) -> _Note:
+    """Return the note with the reason for which a decision was given up for good."""
+    return _Note(find_user_directories().cache / "inductor" / f"{digest_content(key.text)}.refused")
 
 
-def _write_refusal(key: CallKey, reason: str) -> None:
-    path = _find_refusal(key)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_text(reason)
-    except OSError:
-        # The next start gives it up again.
-        return
+def _recall_origin(identity: str, origin: Origin) -> Origin:
+    """Return what the user wrote, as an earlier start has noted it: a graph from Inductor's cache does not tell."""
+    note = _Note(find_user_directories().cache / "inductor" / f"{identity}.origin")
+    known = note.read()
+    if origin.file and not known:
+        note.write(json.dumps(origin))
+    return origin if origin.file or not known else Origin(*json.loads(known))
 
 
 decisions: Final = Decisions()

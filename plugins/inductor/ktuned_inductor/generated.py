@@ -3,22 +3,24 @@
 *Identity.* The source with the kernel's name and the device's number replaced, and the versions of torch and Triton. So
 equal kernels of several layers and ranks are one. The source holds the flags of max-autotune, and with them the list.
 
-*Search.* The configs that Inductor lists, and their neighbours: each block size, the warps and the stages halved and
-doubled. This stands for Inductor's coordinate descent.
+*Search.* The configs that Inductor lists, and then neighbours of the best ones: a block size or the warps are halved or
+doubled, the stages are one more or less. This stands for Inductor's coordinate descent.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ktuned.dropin import NotTunable, digest_content, find_device_model, is_capturing
 from ktuned.model import canonical
-from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function, read_variables
+from ktuned_inductor.decisions import Decision, Origin, decisions
 from ktuned_inductor.loading import META_KEY, Knobs, load_kernel, make_config
 from ktuned_inductor.seams import GRID, Switch
 from ktuned_triton.call import ArgumentReader, Call, Recipe, copy_contents
@@ -31,11 +33,12 @@ MAX_BLOCKS: Final = {"XBLOCK": 4096, "YBLOCK": 1024, "ZBLOCK": 1024, "R0_BLOCK":
 
 MAX_WARPS, MAX_STAGES = 16, 6
 
-MAX_CANDIDATES: Final = 64
-"""Most configs of a kernel: ten seconds of a tuning."""
+MAX_CANDIDATES: Final = 128
+"""Most configs of a kernel's space."""
 
 _DECORATOR = re.compile(r"@triton_heuristics\.(\w+)\(\n.*?\n\)\n(?=@triton\.jit)", re.DOTALL)
 _DEVICE = re.compile(r"(DeviceProperties\(type='cuda', index=)(\d+)")
+_DTYPE = re.compile(r"'\w+': '\*(\w+)'")
 _SIZES = re.compile(r"size_hints=\{([^}]*)\}")
 _LISTED = ("pointwise", "reduction", "persistent_reduction")
 _NOT_REPEATABLE = re.compile(r"'(ws_ptr|sem_ptr|semaphores_ptr)[0-9]*': '\*")
@@ -43,6 +46,13 @@ _NOT_REPEATABLE = re.compile(r"'(ws_ptr|sem_ptr|semaphores_ptr)[0-9]*': '\*")
 
 _FLAGS = re.compile(r"'(?:max_autotune|max_autotune_pointwise|coordinate_descent_tuning)': True")
 _DETERMINISTIC = re.compile(r"'(?:deterministic|batch_invariant)': True")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedCall(Call):
+    """A launch of a generated kernel; ``first`` of its recipes are measured first, and then others near the best."""
+
+    first: int = 0
 
 
 class SourceLines:
@@ -53,12 +63,12 @@ class SourceLines:
 
     def note(self, kernel_name: str, nodes: Any) -> None:
         """Note the line and module of a kernel's nodes."""
-        names: dict[str, tuple[str, ...]] = self._known.__dict__.setdefault("names", {})
-        names[kernel_name] = locate_origin(_walk_origins(nodes))
+        origins: dict[str, Origin] = self._known.__dict__.setdefault("origins", {})
+        origins[kernel_name] = locate_origin(_walk_origins(nodes))
 
-    def find(self, kernel_name: str) -> tuple[str, ...]:
-        """Return the file, the line and the module of a kernel; without one, a general name."""
-        found: tuple[str, ...] = self._known.__dict__.get("names", {}).get(kernel_name, ("graph", ""))
+    def find(self, kernel_name: str) -> Origin:
+        """Return what the user wrote, if this thread has lowered it."""
+        found: Origin = self._known.__dict__.get("origins", {}).get(kernel_name, Origin())
         return found
 
 
@@ -69,19 +79,30 @@ def _walk_origins(nodes: Any) -> Iterator[Any]:
             yield from node.get_origins()
 
 
-def locate_origin(origins: Iterator[Any]) -> tuple[str, ...]:
-    """Return where the user wrote the last of some FX nodes: file, line and module, and ``backward`` in a backward."""
+def locate_origin(nodes: Iterable[Any]) -> Origin:
+    """Return what the user wrote for the last of some FX nodes: the innermost frame and module that are not torch's.
+
+    Without a frame, it is the file of the module's class.
+    """
+    import torch
     from torch._inductor.virtualized import V
 
-    direction = "backward" if getattr(V.graph, "is_backward", False) else ""
-    for origin in sorted(origins, key=lambda node: str(node.name), reverse=True):
-        lines = re.findall(r'File "([^"]+)", line (\d+)', origin.meta.get("stack_trace") or "")
+    found = Origin(direction="backward" if getattr(V.graph, "is_backward", False) else "")
+    for node in sorted(nodes, key=lambda node: str(node.name), reverse=True):
+        modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+        kinds = [
+            f"{kind.__module__}.{kind.__name__}" if isinstance(kind, type) else str(kind)
+            for _, kind in modules.values()
+        ]
+        own = [kind for kind in kinds if not kind.startswith("torch.")]
+        place, _, module = (own or kinds or [""])[-1].rpartition(".")
+        frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+        lines = [frame for frame in frames if not frame[0].startswith(f"{Path(torch.__file__).parent}{os.sep}")]
         if lines:
-            file, line = lines[-1]
-            modules = origin.meta.get("nn_module_stack") or origin.meta.get("fwd_nn_module_stack") or {}
-            kinds = [getattr(kind, "__name__", str(kind).rpartition(".")[2]) for _, kind in modules.values()]
-            return Path(file).name, f"L{line}", kinds[-1] if kinds else "", direction
-    return "graph", direction
+            return found._replace(file=Path(lines[-1][0]).name, line=lines[-1][1], module=module)
+        if module and not found.module:
+            found = found._replace(file=f"{place.rpartition('.')[2]}.py", module=module)
+    return found
 
 
 source_lines: Final = SourceLines()
@@ -103,23 +124,17 @@ def decide_kernel(kernel_name: str, source: str) -> Decision:
     device = None if decorator is None else _DEVICE.search(decorator[0])
     assert decorator is not None
     assert device is not None
-    import torch
-    import triton
-
-    file, line, *rest = source_lines.find(kernel_name)
-    operations = re.sub(r"^triton_\w{3}_fused_|_\d+$", "", kernel_name)
-    declaration = Declaration(
-        name=name_function(file, line or decorator[1], *rest[:1], operations[:60], *rest[1:]),
+    sizes = re.findall(r"(\d+)", re.sub(r"'[^']*'", "", (_SIZES.search(decorator[0]) or ["", ""])[1]))
+    dtype = _DTYPE.search(decorator[0])
+    return decisions.decide(
+        source_lines.find(kernel_name),
+        re.sub(r"^triton_\w{3}_fused_|_\d+$", "", kernel_name)[:60],
+        {"size": "x".join(sizes), "dtype": "" if dtype is None else dtype[1].replace("fp", "f")},
+        find_device_model(int(device[2])),
         module=_name_module(kernel_name, source),
         qualname=KERNEL,
-        specialize=("size",),
-        variables=read_variables(),
-        versions=(str(torch.__version__), str(triton.__version__)),
         source=_DEVICE.sub(r"\g<1>0", source.replace(kernel_name, KERNEL)),
     )
-    sizes = re.findall(r"(\d+)", re.sub(r"'[^']*'", "", (_SIZES.search(decorator[0]) or ["", ""])[1]))
-    problem = {"size": "x".join(sizes)}
-    return decisions.decide(declaration, problem, find_device_model(int(device[2])))
 
 
 def make_plain_source(kernel_name: str, source: str) -> str:
@@ -132,18 +147,26 @@ def _name_module(kernel_name: str, source: str) -> str:
     return f"inductor_{digest_content(make_plain_source(kernel_name, source))}"
 
 
-def list_candidates(default: Knobs, listed: Sequence[Knobs]) -> list[dict[str, Any]]:
-    """Return the configs to measure: the default mode's, those that Inductor lists, and the neighbours of all these.
-
-    >>> [len(list_candidates(dict(XBLOCK=x, num_warps=4, num_stages=1), [])) for x in (64, 1)]
-    [6, 5]
-    """
+def list_first(default: Knobs, listed: Sequence[Knobs]) -> list[dict[str, Any]]:
+    """Return the configs to measure first: the default mode's, and those that Inductor lists."""
     alike = [knobs for knobs in listed if knobs.keys() == default.keys()]
-    found = {canonical(dict(knobs)): dict(knobs) for knobs in (default, *alike)}
-    for knobs in list(found.values()):
+    return list({canonical(dict(knobs)): dict(knobs) for knobs in (default, *alike)}.values())
+
+
+def list_candidates(first: Sequence[Knobs]) -> list[dict[str, Any]]:
+    """Return a kernel's space: the first configs, their neighbours, the neighbours of these, and so on.
+
+    >>> [list_candidates([dict(XBLOCK=x, num_warps=4, num_stages=1)])[1]["XBLOCK"] for x in (64, 1)]
+    [32, 2]
+    """
+    found = [dict(knobs) for knobs in first]
+    known = {canonical(knobs) for knobs in found}
+    for knobs in found:
         for neighbour in _walk_neighbours(knobs):
-            found.setdefault(canonical(neighbour), neighbour)
-    return list(found.values())[:MAX_CANDIDATES]
+            if len(found) < MAX_CANDIDATES and canonical(neighbour) not in known:
+                known.add(canonical(neighbour))
+                found.append(neighbour)
+    return found
 
 
 def _walk_neighbours(knobs: Knobs) -> Iterator[dict[str, Any]]:
@@ -180,11 +203,13 @@ def arm_recorder(kernel: Any, decision: Decision, source: str, switch: Switch) -
 
 
 def _record_launch(kernel: Any, decision: Decision, source: str, args: Sequence[Any]) -> None:
-    candidates = list_candidates(**kernel.inductor_meta[META_KEY])
+    first = list_first(**kernel.inductor_meta[META_KEY])
+    candidates = list_candidates(first)
     kernel_name = kernel.inductor_meta["kernel_name"]
 
     def pack_call() -> tuple[Call, Mapping[str, Any], Mapping[str, bytes]]:
         call, captured = describe_launch(kernel.triton_meta, kernel.inductor_meta, candidates, args)
+        call = replace(call, first=len(first))
         file = f"{decision.declaration.module}.py"
         return call, copy_contents(captured, call.tensors), {file: make_plain_source(kernel_name, source).encode()}
 
@@ -193,7 +218,7 @@ def _record_launch(kernel: Any, decision: Decision, source: str, args: Sequence[
 
 def describe_launch(
     triton_meta: Mapping[str, Any], inductor_meta: Mapping[str, Any], candidates: Sequence[Knobs], args: Sequence[Any]
-) -> tuple[Call, dict[str, Any]]:
+) -> tuple[GeneratedCall, dict[str, Any]]:
     """Describe a launch as plain data, with a recipe for each config.
 
     Returns:
@@ -217,15 +242,18 @@ def describe_launch(
     options = {"sanitize_overflow": False}
     if "enable_fp_fusion" in triton_meta:
         options["enable_fp_fusion"] = triton_meta["enable_fp_fusion"]
-    recipes = {}
+    recipes, grids = {}, {}
     for knobs in candidates:
+        blocks = canonical({name: value for name, value in knobs.items() if name in MAX_BLOCKS})
+        if blocks not in grids:
+            grids[blocks] = _evaluate_grid(inductor_meta, knobs, given)
         recipes[canonical(dict(knobs))] = Recipe(
             constants={**fixed, **{name: value for name, value in knobs.items() if name in signature}},
-            grid=_evaluate_grid(inductor_meta, knobs, given),
+            grid=grids[blocks],
             sizes={name: knobs[name] for name in ("num_warps", "num_stages")},
             options=options,
         )
-    return Call(tensors=reader.describe_tensors(), args=packed, recipes=recipes), reader.captured
+    return GeneratedCall(tensors=reader.describe_tensors(), args=packed, recipes=recipes), reader.captured
 
 
 def _evaluate_grid(inductor_meta: Mapping[str, Any], knobs: Knobs, given: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ktuned.dropin import account
-from ktuned_inductor.decisions import Decision, decisions, read_variables
+from ktuned_inductor.decisions import FIRST_LOOK_DEADLINE_S, Decision, decisions, read_variables, share_finding
 from ktuned_inductor.generated import arm_recorder, decide_kernel, find_decorator, make_loader, source_lines
 from ktuned_inductor.loading import META_KEY
 from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
@@ -34,6 +34,9 @@ from ktuned_inductor.seams import (
 )
 
 NAME: Final = "torch.compile"
+
+UNTUNED: Final = "-not-tuned-by-ktuned"
+"""Tag of the graphs that nobody will tune, in Inductor's caches."""
 
 
 def report_left_alone(reason: str) -> None:
@@ -68,6 +71,19 @@ def install_hooks() -> None:
         for put_back in reversed(installed):
             put_back()
         raise
+
+
+def find_tuner() -> None:
+    """Find out if a daemon may tune what is recorded. If not, no graph waits for that.
+
+    Graphs are then saved with what the default mode chooses, under a tag of Inductor's caches: a later start, which a
+    daemon serves, does not find them.
+    """
+    import torch
+
+    if not share_finding("tuner", lambda: decisions.find_link().may_have_gpu(FIRST_LOOK_DEADLINE_S)):
+        decisions.can_be_tuned = False
+        torch.compiler.config.cache_key_tag += UNTUNED
 
 
 def explain_setting() -> str:

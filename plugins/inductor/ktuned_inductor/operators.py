@@ -19,7 +19,7 @@ from math import prod
 from typing import Any, Final
 
 from ktuned.dropin import RecordedCall, find_device_model, shorten_dtype
-from ktuned_inductor.decisions import Decision, Declaration, decisions, name_function, read_variables
+from ktuned_inductor.decisions import Decision, decisions
 from ktuned_inductor.generated import locate_origin
 
 CHOICE: Final = "choice"
@@ -306,20 +306,15 @@ def _decide(
     operator: str, source: Sequence[Any], shape: str, dtype: Any, index: int | None, tensors: tuple[str, ...]
 ) -> Decision:
     """Return the decision about the operator of the node that Inductor lowers."""
-    import torch
-    import triton
     from torch._inductor.virtualized import V
 
-    file, line, *rest = (*locate_origin(iter([V.graph.current_node])), "", "")
-    declaration = Declaration(
-        name=name_function(file, line, *rest[:1], operator, *rest[1:2]),
+    return decisions.decide(
+        locate_origin([V.graph.current_node]),
+        operator,
+        {"shape": shape, "dtype": shorten_dtype(dtype)},
+        find_device_model(index or 0),
         module=OPERATOR_MODULE,
         qualname=operator,
-        specialize=("shape", "dtype"),
-        variables=read_variables(),
-        versions=(str(torch.__version__), str(triton.__version__)),
         source=json.dumps(source),
         tensors=tensors,
     )
-    problem = {"shape": shape, "dtype": shorten_dtype(dtype)}
-    return decisions.decide(declaration, problem, find_device_model(index or 0))

@@ -23,6 +23,7 @@ def adopt(module: Any, mode: str, numerics: str, winners: str, summary: str) -> 
             # A program that leaves Inductor nothing to choose does not wait for the self-test.
             decisions.find_failure = self_test.find_failure
             hooks.install_hooks()
+            hooks.find_tuner()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     if reason:
