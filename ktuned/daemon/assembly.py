@@ -33,6 +33,7 @@ from ktuned.daemon.settings import Settings
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
+    SET_IN_WORKERS,
     ClusterExecutor,
     Executor,
     Executors,
@@ -115,7 +116,7 @@ class Parts:
             pauses=store.load_pauses(), idle_policy=IdlePolicy(settings.file.policy)
         )
         trust = self.trust = Trust(settings.trusted_directories)
-        base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
+        base_env = {**SET_IN_WORKERS, **os.environ} if replaced.base_env is None else replaced.base_env
         executor = self.executor = LocalExecutor(
             scratch=settings.scratch,
             cache=settings.cache,
@@ -175,7 +176,7 @@ class Parts:
             store,
             deadlines=deadlines,
             wait_for_hosts=cluster.await_hosts,
-            base_env=replaced.base_env,
+            base_env=base_env,
             publish=publish_event,
         )
         machine = self.machine = Machine(

@@ -17,9 +17,9 @@ import torch
 
 from ktuned.adoption import AdoptedDirectory
 from ktuned.dropin import Account, Answer
+from ktuned.dropin import account as process_account
 from ktuned.ipc import decoding
 from ktuned.spool import RECORD_SUFFIX, CallRecord
-from ktuned_inductor import decisions as decisions_module
 from ktuned_inductor import hooks, seams, self_test, takeover
 from ktuned_inductor.decisions import LEAST_GAIN, Decisions, Origin, decisions
 from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, list_first, locate_origin, make_plain_source
@@ -346,10 +346,10 @@ def test_origin_is_what_the_user_wrote() -> None:
     assert locate_origin([make_node("mm", {})]) == Origin()
 
 
-def decide_once(link: Any, origin: Origin = Origin()) -> Any:
+def decide_once(link: Any, *origin: str) -> Any:
     """Return the decision of a new process about a product."""
     return Decisions(lambda: link).decide(
-        origin, "mm", {"shape": "64x64x64", "dtype": "bf16"}, None, module="aten", qualname="mm", source=""
+        Origin(*origin), "mm", {"shape": "64x64x64", "dtype": "bf16"}, None, module="aten", qualname="mm", source=""
     )
 
 
@@ -374,10 +374,10 @@ def test_processes_of_a_program_share_one_answer(tmp_path: Path, monkeypatch: py
     """A rank that asks later takes the first rank's answer, though the tuning has ended meanwhile."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
     late = answer_with(Answer('{"choice": "triton::mm"}', is_final=True))
-    monkeypatch.setattr(decisions_module.account, "directory", tmp_path)
+    monkeypatch.setattr(process_account, "directory", tmp_path)
     assert decide_once(answer_with(Answer())).winner is None
     assert decide_once(late).winner is None
-    monkeypatch.setattr(decisions_module.account, "directory", None)
+    monkeypatch.setattr(process_account, "directory", None)
     assert decide_once(late).winner is not None
 
 
@@ -386,7 +386,7 @@ def test_start_from_the_graph_cache_knows_the_name(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
     link = answer_with(None)
     assert decide_once(link).label == "graph mm 64x64x64 bf16"
-    assert decide_once(link, Origin("model.py", "48", "Head", "backward")).label.endswith("bf16 backward")
+    assert decide_once(link, "model.py", "48", "Head", "backward").label.endswith("bf16 backward")
     assert decide_once(link).label == "model.py:48 Head mm 64x64x64 bf16 backward"
 
 

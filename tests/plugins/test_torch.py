@@ -17,6 +17,7 @@ from ktuned.backends.contract import Compiled, Unit
 from ktuned.backends.registry import Registry
 from ktuned.declaration.digest import describe_kernel
 from ktuned.declaration.loader import forget_modules, load_file
+from ktuned.fleet import SET_IN_WORKERS
 from ktuned.ipc import Places, requests
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
@@ -92,6 +93,20 @@ def test_describing_imports_no_torch() -> None:
         print(sorted({"torch", "numpy", "triton"} & sys.modules.keys()))
     """
     assert run_python(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("variables", "children"), [(SET_IN_WORKERS, "0"), ({"TORCHINDUCTOR_COMPILE_THREADS": "2"}, "1")]
+)
+def test_workers_start_no_compile_workers_of_inductor(variables: dict[str, str], children: str) -> None:
+    """A kernel file's function may call torch.compile; a pool that it leaves behind costs the lane its worker."""
+    code = """if True:
+        from torch._inductor.async_compile import AsyncCompile
+        from ktuned.worker.residues import list_children
+        AsyncCompile.warm_pool()
+        print(len(list_children()))
+    """
+    assert run_python(code, **variables) == children
 
 
 def test_the_cpu_is_the_same_device_in_every_backend() -> None:

@@ -33,6 +33,22 @@ H100: Final = {
 
 def make_up_gpu(properties: Mapping[str, Any] = H100) -> None:
     """Have torch, Triton and Inductor answer as if this process had one GPU; until the process ends."""
+    make_up_device(properties)
+    from torch._inductor import async_compile
+    from torch._inductor.runtime import triton_heuristics
+    from torch._subclasses import fake_tensor
+
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (fake_tensor, "init_gpu_context", lambda device: None),
+        (async_compile, LOAD_KERNEL.name, load_without_driver),
+        (triton_heuristics.CachingAutotuner, "_make_launchers", lambda self: None),
+    ]
+    for owner, name, answer in replaced:
+        setattr(owner, name, answer)
+
+
+def make_up_device(properties: Mapping[str, Any]) -> None:
+    """Have torch and Triton answer as if this process had one GPU; until the process ends."""
     import torch
 
     found = SimpleNamespace(**properties, is_integrated=False, gcnArchName="")
@@ -68,24 +84,18 @@ def make_up_gpu(properties: Mapping[str, Any] = H100) -> None:
     library._cuda_getCurrentRawStream = lambda _: 0
     if torch.version.cuda is None:
         torch.version.cuda = "12.8"
-    from torch._inductor import async_compile
-    from torch._inductor.runtime import triton_heuristics
-    from torch._subclasses import fake_tensor
-
-    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
-        (fake_tensor, "init_gpu_context", lambda device: None),
-        (async_compile, LOAD_KERNEL.name, load_without_driver),
-        (triton_heuristics.CachingAutotuner, "_make_launchers", lambda self: None),
-    ]
-    for owner, name, answer in replaced:
-        setattr(owner, name, answer)
 
 
 def _make_up_driver(found: Any) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    answers = {"max_shared_mem": found.shared_memory_per_block_optin, "multiprocessor_count": 132, "warpSize": 32}
+    answers = {
+        "max_shared_mem": found.shared_memory_per_block_optin,
+        "max_num_regs": found.regs_per_multiprocessor,
+        "multiprocessor_count": found.multi_processor_count,
+        "warpSize": found.warp_size,
+    }
     driver.set_active(
         SimpleNamespace(
             get_current_target=lambda: GPUTarget("cuda", found.major * 10 + found.minor, 32),

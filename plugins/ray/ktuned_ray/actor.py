@@ -25,6 +25,7 @@ import ray
 
 from ktuned.backends import cpu
 from ktuned.fleet import (
+    SET_IN_WORKERS,
     DeadlineExpired,
     Environment,
     LocalExecutor,
@@ -270,4 +271,4 @@ def build_environment() -> dict[str, str]:
     kept |= {name: node[name] for name in _OF_RAY if name in node}
     if gpus := ray.get_gpu_ids():
         kept["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    return kept
+    return {**SET_IN_WORKERS, **kept}

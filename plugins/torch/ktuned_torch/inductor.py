@@ -8,7 +8,6 @@ then found by the graph's content.
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -26,11 +25,7 @@ def compile_function(function: Callable[..., Any], options: Mapping[str, Any]) -
         TypeError, RuntimeError: ``torch.compile`` does not know an option.
     """
     import torch
-    import torch._inductor.config
 
-    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        # Otherwise Inductor's pool of processes would run during the timing, on the cores of other lanes.
-        torch._inductor.config.compile_threads = 1
     torch.compiler.reset()
     _move_torch_first()
     return torch.compile(function, **options)
