@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
+
+from ktuned.spool import digest_content
 
 TUNED: Final = "tuned"
 RECORDED: Final = "recorded"
@@ -87,6 +90,19 @@ class Account:
         if text not in self.notes:
             self.notes[text] = None
             self._append_entry("note", text)
+
+    def share_finding(self, name: str, find: Callable[[], Any]) -> Any:
+        """Return plain data as the first process of this ``ktuned run`` has found it."""
+        if self.directory is None or not self.directory.exists():
+            return find()
+        path = self.directory / f"{digest_content(name)}.found"
+        if not path.exists():
+            draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+            draft.write_text(json.dumps(find()))
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+            draft.unlink()
+        return json.loads(path.read_text())
 
     def _append_entry(self, *entry: str) -> None:
         if self.directory is None:

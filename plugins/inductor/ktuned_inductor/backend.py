@@ -19,8 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from msgspec import structs
+
 import ktuned_triton.build
-from ktuned import backends
 from ktuned.backends import Compiled, Kernel, Launch, Unit, compile_singly, refuse_unit
 from ktuned.dropin import digest_content
 from ktuned.model import Device
@@ -115,19 +116,7 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     if not unit.lowered:
         return compile_unit(_render_unit(unit), artifact)
     plain, lowered = json.loads(unit.lowered)
-    return compile_unit(_replace_unit(unit, Build.from_plain(plain), lowered.encode()), artifact)
-
-
-def _replace_unit(unit: Unit, build: backends.Build, lowered: bytes = b"") -> Unit:
-    return Unit(
-        key=unit.key,
-        build=build,
-        sources=unit.sources,
-        kernel_file=unit.kernel_file,
-        kernel=unit.kernel,
-        target=unit.target,
-        lowered=lowered,
-    )
+    return compile_unit(structs.replace(unit, build=Build.from_plain(plain), lowered=lowered.encode()), artifact)
 
 
 @cache
@@ -165,7 +154,7 @@ def _render_unit(unit: Unit) -> Unit:
         dtypes=build.dtypes,
         library=Library(module, (str(scratch),)),
     )
-    return _replace_unit(unit, function)
+    return structs.replace(unit, build=function, lowered=b"")
 
 
 class LibraryKernel(Kernel):
@@ -184,8 +173,7 @@ class LibraryKernel(Kernel):
 
         operator, scalars = self._operator, dict(self._operator["scalars"])
         apply_settings(operator["settings"])
-        layouts = [*((f"in{place}", layout) for place, layout in enumerate(operator["inputs"]))]
-        inputs = [_view_tensor(tensors[name], layout) for name, layout in layouts]
+        inputs = [_view_tensor(tensors[f"in{place}"], layout) for place, layout in enumerate(operator["inputs"])]
         output = _view_tensor(tensors[OUTPUT], operator["output"])
         function: Callable[..., Any] = (
             _call_convolution if operator["operator"] == CONVOLUTION else getattr(torch, operator["operator"])

@@ -14,13 +14,12 @@ template, and nobody has timed that.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from time import monotonic
@@ -116,7 +115,7 @@ class Decision:
         declaration: what is decided about.
         key: by which the daemon knows it.
         label: the key for people, as the summary prints it.
-        winner: the winner's config; ``None`` without a winner.
+        winner: the winner's config; empty without a winner.
         is_settled: whether a graph with this decision may be saved.
         is_recorded: whether a record of it is on its way to the daemon.
     """
@@ -124,7 +123,7 @@ class Decision:
     declaration: Declaration
     key: CallKey
     label: str
-    winner: Mapping[str, Any] | None = None
+    winner: Mapping[str, Any] = field(default_factory=dict)
     is_settled: bool = False
     is_recorded: bool = False
 
@@ -211,7 +210,7 @@ class Decisions:
             leave_to_framework(FRAMEWORK, label, reason)
             return
         account.record_adopted(decision.declaration.name.full)
-        plain = share_finding(key.text, lambda: (answer := self._await_answer(key)) and structs.asdict(answer))
+        plain = account.share_finding(key.text, lambda: (answer := self._await_answer(key)) and structs.asdict(answer))
         if plain is None:
             return
         answer = Answer(**plain)
@@ -228,15 +227,12 @@ class Decisions:
 
     def _await_answer(self, key: CallKey) -> Answer | None:
         """Ask the daemon; again, if the connection fails. A process that got no answer waits for none again."""
+        answer: Answer | None
         until = monotonic() + (FIRST_LOOK_DEADLINE_S if self._has_daemon else 0.0)
-        while (answer := self._ask_link(key)) is None and monotonic() < until:
+        while (answer := self.find_link().ask_about(key, FIRST_LOOK_DEADLINE_S)) is None and monotonic() < until:
             self._pause.wait(RETRY_S)
         self._has_daemon = answer is not None
         return answer
-
-    def _ask_link(self, key: CallKey) -> Answer | None:
-        found: Answer | None = self.find_link().ask_about(key, FIRST_LOOK_DEADLINE_S)
-        return found
 
     def record(
         self,
@@ -287,20 +283,6 @@ class Decisions:
 def read_variables() -> dict[str, str]:
     """Return the variables that decide what Triton compiles, as they were before Inductor set some of them itself."""
     return find_deciding_variables()
-
-
-def share_finding(name: str, find: Callable[[], Any]) -> Any:
-    """Return plain data as the first process of this ``ktuned run`` has found it."""
-    if account.directory is None or not account.directory.exists():
-        return find()
-    path = account.directory / f"{digest_content(name)}.found"
-    if not path.exists():
-        draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        draft.write_text(json.dumps(find()))
-        with suppress(FileExistsError):
-            os.link(draft, path)
-        draft.unlink()
-    return json.loads(path.read_text())
 
 
 class _Note(NamedTuple):

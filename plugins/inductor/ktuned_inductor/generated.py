@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,28 +54,16 @@ class GeneratedCall(Call):
     first: int = 0
 
 
-class SourceLines:
-    """What the user wrote, by the names of the kernels that a thread's graph generates from it."""
-
-    def __init__(self) -> None:
-        self._known = threading.local()
-
-    def note(self, kernel_name: str, nodes: Any) -> None:
-        """Note the line and module of a kernel's nodes."""
-        origins: dict[str, Origin] = self._known.__dict__.setdefault("origins", {})
-        origins[kernel_name] = locate_origin(_walk_origins(nodes))
-
-    def find(self, kernel_name: str) -> Origin:
-        """Return what the user wrote, if this thread has lowered it."""
-        found: Origin = self._known.__dict__.get("origins", {}).get(kernel_name, Origin())
-        return found
+origins: Final[dict[str, Origin]] = {}
+"""What the user wrote, by the names of the kernels that were generated from it last."""
 
 
-def _walk_origins(nodes: Any) -> Iterator[Any]:
-    for scheduled in nodes:
-        node = getattr(scheduled, "node", None)
-        if node is not None:
-            yield from node.get_origins()
+def note_origin(kernel_name: str, nodes: Any) -> None:
+    """Note what the user wrote for a kernel's nodes."""
+    scheduled = (getattr(entry, "node", None) for entry in nodes)
+    origins[kernel_name] = locate_origin(
+        origin for node in scheduled if node is not None for origin in node.get_origins()
+    )
 
 
 def locate_origin(nodes: Iterable[Any]) -> Origin:
@@ -105,9 +92,6 @@ def locate_origin(nodes: Iterable[Any]) -> Origin:
     return found
 
 
-source_lines: Final = SourceLines()
-
-
 def find_decorator(source: str) -> re.Match[str] | None:
     """Return a generated source's decorator; ``None`` if it leaves nothing to choose, or if Inductor must choose."""
     decorator = _DECORATOR.search(source)
@@ -127,7 +111,7 @@ def decide_kernel(kernel_name: str, source: str) -> Decision:
     sizes = re.findall(r"(\d+)", re.sub(r"'[^']*'", "", (_SIZES.search(decorator[0]) or ["", ""])[1]))
     dtype = _DTYPE.search(decorator[0])
     return decisions.decide(
-        source_lines.find(kernel_name),
+        origins.pop(kernel_name, Origin()),
         re.sub(r"^triton_\w{3}_fused_|_\d+$", "", kernel_name)[:60],
         {"size": "x".join(sizes), "dtype": "" if dtype is None else dtype[1].replace("fp", "f")},
         find_device_model(int(device[2])),

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ktuned.dropin import account
-from ktuned_inductor.decisions import FIRST_LOOK_DEADLINE_S, Decision, decisions, read_variables, share_finding
-from ktuned_inductor.generated import arm_recorder, decide_kernel, find_decorator, make_loader, source_lines
+from ktuned_inductor.decisions import FIRST_LOOK_DEADLINE_S, Decision, decisions, read_variables
+from ktuned_inductor.generated import arm_recorder, decide_kernel, find_decorator, make_loader, note_origin
 from ktuned_inductor.loading import META_KEY
 from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
 from ktuned_inductor.seams import (
@@ -28,7 +28,6 @@ from ktuned_inductor.seams import (
     PRECOMPILE,
     SAVE_GRAPH,
     SELECT,
-    Seam,
     Switch,
     hook_seam,
 )
@@ -52,25 +51,15 @@ _decided: dict[str, tuple[Decision, str]] = {}
 
 
 def install_hooks() -> None:
-    """Hook all seams of this process; none if one of them fails."""
+    """Hook all seams of this process, which exist with their parameters."""
     read_variables()
-    installed: list[Callable[[], None]] = []
-    hooks: list[tuple[Seam, Callable[[Callable[..., Any]], Callable[..., Any]]]] = [
-        (DEFINE_KERNEL, _hook_define_kernel),
-        (COMPILE_KERNEL, _hook_compile_kernel),
-        (PRECOMPILE, _hook_precompile),
-        (SAVE_GRAPH, _hook_save_graph),
-        (CHOICES, _hook_choices),
-        (CONVOLUTIONS, _hook_convolutions),
-        (SELECT, _hook_select),
-    ]
-    try:
-        for seam, make_hook in hooks:
-            installed.append(hook_seam(seam, make_hook))
-    except Exception:
-        for put_back in reversed(installed):
-            put_back()
-        raise
+    hook_seam(DEFINE_KERNEL, _hook_define_kernel)
+    hook_seam(COMPILE_KERNEL, _hook_compile_kernel)
+    hook_seam(PRECOMPILE, _hook_precompile)
+    hook_seam(SAVE_GRAPH, _hook_save_graph)
+    hook_seam(CHOICES, _hook_choices)
+    hook_seam(CONVOLUTIONS, _hook_convolutions)
+    hook_seam(SELECT, _hook_select)
 
 
 def find_tuner() -> None:
@@ -81,7 +70,7 @@ def find_tuner() -> None:
     """
     import torch
 
-    if not share_finding("tuner", lambda: decisions.find_link().may_have_gpu(FIRST_LOOK_DEADLINE_S)):
+    if not account.share_finding("tuner", lambda: decisions.find_link().may_have_gpu(FIRST_LOOK_DEADLINE_S)):
         decisions.can_be_tuned = False
         torch.compiler.config.cache_key_tag += UNTUNED
 
@@ -106,19 +95,21 @@ def explain_setting() -> str:
 def _hook_define_kernel(define: Callable[..., Any]) -> Callable[..., Any]:
     def define_kernel(self: Any, src_code: str, node_schedule: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
         name = define(self, src_code, node_schedule, kernel, *args, **kwargs)
-        switch.attempt(None, source_lines.note, name, node_schedule)
+        switch.attempt(None, note_origin, name, node_schedule)
         return name
 
     return define_kernel
 
 
-def _decide_kernel(kernel_name: str, source: str) -> Decision | None:
-    if find_decorator(source) is None:
-        return None
+def _is_left_alone() -> bool:
+    """Return whether the graph has a setting with which it is left to Inductor, and report that."""
     if setting := explain_setting():
         account.record_left_alone(NAME, f"{setting} is set")
-        return None
-    return decide_kernel(kernel_name, source)
+    return bool(setting)
+
+
+def _decide_kernel(kernel_name: str, source: str) -> Decision | None:
+    return None if find_decorator(source) is None or _is_left_alone() else decide_kernel(kernel_name, source)
 
 
 def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,10 +153,7 @@ def _hook_precompile(precompile: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decide_operator(decide: Callable[..., list[Any]], choices: list[Any], *described: Any) -> list[Any]:
-    if setting := explain_setting():
-        account.record_left_alone(NAME, f"{setting} is set")
-        return choices
-    return decide(choices, *described)
+    return choices if _is_left_alone() else decide(choices, *described)
 
 
 def _hook_choices(finalize: Callable[..., Any]) -> Callable[..., Any]:

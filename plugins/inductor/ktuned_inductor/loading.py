@@ -46,14 +46,14 @@ class _Loading(threading.local):
     Attributes:
         is_active: whether one is loaded whose configs are decided here.
         is_listing: whether the decorator is only asked for its configs.
-        winner: the config to take; ``None`` if there is no winner.
+        winner: the config to take; empty if there is no winner.
         default: the config that the default mode would take.
         listed: all configs that the decorator lists.
     """
 
     is_active = False
     is_listing = False
-    winner: Knobs | None = None
+    winner: Knobs = {}
     default: Any = None
     listed: list[Any] | None = None
 
@@ -75,14 +75,14 @@ def make_config(knobs: Knobs, listed: list[Any]) -> Any:
     return config
 
 
-def load_kernel(load: Callable[[str, str], Any], winner: Knobs | None, kernel_name: str, source_code: str) -> Any:
+def load_kernel(load: Callable[[str, str], Any], winner: Knobs, kernel_name: str, source_code: str) -> Any:
     """Load a kernel as Inductor does, with one config.
 
     Inductor loads it by itself if anything here fails. ``inductor_meta`` then lacks the decision.
 
     Args:
         load: Inductor's own function.
-        winner: the config to take; ``None`` for the default mode's.
+        winner: the config to take; empty for the default mode's.
         kernel_name: the kernel's name in its source.
         source_code: the generated source.
     """
@@ -149,7 +149,7 @@ def _hook_check(check: Callable[..., Any]) -> Callable[..., Any]:
             return check(configs, filename, inductor_meta, *args, **more)
         _loading.listed = deepcopy(configs)
         chosen: Knobs = read_knobs(_loading.default)
-        if _loading.winner is not None and _loading.winner.keys() == chosen.keys():
+        if _loading.winner.keys() == chosen.keys():
             chosen = _loading.winner
         inductor_meta.update(dict.fromkeys(_BENCHMARKING_FLAGS, False))
         # One config, no file of a winner, and what Inductor logs about it.

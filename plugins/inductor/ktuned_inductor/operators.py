@@ -21,6 +21,7 @@ from typing import Any, Final
 from ktuned.dropin import RecordedCall, find_device_model, shorten_dtype
 from ktuned_inductor.decisions import Decision, decisions
 from ktuned_inductor.generated import locate_origin
+from ktuned_inductor.made_up_gpu import H100
 
 CHOICE: Final = "choice"
 """The only knob of an operator: a choice's template and its parameters, as in ``triton::mm BLOCK_K=32 num_warps=4``."""
@@ -43,22 +44,6 @@ CONVOLUTION: Final = "convolution"
 
 _DERIVED = ("EVEN_K=", "hint_override=")
 """Parameters that follow from the shapes."""
-
-_PROPERTIES = (
-    "name",
-    "major",
-    "minor",
-    "total_memory",
-    "multi_processor_count",
-    "warp_size",
-    "shared_memory_per_block",
-    "shared_memory_per_block_optin",
-    "shared_memory_per_multiprocessor",
-    "max_threads_per_multi_processor",
-    "max_threads_per_block",
-    "regs_per_multiprocessor",
-    "L2_cache_size",
-)
 
 
 @dataclass(frozen=True)
@@ -151,7 +136,7 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
     if not decision.is_recorded:
         decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
     _keep_decision(decision, call.choices)
-    winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
+    winner = by_name.get(decision.winner.get(CHOICE, ""))
     return library if winner is None else [winner]
 
 
@@ -177,7 +162,7 @@ def decide_convolution(configs: Sequence[Any]) -> list[Any]:
     text = "x".join(map(str, (*tensors[0].shape, *tensors[1].shape)))
     decision = _decide(CONVOLUTION, source, text, tensors[0].dtype, tensors[0].device.index, ("in0", "in1", OUTPUT))
     _keep_decision(decision, names)
-    winner = None if decision.winner is None else by_name.get(decision.winner[CHOICE])
+    winner = by_name.get(decision.winner.get(CHOICE, ""))
     return [] if winner is None else [winner]
 
 
@@ -199,18 +184,17 @@ def _record_convolution(
 ) -> None:
     from torch._inductor.virtualized import V
 
-    def describe(entry: Any) -> Layout:
-        sizes: Any = V.graph.sizevars
-        read = getattr(sizes, "optimization_hints", None) or sizes.size_hints
-        shape, strides = read(entry.get_size()), read(entry.get_stride())
-        dtype = str(entry.get_dtype()).removeprefix("torch.")
-        return Layout(dtype, tuple(map(int, shape)), tuple(map(int, strides)))
+    def describe(sizes: Any, strides: Any, dtype: Any) -> Layout:
+        known: Any = V.graph.sizevars
+        read = getattr(known, "optimization_hints", None) or known.size_hints
+        shape, spans = (tuple(map(int, read(entries))) for entries in (sizes, strides))
+        return Layout(str(dtype).removeprefix("torch."), shape, spans)
 
     index = layout.device.index
     call = OperatorCall(
         operator=CONVOLUTION,
-        inputs=tuple(describe(entry) for entry in input_nodes[:2]),
-        output=describe(_Described(layout)),
+        inputs=tuple(describe(entry.get_size(), entry.get_stride(), entry.get_dtype()) for entry in input_nodes[:2]),
+        output=describe(layout.size, layout.stride, layout.dtype),
         scalars=_split_arguments(node)[1],
         symbolic=(),
         settings=read_settings(),
@@ -218,14 +202,6 @@ def _record_convolution(
         choices=names,
     )
     decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
-
-
-class _Described:
-    """A layout with the methods of a tensor."""
-
-    def __init__(self, layout: Any) -> None:
-        self.get_size, self.get_stride = (lambda: layout.size), (lambda: layout.stride)
-        self.get_dtype = lambda: layout.dtype
 
 
 def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> list[Any]:
@@ -299,7 +275,7 @@ def _read_device(index: int | None) -> dict[str, Any]:
     import torch
 
     found = torch.cuda.get_device_properties(index or 0)
-    return {name: getattr(found, name) for name in _PROPERTIES if hasattr(found, name)}
+    return {name: getattr(found, name) for name in H100 if hasattr(found, name)}
 
 
 def _decide(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ktuned_inductor.generated import KERNEL
-from ktuned_inductor.made_up_gpu import make_up_gpu
+from ktuned_inductor.made_up_gpu import H100, make_up_gpu
 from ktuned_inductor.operators import CONVOLUTION, OUTPUT, apply_settings, name_choice, name_config
 from ktuned_inductor.seams import CHOICES, CONVOLUTIONS, SELECT, hook_seam
 
@@ -46,7 +46,7 @@ def render_choice(operator: Mapping[str, Any], wanted: str) -> Rendered:
         LookupError: Inductor does not offer this choice for the operator here.
         Exception: whatever Inductor raises.
     """
-    make_up_gpu({**operator["device"], "clock_rate": 0})
+    make_up_gpu({**H100, **operator["device"]})
     from torch._inductor import config as inductor
 
     settings = operator["settings"]

@@ -13,8 +13,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,9 +91,8 @@ class _Link:
         return self.answer
 
 
-@contextmanager
-def _watch_configs() -> Iterator[list[list[dict[str, Any]]]]:
-    """Collect the configs that compile workers return for each kernel."""
+def _collect_configs() -> list[list[dict[str, Any]]]:
+    """Return a list that the configs of each kernel join when compile workers return it."""
     from ktuned_inductor.loading import read_knobs
     from ktuned_inductor.seams import PRECOMPILE, hook_seam
 
@@ -108,11 +105,8 @@ def _watch_configs() -> Iterator[list[list[dict[str, Any]]]]:
 
         return precompile_kernel
 
-    put_back = hook_seam(PRECOMPILE, collect)
-    try:
-        yield compiled
-    finally:
-        put_back()
+    hook_seam(PRECOMPILE, collect)
+    return compiled
 
 
 def check_kernels_and_graphs() -> None:
@@ -135,16 +129,18 @@ def check_kernels_and_graphs() -> None:
     link = _Link()
     decisions.find_link = lambda: link
     install_hooks()
+    compiled = _collect_configs()
     AsyncCompile.wait_pool_ready()
 
     def compile_softmax(columns: int) -> tuple[list[list[dict[str, Any]]], bool]:
         """Return the configs that were compiled for each kernel of a graph, and whether the graph was cached."""
         decisions.forget()
         counters.clear()
-        with _watch_configs() as compiled, config.patch(max_autotune=True, coordinate_descent_tuning=True):
+        compiled.clear()
+        with config.patch(max_autotune=True, coordinate_descent_tuning=True):
             compile_graph(lambda x, y: (torch.softmax(x + y, -1), x.sum(0)), [((256, columns), "bfloat16")] * 2)
         assert not switch.reason, switch.reason
-        return compiled, counters["inductor"]["fxgraph_cache_hit"] == 1
+        return compiled[:], counters["inductor"]["fxgraph_cache_hit"] == 1
 
     first, _ = compile_softmax(1024)
     assert first, "no kernel was compiled"

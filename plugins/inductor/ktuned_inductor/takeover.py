@@ -24,6 +24,8 @@ def adopt(module: Any, mode: str, numerics: str, winners: str, summary: str) -> 
             decisions.find_failure = self_test.find_failure
             hooks.install_hooks()
             hooks.find_tuner()
+            if mode == "wait":
+                account.record_note("torch.compile does not wait: the next start has the winners of its graphs")
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     if reason:
