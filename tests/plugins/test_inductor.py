@@ -16,10 +16,14 @@ import pytest
 import torch
 
 from ktuned.adoption import AdoptedDirectory
+from ktuned.backends import cpu
+from ktuned.declaration.loader import load_file
 from ktuned.dropin import Account, Answer
 from ktuned.dropin import account as process_account
 from ktuned.ipc import decoding
-from ktuned.spool import RECORD_SUFFIX, CallRecord
+from ktuned.search import choose_strategy
+from ktuned.spool import CALL_KEY, RECORD_SUFFIX, CallRecord
+from ktuned.worker.prior import ask_prior
 from ktuned_inductor import hooks, seams, self_test, takeover
 from ktuned_inductor.decisions import LEAST_GAIN, Decisions, Origin, decisions
 from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, list_first, locate_origin, make_plain_source
@@ -134,6 +138,22 @@ def test_record_of_generated_kernel_is_a_plain_triton_file(recorded: tuple[Place
         first, *others = call.recipes.values()
         assert any(other.grid != first.grid for other in others)
         assert len(record.configs) == len(call.recipes)
+
+
+def test_records_declare_kernels(recorded: tuple[Place, Any], tmp_path: Path) -> None:
+    """Generated kernels begin with Inductor's list and go on near the best; operators have the library as default."""
+    place, _ = recorded
+    for record in place.read_records():
+        file, call_name = AdoptedDirectory(tmp_path).write_record(record)
+        loaded = load_file(file, file.parent)
+        assert not loaded.errors
+        (kernel,) = loaded.kernels
+        space = kernel.bind_space({**record.problem, CALL_KEY: call_name})
+        if record.declaration["module"] == "aten":
+            assert kernel.default in space
+        else:
+            assert choose_strategy(space, kernel.plan).name == "guided"
+            assert 0 < len(ask_prior(kernel, space, cpu.device()).configs) < kernel.plan.trials < len(record.configs)
 
 
 def test_records_are_built_by_one_front_end(recorded: tuple[Place, Any], tmp_path: Path) -> None:

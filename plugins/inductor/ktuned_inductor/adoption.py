@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +57,7 @@ def _declare_generated(files: AdoptedFiles[GeneratedCall], library: Library, nam
         }
 
     def make_build(call: GeneratedCall, config: str) -> Build:
-        made = call.make_build(config, f"{declared.module}:{declared.qualname}", library=library)
-        return Build(**{field.name: getattr(made, field.name) for field in fields(made)})
+        return Build(**vars(call.make_build(config, f"{declared.module}:{declared.qualname}", library=library)))
 
     def list_first_configs(p: Any) -> list[dict[str, Any]]:
         call = files.find_call(p)

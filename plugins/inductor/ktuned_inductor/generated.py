@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from typing import Any, Final
 from ktuned.dropin import NotTunable, digest_content, find_device_model, is_capturing
 from ktuned.model import canonical
 from ktuned_inductor.decisions import Decision, Origin, decisions
-from ktuned_inductor.loading import META_KEY, Knobs, load_kernel, make_config
+from ktuned_inductor.loading import META_KEY, Knobs, make_config
 from ktuned_inductor.seams import GRID, Switch
 from ktuned_triton.call import ArgumentReader, Call, Recipe, copy_contents
 
@@ -112,7 +112,7 @@ def decide_kernel(kernel_name: str, source: str) -> Decision:
     dtype = _DTYPE.search(decorator[0])
     return decisions.decide(
         origins.pop(kernel_name, Origin()),
-        re.sub(r"^triton_\w{3}_fused_|_\d+$", "", kernel_name)[:60],
+        re.sub(r"^triton_\w{3}_fused_|_?\d+$", "", kernel_name).strip("_")[:60] or decorator[1],
         {"size": "x".join(sizes), "dtype": "" if dtype is None else dtype[1].replace("fp", "f")},
         find_device_model(int(device[2])),
         module=_name_module(kernel_name, source),
@@ -252,8 +252,3 @@ def _evaluate_grid(inductor_meta: Mapping[str, Any], knobs: Knobs, given: Mappin
     if min(sizes) < 1:
         raise NotTunable(f"its grid is {sizes}")
     return sizes
-
-
-def make_loader(load: Callable[..., Any], decision: Decision) -> Callable[[str, str], Any]:
-    """Return what Inductor and its compile workers load a kernel with."""
-    return functools.partial(load_kernel, load, decision.winner)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from ktuned.dropin import account
 from ktuned_inductor.decisions import FIRST_LOOK_DEADLINE_S, Decision, decisions, read_variables
-from ktuned_inductor.generated import arm_recorder, decide_kernel, find_decorator, make_loader, note_origin
-from ktuned_inductor.loading import META_KEY
+from ktuned_inductor.generated import arm_recorder, decide_kernel, find_decorator, note_origin
+from ktuned_inductor.loading import META_KEY, load_kernel
 from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
 from ktuned_inductor.seams import (
     CHOICES,
@@ -124,7 +125,7 @@ def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., An
             _decided[kernel_name] = decision, source_code
         # Inductor takes the function from its module when it makes the task for its workers.
         with _loading:
-            setattr(owner, name, make_loader(load, decision))
+            setattr(owner, name, partial(load_kernel, load, decision.winner))
             try:
                 return compile_kernel(self, kernel_name, source_code, *args, **kwargs)
             finally:
