@@ -65,6 +65,23 @@ def test_a_question_has_the_key() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("kinds", "expected"), [(["cpu"], False), (["cpu", "cuda"], True), (None, False), (DaemonSilent("late"), True)]
+)
+def test_daemon_may_have_a_gpu(kinds: Any, expected: bool) -> None:
+    """A daemon that does not say in time may have one; without a daemon nothing is tuned."""
+    link, client = link_to(None)
+
+    def answer(method: str, deadline_s: float, **params: Any) -> dict[str, Any]:
+        assert method == "backends"
+        if not isinstance(kinds, list):
+            raise kinds or DaemonUnavailable("none")
+        return {"environments": [{"backends": {"triton": {"devices": [{"kind": kind} for kind in kinds]}}}]}
+
+    client.call = answer  # type: ignore[method-assign]
+    assert link.may_have_gpu() is expected
+
+
 def test_a_daemon_that_is_late_is_there_and_knows_nothing_yet() -> None:
     """A first call that gave it up would be left to the framework's own tuner, beside the daemon's."""
     link, client = link_to(FRESH)
