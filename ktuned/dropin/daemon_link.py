@@ -94,7 +94,7 @@ class DaemonLink:
         except (DaemonUnavailable, DaemonError):
             return False
         backends = (backend for environment in found["environments"] for backend in environment["backends"].values())
-        return any(device["kind"] == "cuda" for backend in backends for device in backend["devices"])
+        return any("cuda" in device["name"] for backend in backends for device in backend.get("devices", ()))
 
     def await_tuning(self, key: CallKey) -> Answer | None:
         """Wait for the end of a key's tuning, and return what the daemon knows then; ``None`` if it is gone.

@@ -76,7 +76,7 @@ def test_daemon_may_have_a_gpu(kinds: Any, expected: bool) -> None:
         assert method == "backends"
         if not isinstance(kinds, list):
             raise kinds or DaemonUnavailable("none")
-        return {"environments": [{"backends": {"triton": {"devices": [{"kind": kind} for kind in kinds]}}}]}
+        return {"environments": [{"backends": {"triton": {"devices": [{"name": f"{kind}:0"} for kind in kinds]}}}]}
 
     client.call = answer  # type: ignore[method-assign]
     assert link.may_have_gpu() is expected
