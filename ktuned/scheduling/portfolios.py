@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
@@ -82,14 +82,12 @@ class PortfolioFitter:
         fleet: Fleet,
         jobs: Jobs,
         requests: JobRequests,
-        deadlines: Mapping[str, float],
         publish: PublishEvent,
     ) -> None:
         self._known = known
         self._fleet = fleet
         self._jobs = jobs
         self._requests = requests
-        self._deadlines = deadlines
         self._publish = publish
         self._due = {*known.store.list_kernels_without_portfolio(MIN_KEYS)}
         """The kernels whose portfolios are to be fitted. The last daemon may have ended before a fit."""
@@ -182,7 +180,7 @@ class PortfolioFitter:
             return
         request = requests.FitPortfolio(matrix, kernel.portfolio)
         async with self._fleet.lend_worker(Role.INSPECT, self._known.catalog.find_kernel_environment(kernel)) as worker:
-            reply, _ = await worker.send_request(request, self._deadlines)
+            reply, _ = await worker.send_request(request, self._fleet.deadlines)
         if reply.fault:
             _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
             return
