@@ -89,8 +89,8 @@ class PortfolioFitter:
         self._jobs = jobs
         self._requests = requests
         self._publish = publish
-        self._due = {*known.store.list_kernels_without_portfolio(MIN_KEYS)}
-        """The kernels whose portfolios are to be fitted. The last daemon may have ended before a fit."""
+        self._due = {*known.store.list_kernels_to_fit(MIN_KEYS)}
+        """The kernels whose portfolios are to be fitted. The last daemon may have ended between a job and its fit."""
         self._has_due = anyio.Event()
         self._asked: set[tuple[int, str]] = set()
         """The cells that were requested: hashes of contexts, and configs."""
@@ -151,6 +151,7 @@ class PortfolioFitter:
         device, objective = winners[0].context.device, winners[0].objective
         # Which keys, and which configs are worth measuring on all of them?
         launches = self._jobs.list_launches(kernel.name, device)
+        newest = max(winner.decided for winner in winners)
         winners = sorted(winners, key=lambda winner: (-launches.get(winner.key.problem, 0), -winner.decided))[:MAX_KEYS]
         keys = tuple(winner.problem for winner in winners)
         launched = [(json.loads(key), count) for key, count in launches.items()]
@@ -184,7 +185,9 @@ class PortfolioFitter:
         if reply.fault:
             _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
             return
-        await self._known.store.save_portfolio(StoredPortfolio(kernel.name, device, objective, fitted_to, reply.tree))
+        await self._known.store.save_portfolio(
+            StoredPortfolio(kernel.name, device, objective, fitted_to, newest, reply.tree)
+        )
         self._publish(AnswersChanged(kernel=kernel.name))
         _log.info("portfolio_fitted", kernel=kernel.name, device=device, objective=objective, keys=len(keys))
 
