@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,12 +13,13 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.protocol.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
 from ktuned.report import Standing, make_standing_key, render_fragment, render_page, survey_store
 from ktuned.store import Overview
 from tests.report.browser import OpenPage, make_file_url, run_chromium
-from tests.report.sample_store import SampleStore
+from tests.report.sample_store import AXES, MODEL, SampleStore
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -93,6 +95,56 @@ def test_all_charts_are_drawn_without_complaints_and_requests(browser: Browser, 
         assert opened.page.locator(".other").inner_text().startswith("By max:tflops_float16: ")
         assert opened.complaints == []
         assert opened.requests == [make_file_url(report_page)]
+
+
+def test_the_overview_has_winning_configs_and_coverage(browser: Browser, report_page: Path) -> None:
+    """A column that is the same in every row is left out. A click on ``copy`` copies and opens nothing."""
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        titles = opened.page.locator("thead th").all_inner_texts()
+        assert "config" in titles
+        assert "device" not in titles
+        row = opened.page.locator("tbody tr").first
+        shown = row.inner_text()
+        assert "300 of 30,720" in shown
+        row.get_by_role("button", name="copy").click()
+        config = json.loads(paste(opened))
+        assert all(f"{knob}=" in shown for knob in config)
+        assert config["BLOCK_M"] in AXES["BLOCK_M"]
+        assert opened.page.evaluate("location.hash") == ""
+        assert opened.complaints == []
+
+
+def test_the_winner_s_config_and_command_are_copied(browser: Browser, report_page: Path) -> None:
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        opened.visit_section(0)
+        opened.page.get_by_role("button", name="copy command").click()
+        opened.page.get_by_role("button", name="copied").wait_for()
+        opened.page.evaluate("location.hash = ''")
+        command = shlex.split(paste(opened))
+        assert command[:5] == ["ktuned", "tune", "kernels:gemm", "-p", "M=4096,N=4096,K=4096,dtype=float16"]
+        assert command[5:8] == ["--device", MODEL, "--config"]
+        assert command[8].startswith("BLOCK_M=")
+
+
+def paste(opened: OpenPage) -> str:
+    """Return what was copied, by pasting it into the overview's field."""
+    field = opened.page.locator("input[type=search]")
+    field.click()
+    opened.page.keyboard.press("Control+V")
+    return field.input_value()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_progress_is_no_warning(browser: Browser, report_page: Path, tmp_path: Path, scheme: str) -> None:
+    """Running jobs have the colour of winners, not that of stale kernels."""
+    with Overview(report_page.parent / "ktuned.sqlite") as overview:
+        document = replace(survey_store(overview, "1.2.3"), progress=["p:gemm: 28 of 68 tried"])
+    place = tmp_path / "report.html"
+    place.write_text(render_page(document))
+    with OpenPage(browser, make_file_url(place), color_scheme=scheme) as opened:
+        shown = opened.page.get_by_text("28 of 68 tried")
+        colour = "one => getComputedStyle(one).color"
+        assert shown.evaluate(colour) == opened.page.locator(".tile.lead .value").evaluate(colour)
 
 
 def test_filters_reach_every_chart(browser: Browser, report_page: Path) -> None:
@@ -242,7 +294,7 @@ LONG_AXES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("width", [1440, 1010, 700])
+@pytest.mark.parametrize("width", [1440, 1010, 700, 390])
 def test_no_label_overlaps_another_or_is_cut_off(browser: Browser, tmp_path: Path, width: int) -> None:
     """Cases: close lines, long or many names, narrow windows."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
@@ -254,6 +306,22 @@ def test_no_label_overlaps_another_or_is_cut_off(browser: Browser, tmp_path: Pat
             opened.visit_section(section)
             opened.draw_all_cards()
             assert opened.find_clashing_labels() == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_names_of_knobs_are_whole(browser: Browser, tmp_path: Path, width: int) -> None:
+    """On a phone the chart of configs as lines is scrolled within its card."""
+    SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:long", {"N": 3}, 120, axes=LONG_AXES, default=False)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.page.set_viewport_size({"width": width, "height": 844})
+        opened.draw_all_cards()
+        drawn = opened.page.evaluate(
+            """() => state.cards.find((card) => card.chart && card.chart.getOption().parallelAxis)
+                .chart.getZr().storage.getDisplayList(true).filter((one) => one.type === "tspan")
+                .map((one) => one.style.text)"""
+        )
+        assert set(LONG_AXES) <= set(drawn)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_figures_below_a_microsecond_keep_their_digits(browser: Browser, tmp_path: Path) -> None:

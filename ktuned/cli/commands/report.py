@@ -94,7 +94,7 @@ def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, open
             # The daemon may be restarting; everything else comes from the store.
             standings = {}
         found = survey_store(overview, read_own_version(), kernels=kernels, standings=standings, is_live=True)
-        return replace(found, notices=(*_running_jobs(client, kernels), *found.notices))
+        return replace(found, progress=_running_jobs(client, kernels))
 
     with Overview(store) as overview, LiveServer(DocumentCache(read, overview.data_version)) as server:
         output.emit_line(server.address)
