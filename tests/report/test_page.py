@@ -41,6 +41,7 @@ TITLES = {
     "Configs as lines",
     "Failures",
     "History of the winner",
+    "Two saves side by side",
     "Where the time went",
     "Fastest configs",
 }
@@ -119,17 +120,95 @@ def test_the_winner_s_config_and_command_are_copied(browser: Browser, report_pag
         opened.visit_section(0)
         opened.page.get_by_role("button", name="copy command").click()
         opened.page.get_by_role("button", name="copied").wait_for()
-        opened.page.evaluate("location.hash = ''")
         command = shlex.split(paste(opened))
         assert command[:5] == ["ktuned", "tune", "kernels:gemm", "-p", "M=4096,N=4096,K=4096,dtype=float16"]
         assert command[5:8] == ["--device", MODEL, "--config"]
         assert command[8].startswith("BLOCK_M=")
 
 
+def test_two_saves_are_side_by_side(browser: Browser, report_page: Path) -> None:
+    """Both saves can be chosen; knobs whose winning values differ are marked, and the changes in between are listed."""
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        opened.visit_section(0)
+        opened.draw_all_cards()
+        card = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Two saves"))
+        saves = opened.page.evaluate("statesOf(state.sections[0].plain).map((save) => save.trials.best)")
+        assert len(saves) == 3
+        for first, second in ((1, 2), (0, 2), (2, 2)):
+            card.locator("select").nth(0).select_option(str(first))
+            card.locator("select").nth(1).select_option(str(second))
+            left, right = saves[first], saves[second]
+            differing = [knob for knob, value in left["config"].items() if right["config"][knob] != value]
+            assert sorted(card.locator("tr.best td:first-child").all_inner_texts()) == sorted(differing)
+            factor = f"({right['figure'] / left['figure']:.2f}×)"
+            assert factor in card.locator("tbody tr").first.inner_text()
+            assert card.locator(".reasons li").count() == (first != second)
+        assert opened.complaints == []
+
+
+def test_a_trial_shows_how_it_was_compiled(browser: Browser, tmp_path: Path) -> None:
+    """A click on a config or a failure shows the compiler's line, and links to the source and to kept files."""
+    path = tmp_path / "ktuned.sqlite"
+    SampleStore(path).add_kernel("kernels:gemm", PROBLEM, 120)
+    artifact = tmp_path / "artifacts/ab/abcd"
+    (artifact / "sources").mkdir(parents=True)
+    for name in ("kernel.ptx", "manifest.json", "sources/gemm #1.cu"):
+        (artifact / name).write_text(name)
+    line = "nvcc -DNAME='<b>' -c gemm.cu"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE trials SET artifact = 'abcd' WHERE outcome = 'measured'")
+        connection.execute(
+            "UPDATE trials SET detail = json_set(detail, '$.compiled.facts.command', json(?))", (json.dumps([line]),)
+        )
+    with Overview(path) as overview:
+        document = survey_store(overview, "1.0", artifacts=tmp_path / "artifacts")
+    place = tmp_path / "report.html"
+    place.write_text(render_page(document))
+    with OpenPage(browser, make_file_url(place)) as opened:
+        opened.draw_all_cards()
+        dialog = opened.page.locator("dialog[open]")
+        opened.page.locator("tr.link.best").click()
+        assert "winner" in dialog.inner_text()
+        assert dialog.locator("pre").inner_text() == line
+        links = dialog.locator("a")
+        kept = [str(artifact / "kernel.ptx"), str(artifact / "sources/gemm #1.cu")]
+        assert links.all_inner_texts() == ["/home/ada/kernels/tune_gemm.py:12", *kept]
+        with opened.page.expect_popup() as source:
+            links.last.click()
+        source.value.wait_for_load_state()
+        assert source.value.inner_text("body") == "sources/gemm #1.cu"
+        source.value.close()
+        dialog.get_by_role("button", name="close").click()
+        assert opened.page.locator("dialog").count() == 0
+        opened.page.locator(".failures button").first.click()
+        assert dialog.locator("pre").last.inner_text() == line
+        # Only the kernel file: what was not compiled has left nothing.
+        assert links.count() == 1
+        opened.page.keyboard.press("Escape")
+        assert opened.page.locator("dialog").count() == 0
+        assert opened.complaints == []
+
+
+def test_trials_beyond_the_fastest_name_the_command_that_explains_them(browser: Browser, tmp_path: Path) -> None:
+    SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:gemm", PROBLEM, 120)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.draw_all_cards()
+        opened.page.get_by_role("button", name="More").click()
+        row = (
+            opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Fastest"))
+            .locator("tr")
+            .last
+        )
+        row.click()
+        trial = row.locator("td").last.inner_text()
+        assert f"ktuned results --trial {trial}" in opened.page.locator("dialog[open]").inner_text()
+
+
 def paste(opened: OpenPage) -> str:
-    """Return what was copied, by pasting it into the overview's field."""
-    field = opened.page.locator("input[type=search]")
-    field.click()
+    """Return what was copied, by pasting it into a field of the page."""
+    opened.page.evaluate("document.body.append(make('textarea', { id: 'field' }))")
+    field = opened.page.locator("#field")
+    field.focus()
     opened.page.keyboard.press("Control+V")
     return field.input_value()
 

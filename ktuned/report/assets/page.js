@@ -135,6 +135,36 @@ function ofSpace(plain) {
   return plain.space_size === null ? "" : ` of ${plain.is_constrained ? "at most " : ""}${plain.space_size.toLocaleString("en")}`;
 }
 
+/** Show everything about one trial: its figures, its config, how it was compiled and the files that are kept. */
+async function showTrial(section, id) {
+  const { plain } = section;
+  section.builds ??= JSON.parse(new TextDecoder().decode(await inflate(plain.builds)));
+  const row = section.ids.indexOf(id);
+  const config = section.config(row);
+  const build = section.builds[id];
+  const message = section.message.values[section.message.codes[row]];
+  const path = (shown, place) => make("li", {}, make("a", { href: `file://${place.split("/").map(encodeURIComponent).join("/")}`, target: "_blank" }, shown));
+  const files = build ? build.files.map((place) => path(place, place)) : [];
+  const dialog = make("dialog", { onclose: () => dialog.remove(), onclick: (event) => { if (event.target === dialog) dialog.close(); } },
+    make("div", { class: "about" },
+      make("div", { class: "chips" }, copyButton("copy config", JSON.stringify(config)), copyButton("copy command", tuneCommand(plain, config)), make("button", { class: "plain close", type: "button", "aria-label": "close", onclick: () => dialog.close() }, "×")),
+      trialTip(section, row),
+      message ? make("pre", {}, message) : null,
+      build && build.command.length ? [make("h3", {}, "compiler", copyButton("copy", build.command.join("\n"))), make("pre", {}, build.command.join("\n"))] : null,
+      build ? null : make("p", { class: "note" }, `How it was compiled: ktuned results --trial ${id}`),
+      plain.file || files.length ? [make("h3", {}, "source and artifact"), make("ul", { class: "files" }, plain.file ? path(plain.file, plain.file.replace(/:\d+$/, "")) : null, files)] : null));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+/** Return a button that shows a trial. */
+function trialButton(section, id, label) {
+  return make("button", { class: "linked", type: "button", onclick: (event) => {
+    event.stopPropagation();
+    showTrial(section, id);
+  } }, label);
+}
+
 function gain(plain, name) {
   const [winner, other] = ["winner", name].map((one) => barOf(plain, one));
   return winner && other ? other.latency_us / winner.latency_us : null;
@@ -512,7 +542,7 @@ function cardsOf(section, filters) {
   if (hasHistory) {
     const card = new Card("History of the winner", () => history(section, colours()), { size: plain.failures.length ? "" : "wide", height: 330, note: "The fastest config after each change of the sources, the toolchain or the driver. The larger point is what this page shows." });
     card.follows = false;
-    cards.push(card);
+    cards.push(card, savesCard(section));
   }
   const worked = timelineCard(section);
   if (worked) cards.push(worked);
@@ -523,6 +553,31 @@ function cardsOf(section, filters) {
 /** Return the states of the sources that something was measured in. */
 function statesOf(plain) {
   return plain.history.filter((save) => save.trials.best);
+}
+
+/** Return a card with the fastest configs of two saves in columns, and what changed from one save to the other. */
+function savesCard(section) {
+  const saves = statesOf(section.plain);
+  const shown = Math.max(1, saves.findIndex((save) => save.is_shown));
+  const chosen = [shown - 1, shown].map((place, side) => remembered(`${section.id} save ${side}`, place));
+  const names = saves.map((save, i) => [i, day(save.trials.first)]);
+  const box = make("div");
+  const card = new Card("Two saves side by side", () => {
+    const [left, right] = chosen.map((side) => saves[Number(side.value)].trials);
+    const knobs = [...new Set([section.knobs.map((knob) => knob.name), ...[left, right].map((trials) => Object.keys(trials.best.config))].flat())];
+    const rows = [
+      ["fastest", latency(left.best.figure), `${latency(right.best.figure)} (${times(right.best.figure / left.best.figure)})`],
+      ["measured", ...[left, right].map((trials) => `${trials.measured.toLocaleString("en")} of ${count(trials.trials, "config")}`)],
+      ...knobs.map((knob) => [knob, ...[left, right].map((trials) => scalar(trials.best.config[knob]))]),
+    ].map((row, i) => make("tr", { class: i > 1 && row[1] !== row[2] ? "best" : "" }, row.map((cell, j) => make("td", { class: j && i > 1 ? "mono" : "" }, cell))));
+    const [from, to] = chosen.map((side) => Number(side.value)).sort((a, b) => a - b);
+    const changes = [...new Set(saves.slice(from + 1, to + 1).flatMap((save) => save.changes))];
+    box.replaceChildren(
+      make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th"), chosen.map((side) => make("th", {}, picker(names, side.value, (value) => { side.value = value; card.update(); }))))), make("tbody", {}, rows))),
+      make("ul", { class: "reasons" }, changes.map((change) => make("li", {}, change))));
+  }, { size: "wide", body: box, note: "Marked knobs differ between the fastest configs of both. Below: what changed from the one to the other." });
+  card.follows = false;
+  return card;
 }
 
 function parallelCard(section, filters, some) {
@@ -554,7 +609,7 @@ function failuresCard(section) {
   const list = make("ul", { class: "failures" }, plain.failures.map((one) => make("li", {},
     make("div", { class: "line" }, make("span", { class: "kind" }, one.outcome.replaceAll("_", " ")), make("span", { class: "times" }, `${one.count.toLocaleString("en")}×`), make("span", { class: "meter" }, make("i", { style: `width: ${(one.count / most) * 100}%` }))),
     make("div", { class: "said" }, one.message || "no message"),
-    make("div", { class: "where" }, `trial ${one.trial}: ${flat(one.config)}`))));
+    make("div", { class: "where" }, trialButton(section, one.trial, `trial ${one.trial}`), `: ${flat(one.config)}`))));
   const note = [...totals].sort((a, b) => b[1] - a[1]).map(([outcome, number]) => `${number.toLocaleString("en")} ${outcome.replaceAll("_", " ")}`).join(", ");
   const card = new Card("Failures", () => {}, { body: list, note, size: statesOf(plain).length > 1 ? "" : "wide" });
   card.follows = false;
@@ -610,13 +665,13 @@ function tableCard(section, filters) {
     const figures = [...section.metrics, ...section.facts].filter((one) => rows.some((row) => Number.isFinite(one.values[row])));
     const columns = [{ name: "latency", right: true }, { name: "vs. best", right: true }, { name: "spread", right: true }, ...section.knobs.map((knob) => ({ name: knob.name, class: "mono" })), ...figures.map((one) => ({ name: one.name.replaceAll("_", " "), right: true })), { name: "trial", right: true }];
     const made = rows.map((row) => ({
-      kind: row === section.winnerRow ? "best" : "",
+      kind: row === section.winnerRow ? "link best" : "link", open: () => showTrial(section, section.ids[row]),
       values: [section.latency[row], section.latency[row], section.spread[row], ...section.knobs.map((knob) => knob.codes[row]), ...figures.map((one) => one.values[row]), section.ids[row]],
-      cells: [`${row === section.winnerRow ? "★ " : ""}${latency(section.latency[row])}`, `${(section.latency[row] / best).toFixed(3)}×`, section.spread[row] > 0 ? latency(section.spread[row], 2) : "–", ...section.knobs.map((knob) => knob.labels[knob.codes[row]]), ...figures.map((one) => figure(one.values[row])), String(section.ids[row])],
+      cells: [`${row === section.winnerRow ? "★ " : ""}${latency(section.latency[row])}`, `${(section.latency[row] / best).toFixed(3)}×`, section.spread[row] > 0 ? latency(section.spread[row], 2) : "–", ...section.knobs.map((knob) => knob.labels[knob.codes[row]]), ...figures.map((one) => figure(one.values[row])), trialButton(section, section.ids[row], String(section.ids[row]))],
     }));
     const more = made.length > limit ? make("button", { class: "plain more", type: "button", onclick: () => { limit *= 4; card.update(); } }, "More") : null;
     box.replaceChildren(...[made.length ? sortable(`${section.id} table`, columns, made, { limit }) : make("p", { class: "empty" }, "No measured config passes the filters."), more].filter(Boolean));
-  }, { size: "wide", body: box, note: "A star marks the winner. Final rounds measure again: the order of close configs is theirs." });
+  }, { size: "wide", body: box, note: "A star marks the winner; a click on a config shows how it was compiled. Final rounds measure again: the order of close configs is theirs." });
   return card;
 }
 
@@ -631,7 +686,10 @@ function route() {
   const section = state.sections.find((one) => one.id === id) || (state.sections.length === 1 ? state.sections[0] : null);
   const before = state.route;
   state.route = section ? section.id : "";
-  if (before !== null && before !== state.route) scrollTo(0, 0);
+  if (before !== null && before !== state.route) {
+    scrollTo(0, 0);
+    for (const dialog of document.querySelectorAll("dialog")) dialog.close();
+  }
   if (section) return sectionPage(section);
   storePage();
   return undefined;
