@@ -129,7 +129,6 @@ class Parts:
         self.root_changes = 0
         self.artifacts = daemon.artifacts
         self.catalog = daemon.catalog
-        self.deadlines = daemon.deadlines
         self.fleet = daemon.fleet
         self.api = Daemon(daemon, Notifier())
         self.intake = daemon.intake

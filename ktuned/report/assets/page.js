@@ -560,7 +560,7 @@ function savesCard(section) {
   const saves = statesOf(section.plain);
   const shown = Math.max(1, saves.findIndex((save) => save.is_shown));
   const chosen = [shown - 1, shown].map((place, side) => remembered(`${section.id} save ${side}`, place));
-  const names = saves.map((save, i) => [i, day(save.trials.first)]);
+  const names = saves.map((save, i) => [i, `${i + 1}: ${day(save.trials.first)}`]);
   const box = make("div");
   const card = new Card("Two saves side by side", () => {
     const [left, right] = chosen.map((side) => saves[Number(side.value)].trials);
