@@ -179,13 +179,13 @@ def test_a_trial_shows_how_it_was_compiled(browser: Browser, tmp_path: Path) -> 
         assert source.value.inner_text("body") == "sources/gemm #1.cu"
         source.value.close()
         dialog.get_by_role("button", name="close").click()
-        assert opened.page.locator("dialog").count() == 0
+        opened.page.locator("dialog").wait_for(state="detached")
         opened.page.locator(".failures button").first.click()
         assert dialog.locator("pre").last.inner_text() == line
         # Only the kernel file: what was not compiled has left nothing.
         assert links.count() == 1
         opened.page.keyboard.press("Escape")
-        assert opened.page.locator("dialog").count() == 0
+        opened.page.locator("dialog").wait_for(state="detached")
         assert opened.complaints == []
 
 
