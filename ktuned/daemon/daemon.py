@@ -134,10 +134,8 @@ class Daemon:
             *parts.exchange.list_handlers(),
             *parts.team_store.list_handlers(),
             *Checks(
-                catalog=catalog,
-                store=store,
+                known=parts.known,
                 fleet=fleet,
-                artifacts=parts.artifacts,
                 prepare=parts.preparation.prepare_brief,
                 lane=parts.jobs.get_lane,
                 scratch=parts.executor.scratch / "sanitizers",
