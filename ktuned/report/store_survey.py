@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from ktuned.ipc import MANIFEST_NAME, locate_artifact
-from ktuned.ipc.manifest import TENSORS_NAME
+from ktuned.ipc import MANIFEST_NAME, locate_artifact, manifest
 from ktuned.model import (
     LATENCY,
     NOT_TRIED,
@@ -238,7 +237,9 @@ def _list_files(build: TrialBuild, artifacts: Path | None) -> Sequence[str]:
     if artifacts is None or build.artifact is None:
         return ()
     paths = sorted(path for path in locate_artifact(artifacts, build.artifact).rglob("*") if path.is_file())
-    return [escape_controls(str(path)) for path in paths if path.name not in (MANIFEST_NAME, TENSORS_NAME)][:MAX_FILES]
+    return [escape_controls(str(path)) for path in paths if path.name not in (MANIFEST_NAME, manifest.TENSORS_NAME)][
+        :MAX_FILES
+    ]
 
 
 def _parse_configs(rows: Sequence[TrialRow]) -> list[Config]:
