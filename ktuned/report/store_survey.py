@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from ktuned.ipc import MANIFEST_NAME, locate_artifact
+from ktuned.ipc import MANIFEST_NAME, locate_artifact, manifest
 from ktuned.model import (
     LATENCY,
     NOT_TRIED,
@@ -236,8 +236,9 @@ def _list_files(build: TrialBuild, artifacts: Path | None) -> Sequence[str]:
     """Return the paths of an artifact's files, such as sources and PTX; none if it is not kept."""
     if artifacts is None or build.artifact is None:
         return ()
-    paths = sorted(path for path in locate_artifact(artifacts, build.artifact).rglob("*") if path.is_file())
-    return [escape_controls(str(path)) for path in paths if path.name != MANIFEST_NAME][:MAX_FILES]
+    hidden = (MANIFEST_NAME, manifest.TENSORS_NAME)
+    paths = sorted(locate_artifact(artifacts, build.artifact).rglob("*"))
+    return [escape_controls(str(path)) for path in paths if path.is_file() and path.name not in hidden][:MAX_FILES]
 
 
 def _parse_configs(rows: Sequence[TrialRow]) -> list[Config]:

@@ -152,7 +152,7 @@ def test_a_trial_shows_how_it_was_compiled(browser: Browser, tmp_path: Path) -> 
     SampleStore(path).add_kernel("kernels:gemm", PROBLEM, 120)
     artifact = tmp_path / "artifacts/ab/abcd"
     (artifact / "sources").mkdir(parents=True)
-    for name in ("kernel.ptx", "manifest.json", "sources/gemm #1.cu"):
+    for name in ("kernel.ptx", "manifest.json", "tensors.json", "sources/gemm #1.cu"):
         (artifact / name).write_text(name)
     line = "nvcc -DNAME='<b>' -c gemm.cu"
     with closing(sqlite3.connect(path)) as connection, connection:

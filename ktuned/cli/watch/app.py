@@ -413,7 +413,7 @@ class WatchApp(App[None]):
         title = ShownText(cells.compose_title(row), style="bold")
         facts = _in_two_columns(cells.list_row_facts(row, log), "dim")
         self.query_one("#facts", Static).update(Group(title, facts))
-        steps = list(row.view.best_so_far) if row.view is not None else []
+        steps = [] if log is None else log.best_so_far
         spark = self.query_one("#spark", Sparkline)
         # On a small screen, the configs need these lines more.
         spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
