@@ -37,7 +37,6 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=1.0, help="length of such a pause, in seconds")
     parser.add_argument("--seconds", type=float, default=120.0, help="longest time that the program waits for winners")
     parser.add_argument("--ranks", type=int, default=1, help="number of processes, each on a GPU of its own")
-    parser.add_argument("--keep", type=Path, help="directory to which the daemon's state is copied at the end")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank >= 0:
@@ -47,10 +46,10 @@ def main() -> None:
         ranks = [subprocess.Popen([*arguments, str(rank)]) for rank in range(options.ranks)]
         sys.exit(max(rank.wait() for rank in ranks))
     else:
-        run_under_ktuned(options)
+        run_under_ktuned()
 
 
-def run_under_ktuned(options: argparse.Namespace) -> None:
+def run_under_ktuned() -> None:
     """Run this module under ``ktuned run`` with a daemon of its own, whose store is empty."""
     with tempfile.TemporaryDirectory(prefix="ktuned-bench-") as name:
         home = Path(name)
@@ -72,8 +71,6 @@ def run_under_ktuned(options: argparse.Namespace) -> None:
             )
         finally:
             subprocess.run([*ktuned, "stop"], env=os.environ | own, timeout=STOP_DEADLINE_S, check=False)
-            if options.keep is not None:
-                subprocess.run(["cp", "-r", str(home / "state"), str(options.keep)], check=False)
 
 
 class Stretch:

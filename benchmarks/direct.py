@@ -11,13 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from ktuned.backends.contract import Backend, Build, Launch, Unit
+from ktuned.backends.contract import Build, Launch, Unit
 from ktuned.backends.registry import Registry
 from ktuned.checking.problem_data import ProblemData
 from ktuned.declaration.declared_kernel import Kernel
 from ktuned.declaration.loader import load_file
 from ktuned.measuring.cuda_timer import CudaTimer
-from ktuned.measuring.host_timer import HostTimer
 from ktuned.measuring.race import RaceRules
 from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model.device import Device
@@ -97,12 +96,6 @@ def in_new_process(function: Callable[..., _Result], *arguments: Any) -> _Result
     """Return the result of a function in a process of its own, with no warm cache."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
-
-
-def timer_for(kernel: Kernel, backend: Backend, device: Device) -> CudaTimer | HostTimer:
-    """Return what times a kernel on a device."""
-    is_gpu = device.kind == "cuda" and not backend.times_on_host
-    return CudaTimer(device.name, kernel.timing) if is_gpu else HostTimer()
 
 
 def compiled_launch(space: Space, config: Config, device: Device, data: ProblemData) -> Launch:

@@ -1,7 +1,7 @@
 """Unmodified public libraries under ``ktuned run``: the functions that it adopts, and the time that they take.
 
 ``--adopt`` needs no GPU: it imports all modules of each library on a made-up device and lists its autotuned functions.
-Otherwise it runs programs that use FLA and Liger on a GPU. Each side begins with empty caches and an empty store:
+Otherwise it runs programs that use one library each on a GPU. Each side begins with empty caches and an empty store:
 Triton alone, Triton with its winners cached, Triton with each list cut to its first config, ``ktuned run``, ``ktuned
 run --wait``, and the second start. A run may be cut off, so ``--out`` keeps each figure as soon as it is known.
 """
@@ -30,57 +30,36 @@ from benchmarks.sides import ROOT, Goal, Unavailable, read_ahead
 from ktuned.backends import Absent, cuda_devices
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
-PROGRAMS = {
-    "norms": "library_norms.py",
-    "gdn": "library_gated_delta.py",
-    "moe": "library_moe.py",
-    "mamba": "library_mamba.py",
-    "trifast": "library_trifast.py",
-    "flag_gems": "library_flag_gems.py",
-    "script": "library_script.py",
-}
-"""Scripts beside this file: FLA's norms and activations, its gated delta rule, Liger's mixture of experts, Mamba-2's
-SSD, trifast's triangle attention, four functions of FlagGems, and kernels that the script itself defines."""
-
 IMPORTED = {
     "norms": ("fla.modules.activations", "fla.modules.norm.layernorm"),
-    "gdn": ("fla.ops.gated_delta_rule",),
     "moe": ("liger_kernel.ops.fused_moe",),
     "mamba": ("mamba_ssm.ops.triton.ssd_combined",),
     "trifast": ("trifast",),
     "flag_gems": ("flag_gems",),
-    "script": (),
 }
-"""Modules that each program imports, read from disk before the first side so that it does not pay for that."""
-
-LAUNCH = "launch"
-"""Beside the programs: what one launch costs the host."""
+"""Modules that each workload of ``library_program.py`` imports, read from disk before the first side so that it does
+not pay for that."""
 
 LIBRARIES = ("fla", "liger_kernel")
 
 TRITON, CACHED, FIRST = "triton", "triton_cached", "first_config"
-BACKGROUND, SECOND, WAIT, SWITCH, BARE = "background", "second_start", "wait", "switch", "second_start_bare"
+BACKGROUND, SECOND, WAIT = "background", "second_start", "wait"
 SIDES = {
     TRITON: "Triton alone, from nothing",
     CACHED: "Triton again, its winners and its machine code cached",
     FIRST: "Triton alone, each list cut to its first config",
     BACKGROUND: "`ktuned run`, from nothing; then until all keys are tuned",
-    SWITCH: "`ktuned run`, from nothing, of a program that goes on until all keys are tuned",
     SECOND: "`ktuned run` once more",
     WAIT: "`ktuned run --wait`, from nothing",
-    BARE: "`ktuned run` once more, Triton's cache empty",
 }
-NOT_BY_DEFAULT = {SWITCH, BARE}
 
 WAIT_GOAL, FIRST_STEP_GOAL, SECOND_FIRST_GOAL, SECOND_STEADY_GOAL = 0.6, 1.2, 1.1, 1.02
 DIFFERENCE_GOAL = 0.02
 """Outputs in bfloat16 differ by so much of their largest value from those of torch in float32."""
-LAUNCH_GOAL = 1.0
 
 SETTLED_S = 20.0
 """With nothing queued or running for so long, no key follows: the daemon takes records in within a second."""
 STOP_DEADLINE_S = 30.0
-LAUNCH_TURNS = 3
 _LOOK_S = 0.1
 
 _ACTIVE = {"queued", "running"}
@@ -128,14 +107,14 @@ class Place:
         """The variables by which programs find this place's daemon, or start one."""
         return variables(self.directory)
 
-    def environment(self, *, cache: str = "cache") -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Return the environment of a program that has its state here."""
         paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {
             **installed_environment(),
             **self.daemon,
             "PYTHONPATH": paths,
-            "TRITON_CACHE_DIR": str(self.directory / cache),
+            "TRITON_CACHE_DIR": str(self.directory / "cache"),
             # Where trifast and FlagGems keep their winners.
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "FLAGGEMS_CACHE_DIR": str(self.directory / "flag_gems"),
@@ -207,9 +186,8 @@ def run_script(
     command: Sequence[str],
     environment: Mapping[str, str],
     limit_s: float,
-    look: Callable[[], object] | None = None,
-) -> dict[str, Any]:
-    """Run a program and return its result, also of one that was stopped; ``look`` is called now and then meanwhile.
+) -> None:
+    """Run a program and note its result, also of one that was stopped.
 
     Raises:
         Unfinished: it ended with an error, or its time was over.
@@ -221,11 +199,8 @@ def run_script(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environment), start_new_session=True
         )
         try:
-            while process.poll() is None and perf_counter() - began < limit_s:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK_S)
-                if look is not None:
-                    look()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(limit_s)
             status = process.poll()
         finally:
             with suppress(ProcessLookupError):
@@ -243,7 +218,6 @@ def run_script(
         raise Unfinished(f"stopped after {limit_s:g} s")
     if status:
         raise Unfinished(f"status {status}: {' / '.join(errors.strip().splitlines()[-2:])}"[:300])
-    return result
 
 
 @dataclass
@@ -283,18 +257,14 @@ class Sides:
                 # A program that was stopped has recorded keys, too.
                 self._wait_until_tuned(side, place)
         elif side == SECOND:
-            self._under_ktuned(side, self._old(BACKGROUND if BACKGROUND in self._places else SWITCH))
-        elif side == BARE:
-            self._under_ktuned(side, self._old(BACKGROUND), cache="bare")
-        elif side == WAIT:
+            self._under_ktuned(side, self._old(BACKGROUND))
+        else:
             place = self._new(side)
             try:
                 self._under_ktuned(side, place, "--wait")
             finally:
                 self._note_jobs(side, self._look_once(place))
                 place.stop_daemon()
-        else:
-            self._switch(side, self._new(side))
 
     def _new(self, side: str) -> Place:
         place = self._places[side] = Place.make(self.home, f"{self.program}-{side}")
@@ -310,9 +280,9 @@ class Sides:
         environment = place.environment() | {"TRITON_CACHE_AUTOTUNING": "1"}
         run_script(self.notes, self.program, side, [*self._script(), *options], environment, self.limit_s)
 
-    def _under_ktuned(self, side: str, place: Place, *options: str, cache: str = "cache") -> None:
+    def _under_ktuned(self, side: str, place: Place, *options: str) -> None:
         command = [sys.executable, "-m", "ktuned", "run", *options, *self._script()]
-        run_script(self.notes, self.program, side, command, place.environment(cache=cache), self.limit_s)
+        run_script(self.notes, self.program, side, command, place.environment(), self.limit_s)
 
     def _wait_until_tuned(self, side: str, place: Place) -> None:
         tuned = Tuned(place, self._expected())
@@ -321,22 +291,6 @@ class Sides:
             Event().wait(_LOOK_S)
         self.notes.add(self.program, side, tuned_after_s=max(0.0, tuned.changed - began), all_ended=is_over)
         self._note_jobs(side, tuned)
-
-    def _switch(self, side: str, place: Place) -> None:
-        tuned = Tuned(place, self._expected())
-        signal_file = place.directory / "tuned"
-
-        def look() -> None:
-            # Before the first job there is nothing that could have ended.
-            if (tuned.jobs or place.jobs()) and tuned.look():
-                signal_file.touch()
-
-        command = [sys.executable, "-m", "ktuned", "run", *self._script(), "--until-tuned", str(signal_file)]
-        try:
-            run_script(self.notes, self.program, side, command, place.environment(), self.limit_s, look)
-        finally:
-            self._note_jobs(side, tuned)
-            place.stop_daemon()
 
     def _look_once(self, place: Place) -> Tuned:
         tuned = Tuned(place, self._expected())
@@ -352,7 +306,7 @@ class Sides:
         return int(self.notes.figure(self.program, TRITON, "keys") or 0)
 
     def _script(self) -> list[str]:
-        return [sys.executable, str(ROOT / "benchmarks" / PROGRAMS[self.program]), "--steps", str(self.steps)]
+        return [sys.executable, str(ROOT / "benchmarks/library_program.py"), self.program, "--steps", str(self.steps)]
 
 
 def time_rows(notes: Notes, program: str, sides: Sequence[str]) -> list[dict[str, Any]]:
@@ -367,8 +321,8 @@ def time_rows(notes: Notes, program: str, sides: Sequence[str]) -> list[dict[str
                 "of triton": ratio(figures.get("first_step_s"), notes.figure(program, TRITON, "first_step_s")),
                 "process s": figures.get("process_s"),
                 "of triton's": ratio(figures.get("process_s"), notes.figure(program, TRITON, "process_s")),
-                "steady ms": steady_of(figures),
-                "of cached": ratio(steady_of(figures), notes.figure(program, CACHED, "steady_ms")),
+                "steady ms": figures.get("steady_ms"),
+                "of cached": ratio(figures.get("steady_ms"), notes.figure(program, CACHED, "steady_ms")),
             }
         )
     return rows
@@ -416,51 +370,10 @@ def goals_of(notes: Notes, program: str) -> list[Goal]:
 
 def goal_rows(program: str, goals: Sequence[Goal]) -> list[dict[str, Any]]:
     """Return a row for each goal."""
-    words = {None: "unknown", True: "met", False: "NOT MET"}
     return [
-        {"what": f"{program}: {goal.name}", "figure": goal.figure, "at most": goal.limit, "goal": words[goal.is_met]}
+        {"what": f"{program}: {goal.name}", "figure": goal.figure, "at most": goal.limit, "goal": goal.verdict}
         for goal in goals
     ]
-
-
-def measure_launches(notes: Notes, home: Path, limit_s: float) -> list[dict[str, Any]]:
-    """Return the host's time per launch with Triton's autotuner and with ktuned's, from processes in turns."""
-    script = [sys.executable, str(ROOT / "benchmarks/library_launch.py")]
-    place = Place.make(home, LAUNCH)
-    sides = {TRITON: script, WAIT: [sys.executable, "-m", "ktuned", "run", "--wait", *script]}
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
-    try:
-        for turn in range(LAUNCH_TURNS):
-            for side, command in sides.items():
-                environment = place.environment(cache=f"cache-{side}")
-                result = run_script(notes, LAUNCH, f"{side}-{turn}", command, environment, limit_s)
-                found[side].append(result["launch_us"])
-    except (Unfinished, KeyError) as reason:
-        notes.add(LAUNCH, WAIT, ended=str(reason))
-    finally:
-        place.stop_daemon()
-        shutil.rmtree(place.directory, ignore_errors=True)
-    rows = []
-    for arguments in ("1", "5", "20"):
-        # The least of the turns: what else runs can only add.
-        theirs, ours = (min((turn[arguments] for turn in found[side]), default=None) for side in (TRITON, WAIT))
-        goal = Goal("", ratio(ours, theirs), LAUNCH_GOAL)
-        rows.append(
-            {
-                "what": f"launch, {arguments} arguments",
-                "triton_us": theirs,
-                "ktuned_us": ours,
-                "ratio": goal.figure,
-                "at most": goal.limit,
-            }
-        )
-    return rows
-
-
-def steady_of(figures: Mapping[str, Any]) -> float | None:
-    """Return a side's steady step: the one after the switch, where there is one."""
-    steady: float | None = figures.get("tuned_steady_ms", figures.get("steady_ms"))
-    return steady
 
 
 def worst(differences: Sequence[float]) -> float | None:
@@ -483,10 +396,6 @@ def measure(options: argparse.Namespace) -> None:
         notes = Notes(options.out or Path(name))
         notes.directory.mkdir(parents=True, exist_ok=True)
         for program in options.only:
-            if program == LAUNCH:
-                rows = measure_launches(notes, Path(name), options.limit)
-                show("libraries: a launch's cost on the host", rows, as_json=options.json)
-                continue
             try:
                 read_ahead("torch", "triton", "ktuned_triton", *IMPORTED[program])
             except Unavailable as reason:
@@ -519,9 +428,9 @@ def main() -> None:
     )
     parser.add_argument("--target", type=int, default=90, choices=sorted(MODELS), help="made-up device (%(default)s)")
     parser.add_argument("--all", action="store_true", help="with --adopt: a row for each function, not for odd ones")
-    programs, default_sides = [*PROGRAMS, LAUNCH], [side for side in SIDES if side not in NOT_BY_DEFAULT]
+    programs, sides = [*IMPORTED], [*SIDES]
     parser.add_argument("--only", type=names_among(programs), default=programs, metavar=",".join(programs))
-    parser.add_argument("--sides", type=names_among([*SIDES]), default=default_sides, metavar=",".join(SIDES))
+    parser.add_argument("--sides", type=names_among(sides), default=sides, metavar=",".join(sides))
     parser.add_argument("--limit", type=float, default=150.0, metavar="SECONDS", help="of each process (%(default)s)")
     parser.add_argument("--steps", type=int, default=100, help="steps of which the steady one is the median")
     parser.add_argument("--out", type=Path, metavar="DIRECTORY", help="keep each figure as soon as it is known")

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,11 +65,6 @@ def adoption_rows(
             yield f"{name}: functions{'' if every else ' left alone'}", [function_row(one) for one in functions]
         if library.not_imported:
             yield f"{name}: modules that cannot be imported here", list(reason_rows(library.not_imported))
-        if library.functions:
-            features = Counter(feature for function in library.functions for feature in function["features"])
-            classes = Counter(function["class"] for function in library.functions)
-            rows = [{"what": what, "functions": count} for what, count in (classes + features).most_common()]
-            yield f"{name}: classes and features", rows
     yield f"adoption (goal: {ADOPTED_GOAL:.0%})", counts
 
 
@@ -97,7 +91,6 @@ def function_row(function: Mapping[str, Any]) -> dict[str, Any]:
         "what": function["name"],
         "class": function["class"].rpartition(".")[2],
         "configs": function["configs"],
-        "features": ", ".join(function["features"]),
         "refused": function["refusal"],
     }
 

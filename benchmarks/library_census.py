@@ -90,13 +90,12 @@ def submodules(place: Path) -> Iterator[str]:
 
 def describe_functions(library: str) -> Iterator[dict[str, Any]]:
     """Yield a description of each autotuned function of a library, sorted by name."""
-    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.autotuner import Autotuner
 
     # The collector also knows functions that only a closure or a dictionary holds, and those made before the hook.
     # By its type, because isinstance asks objects for their class, and some warn when they are asked anything.
-    existing = [thing for thing in gc.get_objects() if issubclass(type(thing), (Autotuner, Heuristics))]
-    below_heuristics = {id(thing.fn) for thing in existing if isinstance(thing, Heuristics)}
-    tuners = [thing for thing in existing if isinstance(thing, Autotuner) and is_of(library, thing.base_fn)]
+    existing = [thing for thing in gc.get_objects() if issubclass(type(thing), Autotuner)]
+    tuners = [tuner for tuner in existing if is_of(library, tuner.base_fn)]
     for tuner in sorted(tuners, key=lambda tuner: name_of(tuner.base_fn)):
         try:
             refusal = find_refusal(tuner)
@@ -106,7 +105,6 @@ def describe_functions(library: str) -> Iterator[dict[str, Any]]:
             "name": name_of(tuner.base_fn),
             "class": class_of(tuner),
             "configs": len(tuner.configs),
-            "features": [*features_of(tuner), *(["heuristics above"] if id(tuner) in below_heuristics else [])],
             "refusal": refusal,
         }
 
@@ -118,45 +116,6 @@ def is_of(library: str, function: FunctionType) -> bool:
         return True
     places = [str(Path(place).resolve()) + os.sep for place in getattr(sys.modules.get(library), "__path__", ())]
     return not module and str(Path(function.__code__.co_filename).resolve()).startswith(tuple(places))
-
-
-def features_of(tuner: Any) -> Iterator[str]:
-    """Yield the features that an autotuned function has besides its configs and its key."""
-    from triton.runtime.autotuner import Heuristics
-
-    configs = tuner.configs
-    benches = getattr(tuner, "_do_bench", None) is not None
-    graphs = bool(getattr(tuner, "use_cuda_graph", False))
-    function = tuner.base_fn
-    facts = {
-        "pre_hook": tuner.user_defined_pre_hook,
-        "post_hook": tuner.user_defined_post_hook,
-        "config's pre_hook": any(config.pre_hook is not None for config in configs),
-        "config's ir_override": any(getattr(config, "ir_override", None) for config in configs),
-        "reset_to_zero": bool(tuner.reset_to_zero),
-        "restore_value": bool(tuner.restore_value),
-        "pruner": tuner.early_config_prune is not None,
-        "perf_model": tuner.perf_model is not None,
-        "use_cuda_graph": graphs,
-        "do_bench": benches and not graphs,
-        "heuristics below": isinstance(tuner.fn, Heuristics),
-        "inside a function": "<locals>" in function.__qualname__,
-        "closure": function.__closure__ is not None,
-        "tensor descriptors": "tensor_descriptor" in (getattr(wrapped_function(tuner), "src", None) or ""),
-        "gluon": type(wrapped_function(tuner)).__name__ == "GluonJITFunction",
-        "cached results": bool(getattr(tuner, "cache_results", False)),
-        "one config": len(configs) == 1,
-        "no key": not tuner.keys,
-    }
-    yield from (name for name, holds in facts.items() if holds)
-
-
-def wrapped_function(tuner: Any) -> Any:
-    """Return the ``@triton.jit`` function below an autotuner and its heuristics."""
-    function = tuner.fn
-    while not isinstance(getattr(function, "fn", None), FunctionType) and hasattr(function, "fn"):
-        function = function.fn
-    return function
 
 
 def class_of(tuner: Any) -> str:

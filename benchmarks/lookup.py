@@ -35,7 +35,7 @@ import redis
 from benchmarks.pipeline import HEADER, KERNEL, SOURCE
 from benchmarks.private_daemon import PATIENT_S, PrivateDaemon, forgetful, private_home, serving
 from benchmarks.report import show
-from benchmarks.rest import fill, write_files
+from benchmarks.rest import fill
 from ktuned_client import Client, memo, wire
 from ktuned_client.answers import Question
 
@@ -58,9 +58,6 @@ TURN = 100
 
 MEETING_S = 60.0
 """Deadline of the clients' meeting before a turn."""
-
-WATCHED_S = 60.0
-"""Deadline of the inspection of a thousand kernel files."""
 
 Ask = Callable[[], object]
 
@@ -296,15 +293,6 @@ def tuned(daemon: PrivateDaemon, project: Path) -> None:
             raise RuntimeError(f"the kernel could not be tuned: {events.jobs[0]}")
 
 
-def beside(daemon: PrivateDaemon, project: Path, files: int) -> None:
-    """Have the daemon watch a project of further kernel files."""
-    write_files(project, files)
-    with Client(daemon.socket, deadline_s=WATCHED_S) as client:
-        found = client.call("add", path=str(project))
-    if len(found["kernels"]) != files:
-        raise RuntimeError(f"{len(found['kernels'])} kernels were found, not {files}")
-
-
 def with_a_large_store(count: int) -> list[dict[str, Any]]:
     """Measure lookups by a daemon with many trials beside one with few, in turns; and the export of all winners."""
     with private_home() as home:
@@ -356,14 +344,12 @@ def _row(what: str, times_us: list[float]) -> dict[str, Any]:
     }
 
 
-def measure(server: str | None, count: int, clients: list[int], *, large: bool, files: int = 0) -> list[dict[str, Any]]:
+def measure(server: str | None, count: int, clients: list[int], *, large: bool) -> list[dict[str, Any]]:
     """Tune a small kernel with a private daemon, and look it up beside a private Redis."""
     rows = []
     with private_home() as home, contextlib.ExitStack() as stack:
         daemon = stack.enter_context(serving(home))
         tuned(daemon, home / "project")
-        if files:
-            beside(daemon, home / "many", files)
         with Client(daemon.socket, deadline_s=PATIENT_S) as client:
             rows += memo_beside_cache(client, count)
             answer = client.call("lookup", kernel=NAME, problem=PROBLEM)
@@ -397,16 +383,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20_000, help="questions to each")
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 8, 64], help="numbers of concurrent clients")
     parser.add_argument("--large", action="store_true", help=f"also with {TRIALS} trials and {WINNERS} winners")
-    parser.add_argument("--files", type=int, default=0, help="also watch a project of so many kernel files")
     parser.add_argument("--redis-server", default=shutil.which("redis-server"), help="the server's path")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     show(
         f"lookups (budgets: known ≤ {MEMO_BUDGET:g} × lru_cache; by socket ≤ {MEDIAN_BUDGET:g} × Redis's median, "
         "p99 ≤ Redis's)",
-        measure(
-            arguments.redis_server, arguments.count, arguments.clients, large=arguments.large, files=arguments.files
-        ),
+        measure(arguments.redis_server, arguments.count, arguments.clients, large=arguments.large),
         as_json=arguments.json,
     )
 

@@ -5,10 +5,8 @@ Starts and imports count on both sides when cold; winners are timed again by one
 
 import argparse
 import importlib
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.report import show
@@ -23,49 +21,22 @@ COMPARISONS = {
 """The module of each comparison: its ``compare`` takes the options, yields a :class:`Comparison` and fills it in."""
 
 
-class Stopped(BaseException):
-    """The run has met its limit, or was asked to end; no ``except Exception`` may keep it."""
-
-
 Compare = Callable[[argparse.Namespace], Iterator[Comparison]]
 
 
 def compared(name: str, compare: Compare, options: argparse.Namespace) -> Sequence[dict[str, Any]]:
-    """Return the rows of one comparison: those that there are when it fails or meets the limit, and why."""
+    """Return the rows of one comparison: those that there are when it fails, and why."""
     found: Comparison | None = None
     ended = ""
     try:
-        with stopping_after(options.limit):
-            for begun in compare(options):
-                found = begun
+        for begun in compare(options):
+            found = begun
     except Unavailable as reason:
         ended = f"skipped: {reason}"
-    except Stopped as reason:
-        ended = f"stopped: {reason}"
     except Exception as error:
         traceback.print_exc()
         ended = f"failed: {type(error).__name__}: {error}"
     return [{"what": f"{name}: {ended}"}] if found is None else found.rows(ended)
-
-
-@contextmanager
-def stopping_after(seconds: float) -> Iterator[None]:
-    """Raise :class:`Stopped` inside the block after so many seconds (0: never), or when this process is terminated."""
-
-    def stop(number: int, _: object) -> None:
-        # Once: its clean-up is to end.
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Stopped(f"after {seconds:g} s" if number == signal.SIGALRM else "by SIGTERM")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main() -> None:
@@ -77,13 +48,6 @@ def main() -> None:
     parser.add_argument("--lang", default="cupy", help="Kernel Tuner's way to the GPU: cupy, nvcuda (%(default)s)")
     parser.add_argument(
         "--execution-backend", default="nvrtc", help="TileLang's, on both sides: nvrtc, tvm_ffi (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--limit",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="stop each comparison after so long, and print what it has (default: never)",
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

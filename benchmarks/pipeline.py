@@ -4,16 +4,13 @@ The bound is max(Σ compile seconds / compile slots, Σ lane seconds / lanes), l
 are checked. Their rounds follow, in a window in which nothing compiles, so they are reported separately.
 
 One job of many configs is followed by a queue of small jobs with the same configs in all: the next ones compile while
-one is measured, so that the queue takes about as long. ``--idle-cores`` repeats that with compiles and measurements
-that only take their time (``fake_lanes.py``), as on a machine with many cores and a GPU.
+one is measured, so that the queue takes about as long.
 """
 
 import argparse
 import os
-from threading import Event
 from typing import Any
 
-from benchmarks.daemon_cost import FAKE_BACKEND
 from benchmarks.private_daemon import private_home, serving
 from benchmarks.report import show
 
@@ -41,31 +38,6 @@ KERNEL = """
 def saxpy_{first}(p, c):
     return Build(function="saxpy", args=("x", "y"), defines=dict(STEP=c.STEP))
 """
-
-FAKE_HEADER = """
-from ktuned import kernel, space, tensor
-from ktuned_fake import Build
-"""
-
-FAKE_KERNEL = """
-@kernel(
-    backend="fake",
-    space=space(index=list(range({first}, {first} + {configs}))),
-    problems=[dict(n=16)],
-    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)),
-    reference=lambda x: dict(y=2 * x),
-    preset="fast",
-    strategy="exhaustive",
-    early_stop=100.0,
-)
-def nothing_{number}(p, c):
-    return Build(us=200.0, tag=str(c.index))
-"""
-
-FAKE_SLOTS = 8
-FAKE_COMPILE_S = 1.2
-FAKE_TRIAL_S = 0.15
-"""As of small Triton kernels, whose compiles and launches take about as long in all on so many slots."""
 
 SOURCE = """
 #include <tvm/ffi/container/tensor.h>
@@ -128,66 +100,17 @@ def measure(configs: int, preset: str, jobs: int = 1) -> dict[str, Any]:
     }
 
 
-def measure_with_idle_cores(configs: int, jobs: int) -> dict[str, Any]:
-    """Do the same where compiles and measurements only take their time: of a machine with many idle cores and a GPU."""
-    each = configs // jobs
-    kernels = [FAKE_KERNEL.format(number=number, first=each * number, configs=each) for number in range(jobs)]
-    with private_home() as home:
-        project = home / "project"
-        project.mkdir()
-        (project / "tune_nothing.py").write_text("\n".join([FAKE_HEADER, *kernels]))
-        (home / "state").mkdir()
-        (home / "state" / "config.toml").write_text(
-            f'contention = false\ncompile_slots = {FAKE_SLOTS}\n[[roots]]\npath = "{project}"\n'
-            f'env = {{ PYTHONPATH = "{FAKE_BACKEND}", FAKE_DEVICES = "cuda:0" }}\n'
-        )
-        command = ("benchmarks.scale", "--serve", str(FAKE_TRIAL_S), str(FAKE_COMPILE_S))
-        with serving(home, command) as daemon, daemon.client() as client:
-            # Kernels are inspected before anything is timed.
-            while len(client.call("kernels")["kernels"]) < jobs:
-                Event().wait(0.05)
-            with client.tune(path=project) as tuning:
-                for _ in tuning:
-                    pass
-            ended = tuning.jobs
-    quiet_s, finalists_s = (sum(job["cost"].get(name, 0.0) for job in ended) for name in ("quiet_s", "finalists_s"))
-    wall_s = max(job["finished"] or 0.0 for job in ended) - min(job["started"] or 0.0 for job in ended)
-    compile_s, lane_s = FAKE_COMPILE_S * configs, FAKE_TRIAL_S * configs + finalists_s - quiet_s
-    bound_s = max(compile_s / FAKE_SLOTS, lane_s)
-    return {
-        "jobs": jobs,
-        "configs": configs,
-        "cores": None,
-        "compile_s": compile_s,
-        "slots": FAKE_SLOTS,
-        "lane_s": lane_s,
-        "lanes": 1,
-        "bound_s": bound_s,
-        "trying_s": wall_s - quiet_s,
-        "ratio": (wall_s - quiet_s) / bound_s,
-        "quiet_s": quiet_s,
-        "wall_s": wall_s,
-        "in_budget": wall_s - quiet_s <= BUDGET_RATIO * bound_s,
-        "to_one_job": None,
-    }
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--configs", type=int, nargs="*", default=[40])
     parser.add_argument("--queue", type=int, default=10, help="small jobs, of three configs each")
-    parser.add_argument("--idle-cores", action="store_true", help="also with compiles that need no core")
     parser.add_argument("--preset", default="fast")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = [measure(configs, arguments.preset) for configs in arguments.configs]
     if arguments.queue:
         one, queue = (measure(3 * arguments.queue, arguments.preset, jobs) for jobs in (1, arguments.queue))
-        queue["to_one_job"] = queue["trying_s"] / one["trying_s"]
-        rows += [one, queue]
-    if arguments.queue and arguments.idle_cores:
-        one, queue = (measure_with_idle_cores(3 * arguments.queue, jobs) for jobs in (1, arguments.queue))
         queue["to_one_job"] = queue["trying_s"] / one["trying_s"]
         rows += [one, queue]
     title = f"pipeline (budgets: {BUDGET_RATIO:g} times the bound, a queue {BUDGET_OF_QUEUE:g} times one job)"

@@ -15,9 +15,9 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from ktuned.ipc import replies
 from ktuned.measuring.noise import Noise
@@ -42,7 +42,6 @@ class Recorded:
     ``cost_us`` is how much longer a sample takes than it says, ``batch_us`` what a batch of samples takes besides.
     """
 
-    config: dict[str, Any]
     samples_us: tuple[float, ...]
     launches: int = 1
     cost_us: float = 0.0
@@ -92,50 +91,10 @@ class Recording:
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read what :meth:`save` wrote, or a cache file of Kernel Tuner, which keeps its samples as well."""
+        """Read a compressed JSON file that has the fields of this class and of :class:`Recorded`."""
         data = json.loads(gzip.decompress(file.read_bytes()))
-        if "cache" in data:
-            knobs = data["tune_params_keys"]
-            measured = [one for one in data["cache"].values() if isinstance(one["time"], float)]
-            return cls(
-                f"{data['kernel_name']} on {data['device_name']}",
-                tuple(
-                    Recorded({knob: one[knob] for knob in knobs}, tuple(time_ms * 1e3 for time_ms in one["times"]))
-                    for one in measured
-                ),
-            )
-        configs = tuple(
-            Recorded(one["config"], tuple(one["samples_us"]), one["launches"], one["cost_us"], one.get("batch_us", 0.0))
-            for one in data["configs"]
-        )
-        per_round, is_quick = data.get("per_round", 0), data.get("is_quick", False)
-        return cls(data["what"], configs, data["resolution_us"], per_round, is_quick)
-
-    def sample(self, count: int) -> Self:
-        """Return the recording of at most this many of its configs, always the same ones."""
-        picked = random.Random(0).sample(self.configs, min(count, len(self.configs)))
-        return replace(self, configs=tuple(picked))
-
-    def save(self, file: Path) -> None:
-        """Write a compressed JSON file."""
-        configs = [
-            {
-                "config": one.config,
-                "samples_us": [float(f"{value:.5g}") for value in one.samples_us],
-                "launches": one.launches,
-                "cost_us": round(one.cost_us, 2),
-                "batch_us": round(one.batch_us, 2),
-            }
-            for one in self.configs
-        ]
-        data = {
-            "what": self.what,
-            "resolution_us": self.resolution_us,
-            "per_round": self.per_round,
-            "is_quick": self.is_quick,
-            "configs": configs,
-        }
-        file.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
+        configs = tuple(Recorded(tuple(one["samples_us"]), one["launches"], one["cost_us"]) for one in data["configs"])
+        return cls(data["what"], configs, data["resolution_us"])
 
 
 @dataclass(frozen=True)

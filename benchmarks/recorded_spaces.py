@@ -56,12 +56,10 @@ class SearchRun:
     """One replayed search.
 
     Attributes:
-        chosen: The strategy that searched; for ``auto`` it depends on the budget.
         best: The best objective after each trial, failed ones included; ``None`` as long as all have failed.
         mean_s, worst_s: The strategy's processor time for a proposal.
     """
 
-    chosen: str
     best: tuple[float | None, ...]
     mean_s: float
     worst_s: float
@@ -117,7 +115,6 @@ def replay_search(recorded: RecordedSpace, strategy: str, seed: int, trials: int
         fruitless = 0 if proposed else fruitless + 1
     best = accumulate((math.inf if value is None else value for value in tried), min)
     return SearchRun(
-        chosen.name,
         tuple(None if value == math.inf else value for value in best),
         sum(proposal_s) / max(1, len(proposal_s)),
         max(proposal_s, default=0.0),

@@ -1,6 +1,6 @@
 """Do exact numerics hold on a GPU? Bits of an application's launches before and after the switch to the winner.
 
-    python -m benchmarks.same_bits [--launches 100000] [--norms-only | --matmul-only]
+    python -m benchmarks.same_bits [--launches 100000] [--only norms|matmul]
 
 Two parts, each with a daemon of its own:
 
@@ -25,6 +25,9 @@ from benchmarks.private_daemon import installed_environment, private_home, servi
 
 HERE = Path(__file__).parent
 PATIENCE_S = 400.0
+ROWS, WIDE, NARROW = 256, 1024, 256
+INPUTS = 50
+"""Calls for each draw of new random numbers; the others scale them."""
 
 
 def compare_matmul(launches: int) -> None:
@@ -88,9 +91,18 @@ def compare_norms(launches: int) -> None:
     """Run the program of norms under ``ktuned run``, and tell it when its functions are tuned."""
     with private_home() as home, serving(home) as daemon, daemon.client() as client:
         tuned = home / "tuned"
-        words = ["run", "--numerics", "exact", sys.executable, "-m", "benchmarks.same_bits_norms"]
+        words = [
+            "run",
+            "--numerics",
+            "exact",
+            sys.executable,
+            "-m",
+            "benchmarks.same_bits",
+            "--launches",
+            str(launches),
+        ]
         program = subprocess.Popen(
-            [sys.executable, "-m", "ktuned", *words, str(launches), str(tuned)],
+            [sys.executable, "-m", "ktuned", *words, "--until", str(tuned)],
             env=installed_environment() | daemon.environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,13 +127,72 @@ def wait_until_idle(client: Any) -> None:
         Event().wait(1.0)
 
 
+def launch_norms(launches: int, tuned: Path) -> None:
+    """Be the program of norms: make launches, wait until a file exists, and make them again on the same inputs."""
+    from benchmarks.library_program import describe_winners
+
+    # Each step launches four autotuned functions.
+    steps = launches // 4
+    before = take_digests(steps)
+    configs = describe_winners()
+    print(f"before: {4 * steps} launches, {len(set(before.tolist()))} digests, {configs}", flush=True)
+    while not tuned.exists():
+        Event().wait(0.2)
+    # The switch is made at a call.
+    take_digests(200)
+    after = take_digests(steps)
+    switched = {name: config for name, config in describe_winners().items() if configs.get(name) != config}
+    print(f"after: {int((before != after).sum())} of {steps} steps differ; switched: {switched}", flush=True)
+
+
+def take_digests(steps: int) -> Any:
+    """Return a digest of each step's outputs, ``(steps,)`` int64, on inputs that the step's number decides."""
+    import torch
+    from fla.modules.norm.fused_norm_gate import rms_norm_gated
+    from fla.modules.norm.layernorm import rms_norm
+
+    from benchmarks.library_program import gradients
+
+    shapes = [(ROWS, WIDE), (WIDE,), (ROWS, NARROW), (ROWS, NARROW), (NARROW,), (ROWS, WIDE), (ROWS, NARROW)]
+    # Odd weights by position: outputs that change places have another digest.
+    weights = torch.arange(ROWS * WIDE, device="cuda", dtype=torch.int64) * 2654435761 * 2 + 1
+    digests = torch.zeros(steps, device="cuda", dtype=torch.int64)
+    leaves = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+    for step in range(steps):
+        if step % INPUTS == 0:
+            torch.manual_seed(step)
+            for leaf in leaves:
+                leaf.requires_grad_(False).normal_()
+        x, weight, narrow, gate, narrow_weight, upstream, narrow_upstream = leaves
+        with torch.no_grad():
+            x.mul_(-1.03125 if step % 2 else 0.96875)
+            narrow.mul_(-1.03125 if step % 3 else 0.9375)
+        for leaf in (x, weight, narrow, gate, narrow_weight):
+            leaf.requires_grad_()
+        outputs = [
+            *gradients(rms_norm(x, weight, None, eps=1e-5), [x, weight], upstream),
+            *gradients(
+                rms_norm_gated(narrow, gate, narrow_weight, None, eps=1e-5),
+                [narrow, gate, narrow_weight],
+                narrow_upstream,
+            ),
+        ]
+        for output in outputs:
+            bits = output.detach().contiguous().view(torch.int16).flatten().to(torch.int64)
+            digests[step] += (bits * weights[: bits.numel()]).sum()
+    return digests
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--launches", type=int, default=100_000)
-    parser.add_argument("--norms-only", action="store_true")
-    parser.add_argument("--matmul-only", action="store_true")
+    parser.add_argument("--only", choices=("norms", "matmul"), help="one of the parts")
+    parser.add_argument("--until", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if not options.norms_only:
-        compare_matmul(options.launches)
-    if not options.matmul_only:
-        compare_norms(options.launches)
+    if options.until:
+        launch_norms(options.launches, options.until)
+    else:
+        if options.only != "norms":
+            compare_matmul(options.launches)
+        if options.only != "matmul":
+            compare_norms(options.launches)

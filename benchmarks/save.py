@@ -7,7 +7,6 @@ with ten.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import threading
@@ -215,7 +214,6 @@ def measure(files: int, configs: int, rounds: int) -> dict[str, Any]:
             figures = measure_saves(author, rounds)
             alternated = measure_alternation((other_author, author), rounds)
             released = measure_release(author, rounds)
-            idle = _idle_share(daemon.process.pid)
             author.client.close()
             other_author.client.close()
     return {
@@ -226,26 +224,12 @@ def measure(files: int, configs: int, rounds: int) -> dict[str, Any]:
         "worst_alternating_s": max(alternated),
         "release_s": statistics.median(released),
         "worst_release_s": max(released),
-        "idle_cpu_%": 100 * idle,
         "in_budget": scan_s <= SCAN_BUDGET_S
         and figures["save_s"] <= SAVE_BUDGET_S
         and figures["undo_s"] <= UNDO_BUDGET_S
         and statistics.median(alternated) <= SAVE_BUDGET_S
         and statistics.median(released) <= RELEASE_BUDGET_S,
     }
-
-
-def _idle_share(pid: int, seconds: float = 3.0) -> float:
-    """Return the share of one core that an idle process uses."""
-    ticks = os.sysconf("SC_CLK_TCK")
-
-    def used() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / ticks
-
-    before = used()
-    threading.Event().wait(seconds)
-    return (used() - before) / seconds
 
 
 def main() -> None:

@@ -1,11 +1,9 @@
-"""Strategies on recorded and on made-up spaces: mean of best found ÷ optimum − 1 after 25, 50, 100 and 200 configs.
+"""Strategies on recorded spaces: mean of best found ÷ optimum − 1 after 25, 50, 100 and 200 configs.
 
 A folder holds Kernel Tuner cache files or T4 files. Where its ``README.md`` has a table of other tuners' figures (a
 strategy, then best ÷ optimum after the same counts), the best single one at each count is printed beside ours, and the
 budgets are: at most 0.9 times that after 25 configs, 0.7 times after the others, and no space worse than random after
 25. A proposal takes at most 20 ms of processor time in the mean and 200 ms at worst. Failed configs count as tried.
-
-Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``).
 """
 
 import argparse
@@ -23,7 +21,6 @@ from benchmarks.recorded_spaces import (
     replay_search,
 )
 from benchmarks.report import show
-from benchmarks.synthetic_spaces import KERNELS, Machine, synthetic
 
 COUNTS = (25, 50, 100, 200)
 BUDGETS = {25: 0.9, 50: 0.7, 100: 0.7, 200: 0.7}
@@ -34,32 +31,24 @@ OURS = "guided"
 def main() -> None:
     """Print one row for each strategy, and with ``--spaces`` one for each space."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="recorded spaces, and perhaps others' figures")
+    parser.add_argument("folder", type=Path, help="recorded spaces, and perhaps others' figures")
     parser.add_argument("--strategy", action="append", help=f"default: {OURS} and random")
     parser.add_argument("--seeds", type=int, default=20, help="runs with the seeds 0, 1, …; default: 20")
-    parser.add_argument("--machines", type=int, default=2, help="made-up devices, where no folder is given")
     parser.add_argument("--spaces", action="store_true", help="a row for each space too")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     seeds = arguments.seeds
-    spaces = _recorded(arguments.folder) if arguments.folder else _synthetic(arguments.machines)
+    spaces = _recorded(arguments.folder)
     if not spaces:
         parser.error(f"{arguments.folder} holds no recorded space")
     rows = _compared(spaces, arguments.strategy or [OURS, "random"], seeds, with_spaces=arguments.spaces)
-    if arguments.folder:
-        rows += _budgets(arguments.folder)
+    rows += _budgets(arguments.folder)
     show(f"best ÷ optimum − 1, {len(spaces)} spaces, {seeds} seeds", rows, as_json=arguments.json)
 
 
 def _recorded(folder: Path) -> list[RecordedSpace]:
     found = [*folder.glob("*.json.gz"), *folder.glob("*.json")]
     return [read_recorded_space(path) for path in sorted(found) if ".T1." not in path.name]
-
-
-def _synthetic(machines: int) -> list[RecordedSpace]:
-    return [
-        synthetic(name, kernel, Machine.drawn(seed)) for name, kernel in KERNELS.items() for seed in range(machines)
-    ]
 
 
 def _compared(

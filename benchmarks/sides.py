@@ -50,14 +50,18 @@ class Goal:
         """True if it is met; ``None`` where that is not known."""
         return None if self.figure is None or self.limit is None else self.figure <= self.limit
 
+    @property
+    def verdict(self) -> str:
+        """Whether it is met, as a word."""
+        return {None: "unknown", True: "met", False: "NOT MET"}[self.is_met]
+
     def __str__(self) -> str:
-        words = {None: "unknown", True: "met", False: "NOT MET"}
-        return f"{self.name} {_number(self.figure)} (at most {_number(self.limit)}: {words[self.is_met]})"
+        return f"{self.name} {_number(self.figure)} (at most {_number(self.limit)}: {self.verdict})"
 
 
 @dataclass
 class Comparison:
-    """ktuned beside a peer. Its figures are filled in as they are measured, so that a run that is stopped has some.
+    """ktuned beside a peer. Its figures are filled in as they are measured, so that a run that fails has some.
 
     ``warm_goal`` is a ratio to the peer; ``goals`` are further ones, ``steps`` the seconds of each step.
     """

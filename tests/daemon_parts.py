@@ -53,12 +53,21 @@ PATIENCE_S = 60.0
 """How long a test waits for an event on a busy machine before it fails."""
 
 
-def make_kernel_text(name: str = "it", configs: str = "[dict(us=50.0), dict(us=90.0)]", **options: str) -> str:
+def make_kernel_text(
+    name: str = "it",
+    configs: str = "[dict(us=50.0), dict(us=90.0)]",
+    *,
+    space: str = "",
+    body: str = "Build(**c)",
+    **options: str,
+) -> str:
     """Return the text of a kernel file for the fake backend, whose kernel is the function ``name``.
 
     Args:
         name: the function's name.
         configs: the arguments of ``space()``, as source text.
+        space: the whole space, as source text, in place of ``configs``.
+        body: what the function returns, as source text.
         options: arguments of ``@kernel``, as source text; ``reference``, ``check`` and ``inputs`` bring tensors.
     """
     options = {"problems": "[dict(n=64)]", "preset": "'fast'", **add_inputs(options)}
@@ -69,11 +78,11 @@ from ktuned_fake import Build
 
 @kernel(
     backend="fake",
-    space=space({configs}),
+    space={space or f"space({configs})"},
 {arguments}
 )
 def {name}(p, c):
-    return Build(**c)
+    return {body}
 """
 
 
@@ -129,7 +138,6 @@ class Parts:
         self.root_changes = 0
         self.artifacts = daemon.artifacts
         self.catalog = daemon.catalog
-        self.deadlines = daemon.deadlines
         self.fleet = daemon.fleet
         self.api = Daemon(daemon, Notifier())
         self.intake = daemon.intake

@@ -146,11 +146,10 @@ class Admission:
     :meth:`find_known_verdict` answers from memory; :meth:`check_configs` asks a worker about the rest.
     """
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, store: Store, deadlines: Mapping[str, float]) -> None:
+    def __init__(self, catalog: Catalog, fleet: Fleet, store: Store) -> None:
         self._catalog = catalog
         self._fleet = fleet
         self._store = store
-        self._deadlines = deadlines
         self._verdicts: dict[tuple[str, str], dict[str, dict[str, _KnownVerdict]]] = {}
         """By kernel and space, then by problem, then by config; the last two are texts."""
         self._count = 0
@@ -259,7 +258,7 @@ class Admission:
         reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
         async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
-            reply, _ = await worker.send_request(request, self._deadlines)
+            reply, _ = await worker.send_request(request, self._fleet.deadlines)
         return list(reply.admitted)
 
 

@@ -48,7 +48,6 @@ class FileInspector:
         catalog: Catalog,
         fleet: Fleet,
         store: Store,
-        deadlines: Mapping[str, float],
         trust: Trust | None = None,
         *,
         probe: Callable[[Root], Awaitable[None]] | None = None,
@@ -58,7 +57,6 @@ class FileInspector:
         self._catalog = catalog
         self._fleet = fleet
         self._store = store
-        self._deadlines = deadlines
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._turns = anyio.Semaphore(MOST_AT_ONCE)
 
@@ -230,7 +228,7 @@ class FileInspector:
                     self._fleet.gate.hold_for_computing(COURTESY_S),
                     self._fleet.lend_worker(Role.INSPECT, environment) as worker,
                 ):
-                    await worker.send_request(request, self._deadlines, on_item=received.append)
+                    await worker.send_request(request, self._fleet.deadlines, on_item=received.append)
                 done += [_with_absolute_paths(item, root) for item in received]
             except WorkerError as error:
                 done += [_with_absolute_paths(item, root) for item in received]

@@ -56,9 +56,6 @@ FAILURES = (
 )
 """Outcomes without a figure whose reason is worth showing, in the order of a trial's stages."""
 
-MAX_STEPS = 256
-"""Most steps of a job's best so far; no sparkline is wider. When there are more, every other step is kept."""
-
 Case = tuple[str, str, str, str]
 """A winner's key: a kernel, a problem's canonical text, a device model, an objective."""
 
@@ -80,7 +77,6 @@ class JobView(msgspec.Struct, frozen=True):
         share: the winner's share of the device's limit, in words.
         failures: the first trial of each failing outcome.
         round: number of the final round that is being measured, and number of all rounds.
-        best_so_far: costs of the best config after each trial; only some of them if there are very many.
     """
 
     job: JobInfo
@@ -90,7 +86,6 @@ class JobView(msgspec.Struct, frozen=True):
     share: str = ""
     failures: Mapping[Outcome, Trial] = msgspec.field(default_factory=dict)
     round: tuple[int, int] | None = None
-    best_so_far: tuple[float, ...] = ()
 
 
 Limits = Mapping[str, Peaks]
@@ -241,9 +236,6 @@ def _take_trial(view: View, event: TrialDone) -> tuple[View, tuple[News, ...]]:
     if not job.is_ended:
         job = replace(job, state=JobState.RUNNING)
     new = replace(old, job=job)
-    if (cost := convert_to_cost(job.objective, job.best)) is not None:
-        steps = (*new.best_so_far, cost)
-        new = replace(new, best_so_far=steps[::2] if len(steps) > MAX_STEPS else steps)
     news: tuple[News, ...] = ()
     if event.trial is not None:
         new, news = _find_news(new, event.trial)

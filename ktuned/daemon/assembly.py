@@ -108,8 +108,6 @@ class Parts:
         self.store = store
         replaced = replacements or Replacements()
         self.settings = settings
-        # One map for all parts that watch deadlines, so that a reload reaches them all.
-        deadlines = self.deadlines = dict(settings.deadlines)
 
         # Parts that run workers: policy, executors, the fleet.
         job_machine = self.job_machine = JobMachine(
@@ -155,7 +153,7 @@ class Parts:
         fleet = self.fleet = Fleet(
             Executors(executor if replaced.executor is None else replaced.executor(executor), cluster),
             compile_slots=settings.file.compile_slots,
-            spawn_s=settings.deadlines["spawn"],
+            deadlines=dict(settings.deadlines),
             memory_limits=(settings.bench_bytes, settings.compile_bytes),
             keeps_spares=settings.file.spares,
             rank_of=job_machine.find_slot_rank,
@@ -170,11 +168,10 @@ class Parts:
             store.load_kernels(),
             store.learned.list_names(),
         )
-        admission = self.admission = Admission(catalog, fleet, store, deadlines)
+        admission = self.admission = Admission(catalog, fleet, store)
         environments = Environments(
             fleet,
             store,
-            deadlines=deadlines,
             wait_for_hosts=cluster.await_hosts,
             base_env=base_env,
             publish=publish_event,
@@ -194,7 +191,7 @@ class Parts:
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(make_root_environment(root))
 
-        inspector = self.inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root)
+        inspector = self.inspector = FileInspector(catalog, fleet, store, trust, probe=probe_root)
 
         traces = self.traces = Traces(catalog, store, publish=publish_event)
 
@@ -205,7 +202,6 @@ class Parts:
             known,
             fleet=fleet,
             traces=traces,
-            deadlines=deadlines,
             list_used_kernels=lambda: {*lookups.publication.list_used_kernels()},
             list_live_kernels=lambda: {job.kernel for job in jobs.list_live_jobs()},
             on_changes=pass_changes_on,
@@ -228,18 +224,14 @@ class Parts:
         )
 
         # Parts that tune.
-        observer = HostObserver(
-            fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
-        )
+        observer = HostObserver(fleet=fleet, machine=machine, environments=probes.list_environments)
         preparation = self.preparation = replaced.preparation_type(
             known,
+            fleet=fleet,
             judges_contention=settings.file.contention,
             traces=traces,
-            deadlines=deadlines,
             find_state=states.find_state,
             await_shared=team_store.await_first_look,
-            memory_bytes=fleet.machine.memory_limits,
-            artifacts=str(artifacts.directory),
         )
 
         async def inspect_kernel(name: str) -> None:
@@ -282,7 +274,6 @@ class Parts:
             fleet=fleet,
             jobs=jobs,
             requests=requests,
-            deadlines=deadlines,
             publish=publish_event,
         )
 

@@ -29,7 +29,7 @@ from ktuned.daemon.status import collect_status
 from ktuned.daemon.systemd import Notifier
 from ktuned.model import KtunedError
 from ktuned.protocol import AnswersChanged, StatusAnswer, WorkFigures
-from ktuned.scheduling import QuietWork
+from ktuned.scheduling import work_in_quiet
 from ktuned.serve import (
     CallMethods,
     Checks,
@@ -57,7 +57,6 @@ class Daemon:
     Args:
         parts: The parts that do the work.
         notifier: Reports to the service manager.
-        watchdog_s: How often the service manager expects a sign of life, in seconds; 0 is never.
         idle_exit_s: Seconds of inactivity after which the daemon ends, unless the settings say otherwise; 0 is never.
         last_end: How the daemon before this one ended, if not in order.
 
@@ -67,7 +66,6 @@ class Daemon:
         lifetime: Feeds the watchdog, and ends an idle daemon.
         reload: Applies changes of ``config.toml``.
         peaks: Measures the limits of devices.
-        quiet_work: Measures again what was measured on a busy machine.
         handlers: The handlers of the protocol's methods, by name.
         server: Answers clients.
     """
@@ -77,7 +75,6 @@ class Daemon:
         parts: Parts,
         notifier: Notifier,
         *,
-        watchdog_s: float = 0.0,
         idle_exit_s: float = 0.0,
         last_end: str = "",
     ) -> None:
@@ -85,7 +82,6 @@ class Daemon:
         self.stopping = anyio.Event()
         self.lifetime = Lifetime(
             notifier,
-            watchdog_s=watchdog_s,
             idle_exit_s=idle_exit_s,
             busy=self._list_reasons_to_stay,
             totals=self._read_totals,
@@ -100,10 +96,6 @@ class Daemon:
             fleet=parts.fleet,
             environments=parts.probes.list_probed_environments,
             lane=parts.jobs.get_lane,
-        )
-        self.quiet_work = QuietWork(
-            [self.peaks.remeasure_doubtful, parts.renewal.remeasure_provisional_winners],
-            is_working=lambda: bool(parts.jobs.list_live_jobs()),
         )
         self.handlers = {handler.method.name: handler for handler in self._list_handlers()}
         self.responses = Responses(lambda: parts.states.version)
@@ -142,10 +134,8 @@ class Daemon:
             *parts.exchange.list_handlers(),
             *parts.team_store.list_handlers(),
             *Checks(
-                catalog=catalog,
-                store=store,
+                known=parts.known,
                 fleet=fleet,
-                artifacts=parts.artifacts,
                 prepare=parts.preparation.prepare_brief,
                 lane=parts.jobs.get_lane,
                 scratch=parts.executor.scratch / "sanitizers",
@@ -206,7 +196,7 @@ class Daemon:
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,
-                self.quiet_work.run_until_cancelled,
+                self._remeasure_in_quiet,
                 self._resume_work,
                 self.lifetime.run_until_cancelled,
                 *([self._keep_reachable] if is_bound else ()),
@@ -225,6 +215,10 @@ class Daemon:
         await keep_reachable(
             self.parts.settings.socket, self.server.accept_from, self.parts.lookups.table.restore_file, self.stopping
         )
+
+    async def _remeasure_in_quiet(self) -> None:
+        works = [self.peaks.remeasure_doubtful, self.parts.renewal.remeasure_provisional_winners]
+        await work_in_quiet(works, is_working=lambda: bool(self.parts.jobs.list_live_jobs()))
 
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:

@@ -53,7 +53,6 @@ class Lifetime:
 
     Args:
         notifier: Reports to the service manager.
-        watchdog_s: The watchdog's period in seconds; 0 for none.
         idle_exit_s: Seconds without activity after which the daemon ends, unless the settings say otherwise; 0 is
             never.
         busy: Returns the reasons why the daemon must not end.
@@ -69,7 +68,6 @@ class Lifetime:
         self,
         notifier: Notifier,
         *,
-        watchdog_s: float,
         idle_exit_s: float,
         busy: Callable[[], Sequence[str]],
         totals: Callable[[], WorkFigures],
@@ -79,7 +77,6 @@ class Lifetime:
         self.started = monotonic()
         self._default_idle_exit_s = idle_exit_s
         self._notifier = notifier
-        self._watchdog_s = watchdog_s
         self._idleness = Idleness(idle_exit_s, monotonic())
         self._looks: deque[tuple[float, WorkFigures]] = deque(maxlen=LOOKS_KEPT)
         self._described = ""
@@ -124,7 +121,7 @@ class Lifetime:
     async def run_until_cancelled(self) -> None:
         """Feed the watchdog, and check periodically whether the daemon should end, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            if self._watchdog_s and self._notifier.has_service_manager:
+            if self._notifier.watchdog_s:
                 tasks.start_soon(self._feed_watchdog)
             tasks.start_soon(self._check_end_periodically)
 
@@ -132,7 +129,7 @@ class Lifetime:
         # This runs on the event loop that serves clients, so that the watchdog notices if the loop hangs.
         while True:
             self._notifier.report_alive()
-            await anyio.sleep(self._watchdog_s / FEEDS_PER_PERIOD)
+            await anyio.sleep(self._notifier.watchdog_s / FEEDS_PER_PERIOD)
 
     async def _check_end_periodically(self) -> None:
         while True:

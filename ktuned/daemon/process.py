@@ -76,7 +76,7 @@ async def serve_until_stopped(
     socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
     idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
     with (
-        Notifier(handover.notify_path) as notifier,
+        Notifier(handover.notify_path, handover.watchdog_s) as notifier,
         state_directory.hold_directories(settings.state, settings.cache, settings.socket),
         record_end(settings.state) as last_end,
         socket_of as listening,
@@ -86,7 +86,7 @@ async def serve_until_stopped(
             # The names must be stored before anything is read by a kernel's name.
             await store.projects.save_names({root.path: root.name for root in list_watched_roots(settings, store)})
             parts = Parts(settings, store, replacements)
-            daemon = Daemon(parts, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s, last_end=last_end)
+            daemon = Daemon(parts, notifier, idle_exit_s=idle_exit_s, last_end=last_end)
             # Otherwise a full garbage collection scans all modules and the store's indexes for 20 to 60 ms, while every
             # lookup waits.
             gc.freeze()

@@ -81,7 +81,7 @@ class Reload:
         parts = self._parts
         # The daemon already listens, so a new socket takes effect at its next start.
         parts.settings = msgspec.structs.replace(settings, socket=parts.settings.socket)
-        parts.deadlines.update(settings.deadlines)
+        parts.fleet.deadlines.update(settings.deadlines)
         parts.preparation.judges_contention = settings.file.contention
         self._lifetime.apply_limit(settings.idle_exit_s)
         parts.job_machine.idle_policy.policy = settings.file.policy
@@ -92,7 +92,6 @@ class Reload:
             # Workers get these directories only at their start.
             parts.fleet.outdate_workers()
         parts.fleet.apply_limits(settings.file.compile_slots, (settings.bench_bytes, settings.compile_bytes))
-        parts.fleet.spawn_s = settings.deadlines["spawn"]
         parts.fleet.machine.keeps_spares = settings.file.spares
         parts.artifacts.cap_bytes = settings.artifacts_bytes
         parts.machine.arch, parts.machine.chosen = settings.file.arch, settings.file.devices

@@ -59,9 +59,14 @@ class Notifier:
 
     A report that cannot be sent at once is dropped, so that a manager that is gone or does not read never blocks the
     daemon.
+
+    Args:
+        path: The manager's socket for reports; empty if there is none.
+        watchdog_s: How often the manager expects a sign of life, in seconds; 0 is never.
     """
 
-    def __init__(self, path: str = "") -> None:
+    def __init__(self, path: str = "", watchdog_s: float = 0.0) -> None:
+        self.watchdog_s = watchdog_s if path else 0.0
         # "@" stands for the zero byte that begins an abstract address.
         self._address = f"\0{path[1:]}" if path.startswith("@") else path
         self._socket: socket.socket | None = None

@@ -100,7 +100,6 @@ class Environments:
     Args:
         fleet: Lends workers.
         store: Keeps reports.
-        deadlines: Seconds for each phase, by its name.
         base_env: The workers' variables; by default the daemon's own.
         wait_for_hosts: Waits until the hosts are known.
         look_s: How long a toolchain check stays valid, in seconds.
@@ -112,7 +111,6 @@ class Environments:
         fleet: Fleet,
         store: Store,
         *,
-        deadlines: Mapping[str, float],
         base_env: Mapping[str, str] | None = None,
         wait_for_hosts: Callable[[], Awaitable[None]] = _await_no_hosts,
         look_s: float = LOOK_S,
@@ -123,7 +121,6 @@ class Environments:
         self._wait_for_hosts = wait_for_hosts
         self._fleet = fleet
         self._store = store
-        self._deadlines = deadlines
         self._known: dict[str, _KnownEnvironment] = {}
         for key, kept in store.load_probes().items():
             # The next probe replaces a report that cannot be understood.
@@ -202,7 +199,7 @@ class Environments:
         """
         async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
             request = requests.Probe(tuple(name for name, _ in environment.env))
-            found, _ = await worker.send_request(request, self._deadlines)
+            found, _ = await worker.send_request(request, self._fleet.deadlines)
         return EnvironmentReport(
             found.executable if environment.host else environment.python,
             self._name_host_devices(found, environment),
@@ -421,7 +418,7 @@ class Environments:
         self._fleet.start_soon(self.probe_environment, environment)
         if library is not None:
             self._fleet.start_soon(
-                self._fleet.front_ends.import_library, environment, backend, library, self._deadlines
+                self._fleet.front_ends.import_library, environment, backend, library, self._fleet.deadlines
             )
 
     def describe_environments(self) -> tuple[EnvironmentInfo, ...]:

@@ -117,7 +117,8 @@ class Fleet:
     Args:
         executor: Starts workers, here and on hosts.
         compile_slots: Compiles that may run at once on this machine; None for all cores but one for each lane.
-        spawn_s: How long a worker may take to start, in seconds; may be changed at any time.
+        deadlines: Seconds that a worker's start (``spawn``) and each phase of its requests may take, by name; may be
+            changed at any time.
         memory_limits: Bytes that a bench worker and a compile worker may use; by default a share of the machine's.
         keeps_spares: Whether workers are started before they are needed.
         rank_of: Returns a job's rank, by which slots and devices are handed out.
@@ -132,7 +133,7 @@ class Fleet:
         executor: Executor,
         *,
         compile_slots: int | None = None,
-        spawn_s: float,
+        deadlines: dict[str, float],
         memory_limits: tuple[int, int] | None = None,
         keeps_spares: bool = True,
         rank_of: RankOf = lambda job: 0,
@@ -152,7 +153,7 @@ class Fleet:
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
         self._turns: dict[str, Turns] = {}
-        self.spawn_s = spawn_s
+        self.deadlines = deadlines
         self._executor = executor
         self._spare_modules = tuple(spare_modules)
         self.machine = LaneMachine(
@@ -299,8 +300,8 @@ class Fleet:
                     raise error
 
     async def _await_spare(self, kind: WorkerKind) -> bool:
-        """Wait until a spare is ready or has failed; return False if neither happened within ``spawn_s``."""
-        with anyio.move_on_after(self.spawn_s) as waiting:
+        """Wait until a spare is ready or has failed; return False if neither happened within ``spawn`` seconds."""
+        with anyio.move_on_after(self.deadlines["spawn"]) as waiting:
             await self._spare_finished.setdefault(kind, anyio.Event()).wait()
         return not waiting.cancelled_caught
 
@@ -395,7 +396,7 @@ class Fleet:
             modules = self._spare_modules if role is Role.BENCH else ()
             request = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
             with self.get_gate(environment).hold_for_start():
-                if await self._ask_worker(worker, request, self.spawn_s) is None:
+                if await self._ask_worker(worker, request, self.deadlines["spawn"]) is None:
                     worker.settle_memory()
                     spare = worker
                 else:
@@ -416,7 +417,7 @@ class Fleet:
             step = self.handle(TurnCame(environment, device))
             if isinstance(step, WarmSpare):
                 request = requests.Canary(device, warms_up=True)
-                error = await self._ask_worker(step.worker, request, min(WARM_S, self.spawn_s))
+                error = await self._ask_worker(step.worker, request, min(WARM_S, self.deadlines["spawn"]))
                 self.handle(SpareWarmed(step.worker, device, error))
 
     def outdate_workers(self, environment: Environment | None = None) -> None:
@@ -443,7 +444,7 @@ class Fleet:
         try:
             with self.get_gate(environment).hold_for_start():
                 worker = await self._executor.start_worker(
-                    role, environment, limit_bytes=limit, deadline_s=self.spawn_s
+                    role, environment, limit_bytes=limit, deadline_s=self.deadlines["spawn"]
                 )
         except WorkerError as error:
             self.handle(WorkerStarted((role, environment), error))

@@ -15,7 +15,7 @@ Races", NIPS 1993), with ranks in place of bounds, as in F-Race (Birattari et al
 samples comes from the noise that was seen in earlier configs (:class:`ktuned.measuring.noise.Noise`). With six samples
 or more, it also comes from the order statistics of the config's own samples.
 
-``benchmarks/racing.py`` and the tests replay the same object on recorded samples.
+The tests replay the same object on recorded samples.
 """
 
 from __future__ import annotations

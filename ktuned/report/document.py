@@ -71,13 +71,23 @@ class OtherWinner(Struct, frozen=True):
     gain: float | None
 
 
+class Build(Struct, frozen=True):
+    """How a trial was compiled: the compiler's command lines or options, and the paths of the files that are kept."""
+
+    command: Sequence[str]
+    files: Sequence[str]
+
+
 class Section(Struct, frozen=True):
     """One kernel, problem and device model: its winner, the trials of one context, and the history of contexts.
 
     ``share`` is the largest share of a device's limit that the winner reaches. ``ends`` has each knob's least and
-    greatest number in the space, or nothing for a knob whose values are not numbers. ``left_out`` is the number of
-    trials that the page has no room for. ``others`` are the winners by other objectives. ``numerics`` lists the classes
-    of configs with equal output bits, and the cost of the anchor's class.
+    greatest number in the space, or nothing for a knob whose values are not numbers. ``tried`` is the number of configs
+    that were tried, ``space_size`` the number in the space before constraints, if it can be counted. ``left_out`` is
+    the number of trials that the page has no room for. ``builds`` is base64 of zlib of JSON: a :class:`Build` by the id
+    of each trial that a reader is likely to ask about. ``file`` is the kernel file, with its line. ``others`` are the
+    winners by other objectives. ``numerics`` lists the classes of configs with equal output bits, and the cost of the
+    anchor's class.
     """
 
     kernel: str
@@ -92,8 +102,13 @@ class Section(Struct, frozen=True):
     ends: Sequence[Sequence[float]]
     facts: Sequence[str]
     metrics: Sequence[str]
+    tried: int
+    space_size: int | None
+    is_constrained: bool
     trials: PackedColumns
     left_out: int
+    file: str
+    builds: str
     failures: Sequence[Failure]
     history: Sequence[SourceState]
     jobs: Sequence[JobFigures]
@@ -103,10 +118,13 @@ class Section(Struct, frozen=True):
 
 
 class Document(Struct, frozen=True):
-    """Everything on the page; ``made`` is Unix time in s, ``is_live`` whether it follows the store."""
+    """Everything on the page; ``made`` is Unix time in s, ``is_live`` whether it follows the store.
+
+    ``progress`` has a line for each job that runs or waits.
+    """
 
     made: float
     version: str
     sections: Sequence[Section]
     is_live: bool = False
-    notices: Sequence[str] = ()
+    progress: Sequence[str] = ()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from time import time
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
+from ktuned.ipc import MANIFEST_NAME, locate_artifact, manifest
 from ktuned.model import (
     LATENCY,
     NOT_TRIED,
@@ -28,6 +32,7 @@ from ktuned.model import (
     canonical,
     compute_gain,
     compute_shares,
+    escape_controls,
     name_unit,
     parse_key_problem,
     select_figure,
@@ -37,6 +42,7 @@ from ktuned.protocol import Job, describe_change
 from ktuned.report.columns import COARSE, PackedColumns, Packer
 from ktuned.report.document import (
     Bar,
+    Build,
     Document,
     Failure,
     JobFigures,
@@ -45,7 +51,7 @@ from ktuned.report.document import (
     SourceState,
     Standing,
 )
-from ktuned.store import Context, ContextSums, Overview, TrialRow, Winner, compare_contexts
+from ktuned.store import Context, ContextSums, Overview, TrialBuild, TrialRow, Winner, compare_contexts
 
 MAX_TRIALS = 100_000
 """Most trials on a page, which take 2 MB. From a larger store, the page has each section's fastest trials and a sample.
@@ -59,6 +65,12 @@ MAX_JOBS = 40
 
 MAX_SAVES = 100
 """Most states of the sources in a section's history, the newest ones; a chart has no room for more points."""
+
+MAX_BUILDS = 25
+"""Most of a section's fastest trials whose compiler line and files are on the page; its table begins with as many."""
+
+MAX_FILES = 20
+"""Most files of an artifact."""
 
 MESSAGE_CHARACTERS = 240
 """Most characters of a message's first line, so that a thousand messages stay small compared with the trials."""
@@ -79,10 +91,11 @@ def survey_store(
     standings: Mapping[WinnerKey, Standing] | None = None,
     max_trials: int = MAX_TRIALS,
     is_live: bool = False,
+    artifacts: Path | None = None,
 ) -> Document:
     """Return the document of a store, or of some of its kernels.
 
-    ``standings`` is the daemon's verdict on each winner.
+    ``standings`` is the daemon's verdict on each winner, ``artifacts`` the directory of compiled kernels.
     """
     # The page's charts show latency. A winner by another objective only gets a line, and its metrics are among the
     # trials'. If there is a winner only with exact numerics, it is shown in place of the winner with a tolerance.
@@ -124,6 +137,7 @@ def survey_store(
                 room,
                 limits.get(key.device),
                 others.get(key, ()),
+                artifacts,
             )
         )
     return Document(time(), version, sections, is_live)
@@ -150,6 +164,7 @@ def _build_section(
     room: int,
     peaks: Peaks | None,
     others: Sequence[Winner],
+    artifacts: Path | None,
 ) -> Section:
     rows = overview.load_trials(shown.id)
     kept = _thin_rows(rows, room, -1 if winner is None else winner.trial)
@@ -161,6 +176,9 @@ def _build_section(
     metric_names = list(dict.fromkeys(name for found in metrics for name in found))
     axes = {} if kernel is None else _list_axes(kernel.space, knobs)
     problem = parse_key_problem(key.problem)
+    failures = _count_failures(kept, configs, knobs)
+    explained = {row.id for row in _list_fastest(kept)[:MAX_BUILDS]} | {failure.trial for failure in failures}
+    explained |= set() if winner is None else {winner.trial}
     return Section(
         kernel=key.kernel,
         problem=problem if kernel is None else kernel.order_problem(problem),
@@ -174,9 +192,14 @@ def _build_section(
         ends=[_find_ends(axes.get(knob, ())) for knob in knobs],
         facts=fact_names,
         metrics=metric_names,
+        tried=sum(row.outcome not in NOT_TRIED for row in rows),
+        space_size=None if kernel is None else kernel.space.size,
+        is_constrained=kernel is not None and kernel.space.constrained,
         trials=_pack_trials(kept, configs, knobs, axes, (facts, fact_names), (metrics, metric_names)),
         left_out=len(rows) - len(kept),
-        failures=_count_failures(kept, configs, knobs),
+        file="" if kernel is None else f"{kernel.file}:{kernel.line}",
+        builds=_pack_builds(overview.load_builds(explained), artifacts),
+        failures=failures,
         history=_describe_history(overview, group, shown, kernel),
         jobs=[JobFigures(job.id, job.reason, job.started, job.cost, _first_line(job.message)) for job in jobs],
         roof=peaks,
@@ -189,12 +212,33 @@ def _thin_rows(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[Tri
     """Return all rows if there is room for them, else the fastest, the winner, and an even sample of the others."""
     if len(rows) <= room:
         return rows
-    timed = sorted((row for row in rows if row.latency_us is not None), key=lambda row: row.latency_us or 0.0)
-    best = {row.id for row in timed[: room // 2]} | {winner}
+    best = {row.id for row in _list_fastest(rows)[: room // 2]} | {winner}
     others = [row.id for row in rows if row.id not in best]
     sampled = max(1, room - len(best))
     best |= {others[place * len(others) // sampled] for place in range(sampled) if others}
     return [row for row in rows if row.id in best]
+
+
+def _list_fastest(rows: Sequence[TrialRow]) -> list[TrialRow]:
+    return sorted((row for row in rows if row.latency_us is not None), key=lambda row: row.latency_us or 0.0)
+
+
+def _pack_builds(builds: Iterable[TrialBuild], artifacts: Path | None) -> str:
+    """Return what ``Section.builds`` holds."""
+    found = {
+        str(build.trial): Build([escape_controls(line) for line in build.command], _list_files(build, artifacts))
+        for build in builds
+    }
+    return base64.b64encode(zlib.compress(msgspec.json.encode(found))).decode("ascii")
+
+
+def _list_files(build: TrialBuild, artifacts: Path | None) -> Sequence[str]:
+    """Return the paths of an artifact's files, such as sources and PTX; none if it is not kept."""
+    if artifacts is None or build.artifact is None:
+        return ()
+    hidden = (MANIFEST_NAME, manifest.TENSORS_NAME)
+    paths = sorted(locate_artifact(artifacts, build.artifact).rglob("*"))
+    return [escape_controls(str(path)) for path in paths if path.is_file() and path.name not in hidden][:MAX_FILES]
 
 
 def _parse_configs(rows: Sequence[TrialRow]) -> list[Config]:

@@ -10,7 +10,7 @@ from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import EVERYTHING
-from ktuned.scheduling.quiet_work import QuietWork
+from ktuned.scheduling.quiet_work import work_in_quiet
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.repetition import MOST_COMPARED, Repetition
 
@@ -29,9 +29,9 @@ __all__ = [
     "KnownFailures",
     "PortfolioFitter",
     "Preparation",
-    "QuietWork",
     "Reading",
     "Renewal",
     "Repetition",
     "TuningRequest",
+    "work_in_quiet",
 ]

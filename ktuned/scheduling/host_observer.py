@@ -28,13 +28,11 @@ class HostObserver:
         fleet: Fleet,
         machine: Machine,
         environments: Callable[[], Sequence[Environment]],
-        deadlines: Mapping[str, float],
         usage: Usage | None = None,
     ) -> None:
         self._fleet = fleet
         self._machine = machine
         self._environments = environments
-        self._deadlines = deadlines
         self._usage = usage or Usage()
         self._last: CpuUse | None = None
 
@@ -58,7 +56,7 @@ class HostObserver:
                 try:
                     async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
                         found, _ = await worker.send_request(
-                            requests.GpuUsers(tuple(self._usage.list_own_pids())), self._deadlines
+                            requests.GpuUsers(tuple(self._usage.list_own_pids())), self._fleet.deadlines
                         )
                 except WorkerError as error:
                     _log.info("gpu_users_unknown", reason=error.message)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
@@ -82,17 +82,15 @@ class PortfolioFitter:
         fleet: Fleet,
         jobs: Jobs,
         requests: JobRequests,
-        deadlines: Mapping[str, float],
         publish: PublishEvent,
     ) -> None:
         self._known = known
         self._fleet = fleet
         self._jobs = jobs
         self._requests = requests
-        self._deadlines = deadlines
         self._publish = publish
-        self._due = {*known.store.list_kernels_without_portfolio(MIN_KEYS)}
-        """The kernels whose portfolios are to be fitted. The last daemon may have ended before a fit."""
+        self._due = {*known.store.list_kernels_to_fit(MIN_KEYS)}
+        """The kernels whose portfolios are to be fitted. The last daemon may have ended between a job and its fit."""
         self._has_due = anyio.Event()
         self._asked: set[tuple[int, str]] = set()
         """The cells that were requested: hashes of contexts, and configs."""
@@ -153,6 +151,7 @@ class PortfolioFitter:
         device, objective = winners[0].context.device, winners[0].objective
         # Which keys, and which configs are worth measuring on all of them?
         launches = self._jobs.list_launches(kernel.name, device)
+        newest = max(winner.decided for winner in winners)
         winners = sorted(winners, key=lambda winner: (-launches.get(winner.key.problem, 0), -winner.decided))[:MAX_KEYS]
         keys = tuple(winner.problem for winner in winners)
         launched = [(json.loads(key), count) for key, count in launches.items()]
@@ -182,11 +181,13 @@ class PortfolioFitter:
             return
         request = requests.FitPortfolio(matrix, kernel.portfolio)
         async with self._fleet.lend_worker(Role.INSPECT, self._known.catalog.find_kernel_environment(kernel)) as worker:
-            reply, _ = await worker.send_request(request, self._deadlines)
+            reply, _ = await worker.send_request(request, self._fleet.deadlines)
         if reply.fault:
             _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
             return
-        await self._known.store.save_portfolio(StoredPortfolio(kernel.name, device, objective, fitted_to, reply.tree))
+        await self._known.store.save_portfolio(
+            StoredPortfolio(kernel.name, device, objective, fitted_to, newest, reply.tree)
+        )
         self._publish(AnswersChanged(kernel=kernel.name))
         _log.info("portfolio_fitted", kernel=kernel.name, device=device, objective=objective, keys=len(keys))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from ktuned.answers import KernelState, Knowledge
 from ktuned.catalog import Catalog, Traces, make_root_environment, read_problem
 from ktuned.devices import Machine, explain_unmeasurable
+from ktuned.fleet import Fleet
 from ktuned.model import (
     PRESETS,
     KernelFileError,
@@ -15,7 +16,6 @@ from ktuned.model import (
     NotFound,
     Objective,
     Problem,
-    Role,
     Unsupported,
     UsageError,
     is_exact,
@@ -44,30 +44,24 @@ class Preparation:
         judges_contention: Whether load by other programs makes a measurement ``contended``; may be changed.
         find_state: Returns a kernel's state, from which its lookups are answered.
         await_shared: Waits for others' winners of a key.
-        memory_bytes: The memory that a worker may use, by its role; may be changed.
-        artifacts: The directory of the artifacts.
     """
 
     def __init__(
         self,
         known: Knowledge,
         *,
+        fleet: Fleet,
         judges_contention: bool,
         traces: Traces,
-        deadlines: Mapping[str, float],
         find_state: Callable[[KernelInfo], KernelState],
         await_shared: AwaitShared | None = None,
-        memory_bytes: Mapping[Role, int] | None = None,
-        artifacts: str = "/",
     ) -> None:
         self._known = known
+        self._fleet = fleet
         self.judges_contention = judges_contention
         self._traces = traces
-        self._deadlines = deadlines
         self._find_state = find_state
         self._await_shared = await_shared
-        self._memory_bytes = memory_bytes or {}
-        self._artifacts = artifacts
 
     def prepare_brief(self, job: Job) -> JobBrief:
         """Return a job's brief.
@@ -98,7 +92,7 @@ class Preparation:
                 f"{kernel.name} declares no default whose bits the winner could have",
                 hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
-        job_deadlines = merge_deadlines(self._deadlines, kernel.plan.deadlines)
+        job_deadlines = merge_deadlines(self._fleet.deadlines, kernel.plan.deadlines)
         return JobBrief(
             job=job,
             kernel=kernel,
@@ -112,7 +106,7 @@ class Preparation:
             preset=PRESETS[job.plan.preset],
             deadlines=job_deadlines,
             in_hand=self._known.store.in_hand,
-            grants=Grants(job_deadlines, self._memory_bytes, self._artifacts),
+            grants=Grants(job_deadlines, self._fleet.machine.memory_limits, str(self._known.artifacts.directory)),
             judge_contention=self.judges_contention,
             admission=self._known.admission,
             traces=self._traces,

@@ -1,4 +1,14 @@
-"""Work that waits for a quiet machine: what was measured beside other programs is measured again."""
+"""Work that waits for a quiet machine: what was measured beside other programs is measured again.
+
+The load does not matter to the other work that is done later, so that work does not wait here:
+
+- What needs a lane is a job of the priority ``VERIFY``, and the queue decides when it runs: compiles that were given up
+  for time, costs that a portfolio lacks, winners of an older toolchain. Such a job is in the store.
+- A portfolio is fitted as soon as no job of its kernel is left, even while other jobs run.
+- A repetition is due after an interval, also beside jobs (:mod:`ktuned.scheduling.repetition`).
+
+Nothing is remembered here: each look asks the store what was measured beside other programs.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +31,12 @@ Work = Callable[[], Awaitable[bool]]
 """Does what there is to do, and returns whether there was anything."""
 
 
-class QuietWork:
-    """Does some work whenever no job waits or runs and the machine is quiet."""
-
-    def __init__(self, works: Sequence[Work], *, is_working: Callable[[], bool], look_s: float = LOOK_S) -> None:
-        self._works = works
-        self._is_working = is_working
-        self._look_s = look_s
-
-    async def run_until_cancelled(self) -> None:
-        """Look at the machine's load periodically."""
-        pause_s = self._look_s
-        while True:
-            await anyio.sleep(pause_s)
-            if self._is_working() or os.getloadavg()[0] >= QUIET_LOAD * (os.cpu_count() or 1):
-                continue
-            had_work = [await work() for work in self._works]
-            pause_s = min(2 * pause_s, MOST_PAUSE_S) if any(had_work) else self._look_s
+async def work_in_quiet(works: Sequence[Work], *, is_working: Callable[[], bool], look_s: float = LOOK_S) -> None:
+    """Until cancelled, do some works whenever no job ``is_working`` and the machine is quiet."""
+    pause_s = look_s
+    while True:
+        await anyio.sleep(pause_s)
+        if is_working() or os.getloadavg()[0] >= QUIET_LOAD * (os.cpu_count() or 1):
+            continue
+        had_work = [await work() for work in works]
+        pause_s = min(2 * pause_s, MOST_PAUSE_S) if any(had_work) else look_s

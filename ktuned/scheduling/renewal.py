@@ -258,32 +258,12 @@ class Renewal:
         # Read winners kernel by kernel: a store may hold ten thousand, most of them of kernels that are gone.
         for kernel in self._known.catalog.kernels if kernels is None else kernels:
             await anyio.lowlevel.checkpoint()
-            for winner in self._known.store.list_winners(kernel.name):
-                try:
-                    job = await self._queue_verification(kernel, winner)
-                except KtunedError as error:
-                    _log.info("not_verified", kernel=kernel.name, reason=error.message)
-                else:
-                    queued += [job] if job is not None else []
+            queued += await self._queue_verifications(self._known.store.list_winners(kernel.name), NEW_TOOLCHAIN)
         return queued
 
     async def remeasure_provisional_winners(self) -> bool:
         """Queue a job for each winner that was measured on a busy machine; return whether there was any."""
-        queued = False
-        for winner in self._known.store.list_provisional_winners():
-            try:
-                kernel = self._known.catalog.resolve_kernel(winner.context.kernel)
-                job = self._known.store.find_job_of_winner(winner)
-                if job is None or winner.context.digest != kernel.digest:
-                    continue
-                await self._jobs.submit_job(
-                    winner.key, job.problem, priority=Priority.VERIFY, reason=QUIETER, plan=kernel.plan
-                )
-            except KtunedError as error:
-                _log.info("not_verified", kernel=winner.context.kernel, reason=error.message)
-            else:
-                queued = True
-        return queued
+        return bool(await self._queue_verifications(self._known.store.list_provisional_winners(), QUIETER))
 
     async def reverify_probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
         """React to a new probe of some kernels' toolchain: renew the winners of kernels for which it ``changed``.
@@ -304,26 +284,36 @@ class Renewal:
         environment = self._known.catalog.find_kernel_environment(kernel)
         return self._known.machine.is_outdated(environment, kernel.backend, brief.context)
 
-    async def _queue_verification(self, kernel: KernelInfo, winner: Winner) -> Job | None:
-        if winner.context.digest != kernel.digest:
-            return None
+    async def _queue_verifications(self, winners: Iterable[Winner], reason: str) -> list[Job]:
+        """Queue a job for each winner that is to be measured again for ``reason``; return the jobs."""
+        queued = []
+        for winner in winners:
+            kernel = self._known.catalog.find_kernel(winner.context.kernel)
+            if kernel is None or winner.context.digest != kernel.digest:
+                continue
+            try:
+                job = await self._queue_verification(kernel, winner, reason)
+            except KtunedError as error:
+                _log.info("not_verified", kernel=kernel.name, reason=error.message)
+            else:
+                queued += [job] if job is not None else []
+        return queued
+
+    async def _queue_verification(self, kernel: KernelInfo, winner: Winner, reason: str) -> Job | None:
         job = self._known.store.find_job_of_winner(winner)
         if job is None:
             return None
         read_problem(kernel, job.problem)
         objective, model = kernel.objective(winner.objective), winner.context.device
         present = find_present_key(self._known.catalog, self._known.machine, kernel, job.problem, model, objective)
-        context = present.context
-        if context == winner.context:
-            return None
-        if context.problem != winner.context.problem:
+        if present.context.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems differently now")
+        # A new toolchain concerns the winners of other contexts, and a quiet machine those of the present one.
+        if (present.context == winner.context) == (reason == NEW_TOOLCHAIN):
+            return None
+        plan = self._make_verification_plan(kernel, winner) if reason == NEW_TOOLCHAIN else kernel.plan
         arrival = await self._jobs.submit_job(
-            present.winner_key,
-            job.problem,
-            priority=Priority.VERIFY,
-            reason=NEW_TOOLCHAIN,
-            plan=self._make_verification_plan(kernel, winner),
+            present.winner_key, job.problem, priority=Priority.VERIFY, reason=reason, plan=plan
         )
         return arrival.job
 

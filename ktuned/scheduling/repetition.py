@@ -109,7 +109,6 @@ class Repetition:
         *,
         fleet: Fleet,
         traces: Traces,
-        deadlines: Mapping[str, float],
         list_used_kernels: Callable[[], Iterable[str]],
         list_live_kernels: Callable[[], Iterable[str]],
         on_changes: Callable[[Changes, bool], Awaitable[None]],
@@ -119,7 +118,6 @@ class Repetition:
         self._known = known
         self._fleet = fleet
         self._traces = traces
-        self._deadlines = deadlines
         self._list_used_kernels = list_used_kernels
         self._list_live_kernels = list_live_kernels
         self._on_changes = on_changes
@@ -372,7 +370,7 @@ class Repetition:
             worker = await self._fleet.acquire_worker(Role.EXPLORE, environment)
             try:
                 reply: replies.Remade
-                reply, _ = await worker.send_request(request, self._deadlines)
+                reply, _ = await worker.send_request(request, self._fleet.deadlines)
             finally:
                 # It may run at the lowest priority from now on.
                 worker.kill()

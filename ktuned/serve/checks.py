@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.catalog import Catalog
+from ktuned.answers import Knowledge
 from ktuned.fleet import Fleet, Lane
 from ktuned.model import Device, KtunedError, NotFound, Outcome, TrialResult
 from ktuned.protocol import CHECK, AnswersChanged, CheckAnswer, CheckedWinner, CheckParams, Job, PublishEvent
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import Artifacts, Store, Winner
+from ktuned.store import Winner
 from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck, publish_winner
 
 
@@ -23,20 +23,16 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """Checks winners one after another.
 
     Attributes:
-        catalog: Finds the kernel.
-        store: Has the winners, their trials and jobs.
+        known: Has the kernel, its winners with their trials and jobs, and their artifacts.
         fleet: Lends workers.
-        artifacts: Has the winners' artifacts.
         prepare: Makes the brief of a job.
         lane: Returns the lane of a device.
         scratch: The directory for sanitizer runs.
         publish: Publishes that answers have changed, and a new winner.
     """
 
-    catalog: Catalog
-    store: Store
+    known: Knowledge
     fleet: Fleet
-    artifacts: Artifacts
     prepare: Callable[[Job], JobBrief]
     lane: Callable[[Device], Lane]
     scratch: Path
@@ -54,9 +50,9 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             NotFound: there is no such kernel, or no winner.
         """
-        kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
+        kernel = self.known.catalog.resolve_kernel(params.kernel, params.directory)
         chosen = None if params.problem is None else dict(kernel.select_key_values(params.problem))
-        winners = [one for one in self.store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
+        winners = [one for one in self.known.store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
         if not winners:
             raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")
         sanitizers = Sanitizers(params.address, params.compute) if params.sanitize else None
@@ -74,16 +70,16 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         return found(verdict, checked.message, report=checked.report, checks=checked.checks)
 
     async def _demote_winner(self, winner: Winner, outcome: Outcome, message: str) -> None:
-        kernel = self.catalog.resolve_kernel(winner.context.kernel)
+        kernel = self.known.catalog.resolve_kernel(winner.context.kernel)
         result = TrialResult(outcome, message=f"`ktuned check`: {message}")
-        follower = await self.store.finish_trial(winner.trial, result, objective=winner.objective)
+        follower = await self.known.store.finish_trial(winner.trial, result, objective=winner.objective)
         self.publish(AnswersChanged(kernel=kernel.name, is_revoked=True))
         if follower is not None:
             publish_winner(self.publish, kernel, follower, None)
 
     async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
-        trial = self.store.get_trial(winner.trial)
-        job = None if trial is None else self.store.get_job(trial.job)
+        trial = self.known.store.get_trial(winner.trial)
+        job = None if trial is None else self.known.store.get_job(trial.job)
         if trial is None or job is None or not trial.detail.compiled.build:
             raise NotFound("this winner's trial was deleted", hint="`ktuned tune` measures it again")
         brief = self.prepare(replace(job, device=winner.context.device))
@@ -91,7 +87,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
             raise NotFound("this winner is stale", hint="`ktuned kernels NAME` says what changed; `ktuned tune` first")
         if not brief.devices:
             raise NotFound(f"there is no {winner.context.device} here")
-        check = WinnerCheck(brief, self.lane(brief.devices[0]), self.fleet, self.artifacts)
+        check = WinnerCheck(brief, self.lane(brief.devices[0]), self.fleet, self.known.artifacts)
         if sanitizers is None:
             return await check.check_winner(trial.detail.compiled.build)
         return await check.sanitize_winner(trial.detail.compiled.build, sanitizers, self.scratch)

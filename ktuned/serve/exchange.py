@@ -364,7 +364,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         for objective, tree in document.portfolios.items() if kernel.portfolio else ():
             if (document.device, objective) not in known:
                 await self.known.store.save_portfolio(
-                    StoredPortfolio(kernel.name, document.device, objective, "", tree)
+                    StoredPortfolio(kernel.name, document.device, objective, "", 0.0, tree)
                 )
         self.publish(AnswersChanged(kernel=kernel.name))
 

@@ -9,7 +9,7 @@ from ktuned.store.exchange import IMPORTED
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.in_hand import InHand, describe_quarantine
 from ktuned.store.near import find_stand_ins
-from ktuned.store.overview import ContextSums, Overview, TrialRow
+from ktuned.store.overview import ContextSums, Overview, TrialBuild, TrialRow
 from ktuned.store.rows import StoredPortfolio
 from ktuned.store.tables import Verdict
 from ktuned.store.winners import KnownConfig, Winner
@@ -27,6 +27,7 @@ __all__ = [
     "Overview",
     "Store",
     "StoredPortfolio",
+    "TrialBuild",
     "TrialRow",
     "Verdict",
     "Winner",

@@ -228,9 +228,8 @@ class Store(Queries):
 
     async def save_portfolio(self, portfolio: StoredPortfolio) -> None:
         """Store a portfolio in place of the one before."""
-        tree = canonical(portfolio.tree)
-        values = portfolio.kernel, portfolio.device, portfolio.objective, portfolio.fitted_to, tree
-        await self._insert("INSERT OR REPLACE INTO portfolios VALUES (?, ?, ?, ?, ?)", values)
+        values = *msgspec.structs.astuple(portfolio)[:-1], canonical(portfolio.tree)
+        await self._insert("INSERT OR REPLACE INTO portfolios VALUES (?, ?, ?, ?, ?, ?)", values)
 
     async def save_probe(self, key: str, data: Mapping[str, Any]) -> None:
         """Store the backends and devices that a probe has found in an interpreter."""

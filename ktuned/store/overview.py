@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -45,6 +45,11 @@ _TRIALS = f"""SELECT id, job_id, config, outcome, latency_us, spread_us, compile
     FROM trials WHERE context_id = ? AND outcome IS NOT NULL ORDER BY id"""
 
 
+# NVRTC has no command line: its options are what a compiler is told.
+_BUILDS = """SELECT id, coalesce(detail -> '$.compiled.facts.command', detail -> '$.compiled.facts.options'), artifact
+    FROM trials WHERE json_valid(detail) AND id IN (SELECT value FROM json_each(?))"""
+
+
 class ContextSums(msgspec.Struct, frozen=True):
     """A context with the numbers of its trials and of measured ones, when the first and last ended, and its fastest."""
 
@@ -76,6 +81,14 @@ class TrialRow(NamedTuple):
     facts: Mapping[str, float]
     metrics: Mapping[str, float]
     spans: Sequence[tuple[str, str, float]]
+
+
+class TrialBuild(NamedTuple):
+    """How a trial was compiled: its id, the compiler's command lines or options, and its artifact's key."""
+
+    trial: int
+    command: Sequence[str]
+    artifact: str | None
 
 
 class Overview(Queries):
@@ -123,6 +136,10 @@ class Overview(Queries):
         """Return the ended trials of a context, in the order of their ids."""
         return self._reader.fetch_values(_trial_row, _TRIALS, context)
 
+    def load_builds(self, trials: Collection[int]) -> Sequence[TrialBuild]:
+        """Return how some trials were compiled."""
+        return self._reader.fetch_values(_decode_build, _BUILDS, json.dumps(list(trials)))
+
     def load_bit_classes(self, context: int) -> BitClasses:
         """Return the classes of equal bits among a context's trials, as far as bits were compared."""
         compared = f"{rows.build_detail_sql('numerics.bits')} IS NOT NULL"
@@ -134,6 +151,11 @@ def _decode_context_sums(row: Row) -> ContextSums:
     number, *context, trials, measured, first, last, config, latency_us = row
     best = None if config is None else KnownConfig(config, json.loads(config), Outcome.MEASURED, latency_us)
     return ContextSums(number, Context(*context), trials, measured, first, last, best)
+
+
+def _decode_build(row: Row) -> TrialBuild:
+    trial, command, artifact = row
+    return TrialBuild(trial, [str(line) for line in msgspec.json.decode(command or "[]")], artifact)
 
 
 def _trial_row(row: Row) -> TrialRow:

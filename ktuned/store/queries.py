@@ -104,10 +104,11 @@ class Queries:
         """Return a kernel's portfolios, on all devices and by all objectives."""
         return self._reader.fetch_values(rows.decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ?", kernel)
 
-    def list_kernels_without_portfolio(self, keys: int) -> list[KernelName]:
-        """Return the kernels that have winners of at least so many keys, and no portfolio."""
-        select = """SELECT DISTINCT kernel FROM winners GROUP BY kernel, device, objective HAVING count(*) >= ?
-            EXCEPT SELECT kernel FROM portfolios"""
+    def list_kernels_to_fit(self, keys: int) -> list[KernelName]:
+        """Return the kernels that have winners of at least so many keys, and some that no portfolio was fitted to."""
+        select = """SELECT DISTINCT kernel FROM winners LEFT JOIN portfolios USING (kernel, device, objective)
+            GROUP BY kernel, device, objective
+            HAVING count(*) >= ? AND max(winners.decided) > coalesce(max(portfolios.decided), 0)"""
         return [kernel for (kernel,) in self._reader.fetch_rows(select, keys)]
 
     # Jobs

@@ -61,6 +61,7 @@ class StoredPortfolio(msgspec.Struct, frozen=True):
 
     Attributes:
         fitted_to: the digest of the costs that it was fitted to; empty if it was imported.
+        decided: when the newest winner was decided that it was fitted to; 0 if it was imported.
         tree: the tree that chooses a config (:mod:`ktuned_client.portfolio_tree`).
     """
 
@@ -68,6 +69,7 @@ class StoredPortfolio(msgspec.Struct, frozen=True):
     device: str
     objective: Objective
     fitted_to: str
+    decided: float
     tree: Mapping[str, Any]
 
 
@@ -208,10 +210,10 @@ def decode_peaks(row: Row) -> Peaks:
 
 def decode_portfolio(row: Row) -> StoredPortfolio:
     """Read a whole row of the portfolios."""
-    kernel, device, objective, fitted_to, tree = row
+    kernel, device, objective, fitted_to, decided, tree = row
     found = json.loads(tree)
     check_tree(found)
-    return StoredPortfolio(kernel, device, Objective(objective), fitted_to, found)
+    return StoredPortfolio(kernel, device, Objective(objective), fitted_to, decided, found)
 
 
 def decode_record(row: Row) -> tuple[str, dict[str, Any]]:

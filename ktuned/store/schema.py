@@ -100,7 +100,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
         """CREATE TABLE portfolios (
             kernel TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,
-            fitted_to TEXT NOT NULL, tree TEXT NOT NULL, PRIMARY KEY (kernel, device, objective)
+            fitted_to TEXT NOT NULL, decided REAL NOT NULL, tree TEXT NOT NULL,
+            PRIMARY KEY (kernel, device, objective)
         ) WITHOUT ROWID""",
         """CREATE TABLE admissions (
             kernel TEXT NOT NULL, space TEXT NOT NULL, problem TEXT NOT NULL, config TEXT NOT NULL,

@@ -55,7 +55,7 @@ def describe_kernel(
     tree = options.pop("tree", None)
     kernel = info(**options)
     here = replace(ground(), problem=kernel.make_key_problem(problem))
-    portfolio = StoredPortfolio(kernel.name, DEVICE, LATENCY, "", tree)
+    portfolio = StoredPortfolio(kernel.name, DEVICE, LATENCY, "", 0.0, tree)
     return make_state(
         kernel,
         winners,

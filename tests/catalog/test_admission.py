@@ -110,7 +110,7 @@ async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) ->
     configs: list[Config] = [{"us": 10.0}, {"us": 20.0}, {"us": 40.0}]
     assert [admission.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
     assert await admission.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
-    again = Admission(parts.catalog, None, parts.store, parts.deadlines)  # type: ignore[arg-type]
+    again = Admission(parts.catalog, None, parts.store)  # type: ignore[arg-type]
     for checker in (admission, again):
         assert [checker.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
         assert checker.find_known_verdict(kernel, {"n": 20}, {"us": 20.0}) is None
@@ -159,7 +159,7 @@ async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> N
     await admission.store_verdict(read, {"n": 15}, {"us": 10.0})
     since = {**read.learned, "new.txt": Observation("new.txt", "cc"), other.name: replace(other, digest="dd")}
     changed = {**since, limit.name: replace(limit, digest="ee")}
-    the_next = [Admission(parts.catalog, None, parts.store, parts.deadlines) for _ in range(2)]  # type: ignore[arg-type]
+    the_next = [Admission(parts.catalog, None, parts.store) for _ in range(2)]  # type: ignore[arg-type]
     for checker, learned, expected in ((admission, since, True), (admission, changed, None)):
         assert checker.find_known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
     # Edited while no daemon ran.

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     parts.write_file(HANGS, "tune_b.py")
     parts.write_file(CRASHES, "tune_d.py")
     parts.write_file("def (", "tune_f.py")
-    inspector = FileInspector(parts.catalog, parts.fleet, parts.store, {**parts.deadlines, "inspect": 3.0})
+    parts.fleet.deadlines["inspect"] = 3.0
+    inspector = FileInspector(parts.catalog, parts.fleet, parts.store)
     changes = await inspector.inspect_root(parts.root)
     assert changes.added == ("project:a", "project:c", "project:e")
     messages = {Path(error.path).name: error.message for error in parts.catalog.errors}
@@ -64,6 +65,7 @@ class _LastBreath:
     """A fleet whose one worker sends every item and dies before it says that it is done."""
 
     gate = QuietGate()
+    deadlines: Mapping[str, float] = {}
 
     @asynccontextmanager
     async def lend_worker(self, role: str, environment: object) -> AsyncIterator[_LastBreath]:
@@ -82,7 +84,7 @@ class _LastBreath:
 @pytest.mark.anyio
 async def test_worker_that_dies_after_the_last_file_blames_none(parts: Parts) -> None:
     """Everything was inspected, so no file has an error."""
-    inspector = FileInspector(parts.catalog, _LastBreath(), parts.store, parts.deadlines)  # type: ignore[arg-type]
+    inspector = FileInspector(parts.catalog, _LastBreath(), parts.store)  # type: ignore[arg-type]
     files = [str(parts.root.path) + "/tune_a.py", str(parts.root.path) + "/tune_b.py"]
     changes = await inspector.inspect_files(parts.root, files)
     assert changes.errors == ()
@@ -113,7 +115,7 @@ async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts)
     project = os.fsencode(parts.root.path)
     (Path(os.fsdecode(project)) / os.fsdecode(b"tune_\xff.py")).write_text("x = 1")
     os.mkfifo(project + b"/tune_pipe.py")
-    inspector = FileInspector(parts.catalog, parts.fleet, parts.store, parts.deadlines)
+    inspector = FileInspector(parts.catalog, parts.fleet, parts.store)
     for _ in range(2):
         await inspector.inspect_root(parts.root)
         messages = {Path(error.path).name: error.message for error in parts.catalog.errors}

@@ -60,7 +60,7 @@ class KilledDaemons:
         name = f"k{len(self.kernels)}"
         does = {f"t{index}": SPECIAL.get(index, "work") for index in range(CONFIGS if self._is_full else FEW_CONFIGS)}
         configs = [{"us": 100.0 + 10 * index, "does": did, "tag": tag} for index, (tag, did) in enumerate(does.items())]
-        text = make_kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0", reference=REFERENCE)
+        text = make_kernel_text(f"space({configs})", name=name, early_stop="100.0", reference=REFERENCE)
         self.daemon.client.call(
             "tune", path=str(self.daemon.write_kernel(text, f"tune_{name}.py")), deadline_s=PATIENCE_S
         )

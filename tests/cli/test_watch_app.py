@@ -173,7 +173,7 @@ async def test_the_board_fits_at_both_sizes(size: tuple[int, int]) -> None:
         lines = read_lines(app)
         assert len(lines) <= size[1]
         text = join_words(lines)
-        for expected in ("gemm", "attention_forward_causal", "dot", "softmax", "16.00 µs", "3.66×", "24/96"):
+        for expected in ("gemm", "attention_forw", "dot", "softmax", "16.00 µs", "3.66×", "24/96"):
             assert expected in text, "\n".join(lines)
         assert "tune_bad.py:7: SyntaxError" in text
         assert "2.13 trials/s" in text
@@ -184,7 +184,38 @@ async def test_the_board_fits_at_both_sizes(size: tuple[int, int]) -> None:
         assert app.has_class("broad") is (size[0] >= 150)
         about, configs = app.query_one("#about").region, app.query_one("#configs").region
         assert (about.y == configs.y) is (size[0] >= 150)
-        assert ("best so far" in read_column_titles(app, "#kernels")) is (size[0] >= 150)
+        assert ("config" in read_column_titles(app, "#kernels")) is (size[0] >= 150)
+        # Each kernel has one line.
+        names = ["attention", "dot", "gemm", "softmax"]
+        first = next(at for at, line in enumerate(lines) if line.strip().startswith("kernel  "))
+        assert [line.split()[0].partition("_")[0] for line in lines[first + 1 : first + 5]] == names
+        assert set(lines[first + 5]) == {"─"}
+
+
+@pytest.mark.anyio
+async def test_the_list_has_the_winner_s_config() -> None:
+    """A config that has no room is cut at its end; a kernel without a winner has none."""
+    config = {f"KNOB_{number}": 2**number for number in range(12)}
+    board = fold_event(make_full_board(), read_event(make_winner_event(8.0, config=config)), NOW)
+    async with open_screen((200, 50), board) as (app, _, _):
+        (line,) = [line for line in read_lines(app) if line.strip().startswith("gemm") and "µs" in line]
+        assert "KNOB_0=1 KNOB_1=2" in line
+        assert line.endswith("…")
+        (failed,) = [line for line in read_lines(app) if line.strip().startswith("dot")]
+        assert "=" not in failed.replace("n=65536", "")
+
+
+@pytest.mark.anyio
+async def test_long_names_keep_what_tells_them_apart() -> None:
+    """Two problems of one kernel often differ at the end only."""
+    answers = [
+        make_answer(kernel="project:attention_forward_causal", problem={"dtype": "bfloat16", "sequence": length})
+        for length in (1024, 16384)
+    ]
+    async with open_screen((80, 24), add_answers(make_full_board(), answers)) as (app, _, _):
+        shown = [line.split("  ")[0] for line in read_lines(app) if line.strip().startswith("attention")]
+        assert len(shown) == 2
+        assert len(set(shown)) == 2
 
 
 @pytest.mark.anyio
@@ -220,7 +251,7 @@ async def test_untried_configs_are_counted_in_one_line() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, (150, 30)])
 async def test_many_knobs_with_long_names_fit(size: tuple[int, int]) -> None:
     """Names of knobs are shortened but stay distinct, and no column is beyond the edge."""
     names = ("TILE_ROWS", "TILE_COLUMNS", "BLOCK_ROWS", "BLOCK_DEPTH", "THREADS", "STAGES")
@@ -236,6 +267,8 @@ async def test_many_knobs_with_long_names_fit(size: tuple[int, int]) -> None:
         assert all(title[0] == name[0] and title[-2:] == name[-2:] for title, name in zip(knobs, names, strict=True))
         table = app.query_one("#configs", DataTable)
         assert table.virtual_size.width <= table.size.width
+        # Where there is room, nothing is shortened.
+        assert (knobs == list(names)) is (size[0] >= 150)
 
 
 @pytest.mark.anyio

@@ -27,14 +27,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": functools.partial(leaks.make_tracking_loop, request.param)}
 
 
-@pytest.mark.usefixtures("server_process")
-async def test_a_lookup_gives_the_daemons_answer(socket_path: str) -> None:
-    with Client(socket_path, deadline_s=PATIENT_S) as other:
-        async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
-            for kernel in ("gemm", "undeclared"):
-                assert await client.lookup(kernel, {"M": 1}, DEFAULT) == other.lookup(kernel, {"M": 1}, DEFAULT)
-
-
 async def test_without_a_daemon_a_lookup_gives_the_default(socket_path: str) -> None:
     """A lookup gives the default, and a call raises."""
     async with AsyncClient(socket_path) as client:
@@ -127,18 +119,6 @@ async def test_garbage_from_the_daemon_fails_waiting_requests(socket_path: str) 
         with pytest.raises(DaemonUnavailable):
             await waiting
         assert (await client.lookup("gemm", {})).status == "fresh"
-
-
-@pytest.mark.usefixtures("server_process")
-async def test_a_tuning_is_the_stream_of_its_jobs_events(socket_path: str) -> None:
-    """The iterator yields the events since the request and ends with the last job."""
-    async with AsyncClient(socket_path, deadline_s=PATIENT_S) as client:
-        async with await client.tune("p:k", trials=2) as tuning:
-            await client.call("end", job=2)
-            await client.call("end", job=1)
-            events = [(event["type"], event["job"]) async for event in tuning]
-        assert events == [("job_started", 1), ("job_started", 2), ("job_done", 2), ("job_done", 1)]
-        assert {job["state"] for job in tuning.jobs} == {"done"}
 
 
 async def test_a_lost_daemon_ends_a_stream_with_an_error(socket_path: str, server_process: BaseProcess) -> None:

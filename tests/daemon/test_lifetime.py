@@ -72,7 +72,6 @@ def test_rates_reach_back_a_minute() -> None:
     with Notifier() as notifier:
         life = Lifetime(
             notifier,
-            watchdog_s=0.0,
             idle_exit_s=0.0,
             busy=list,
             totals=lambda: WorkFigures(lookups=lookups),
@@ -97,10 +96,9 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
-        with Notifier(str(tmp_path / "notify")) as notifier:
+        with Notifier(str(tmp_path / "notify"), watchdog_s=0.1) as notifier:
             life = Lifetime(
                 notifier,
-                watchdog_s=0.1,
                 idle_exit_s=0.05,
                 busy=lambda: list(busy),
                 totals=lambda: WorkFigures(requests=1),
@@ -127,7 +125,6 @@ async def test_a_reloaded_limit_counts_at_once() -> None:
     with Notifier() as notifier:
         life = Lifetime(
             notifier,
-            watchdog_s=0.0,
             idle_exit_s=0.0,
             busy=list,
             totals=WorkFigures,

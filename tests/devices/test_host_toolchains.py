@@ -32,6 +32,8 @@ COMPILERS = {"": "1", "alike": "1", "other": "2"}
 class FakeFleet:
     """A fleet whose workers answer a probe as their host would."""
 
+    deadlines: Mapping[str, float] = {}
+
     def outdate_workers(self, environment: Environment) -> None:
         """Do nothing."""
 
@@ -52,7 +54,7 @@ class FakeFleet:
 
 async def test_hosts_with_different_toolchains_do_not_share_winners(parts: Parts) -> None:
     """A job takes only the devices with its own toolchain, and its context differs from the other hosts'."""
-    environments = Environments(cast(Fleet, FakeFleet()), parts.store, deadlines={})
+    environments = Environments(cast(Fleet, FakeFleet()), parts.store)
     machine = Machine(environments)
     environment = replace(parts.environment, env=(("ANOTHER", "environment"),))
     for host in COMPILERS:
@@ -79,7 +81,7 @@ async def test_hosts_with_different_toolchains_do_not_share_winners(parts: Parts
 
 async def test_a_changed_toolchain_of_a_host_is_doubted_until_it_is_probed(parts: Parts) -> None:
     """As soon as its executor reports the change, answers for that host's devices are uncertain, and no others."""
-    environments = Environments(cast(Fleet, FakeFleet()), parts.store, deadlines={})
+    environments = Environments(cast(Fleet, FakeFleet()), parts.store)
     changes: list[str] = []
     environments.when_host_changes(lambda: changes.append("changed"))
     host, second = (replace(parts.environment, host=name) for name in ("other", "alike"))
@@ -102,7 +104,7 @@ async def test_a_changed_toolchain_of_a_host_is_doubted_until_it_is_probed(parts
 
 async def test_a_host_that_comes_back_is_probed_again(parts: Parts) -> None:
     """Its toolchain may have changed while it was away."""
-    environments = Environments(cast(Fleet, FakeFleet()), parts.store, deadlines={})
+    environments = Environments(cast(Fleet, FakeFleet()), parts.store)
     host = replace(parts.environment, host="other")
     environments.add_host("other")
     await environments.probe_environment(host)

@@ -56,7 +56,7 @@ async def test_the_first_jobs_workers_start_beside_the_first_probe(parts: Parts)
     without_device, with_device = add_variables(parts, FAKE_DEVICES=""), add_variables(parts, FAKE_DEVICES="1")
     for environment, has_spare in ((without_device, False), (with_device, True)):
         await parts.machine.environments.probe_environment(environment)
-        new_environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+        new_environments = Environments(parts.fleet, parts.store)
         new_environments.prepare_first_job(environment)
         new_environments.prepare_first_job(environment)
         await wait_until(lambda: bool(count_spares()) == has_spare)  # noqa: B023 - waited for at once
@@ -67,7 +67,7 @@ async def test_with_a_guessed_backend_all_compile_workers_start(parts: Parts) ->
     """Compile workers import the backend's compiler during the inspection, not when their work arrives."""
     parts.fleet.machine.keeps_spares = True
     parts.fleet.compile_slots.total_tokens = 3
-    environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+    environments = Environments(parts.fleet, parts.store)
     environments.prepare_first_job(parts.environment, "fake")
 
     def list_idle_roles() -> list[str]:
@@ -158,7 +158,7 @@ async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
     await parts.machine.environments.probe_environment(parts.environment)
     # With another PYTHONPATH, other workers would start.
     make_base_env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND)}
-    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0}, base_env=make_base_env))
+    machine = Machine(Environments(parts.fleet, parts.store, base_env=make_base_env))
     assert machine.find_device(parts.environment, "fake", None).model == "Fake CPU"
     requests = sum(worker.requests for worker in parts.fleet.describe_workers())
     await parts.machine.environments.probe_environment(parts.environment)
@@ -169,12 +169,14 @@ async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
 
 async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> None:
     """While no worker can answer, lookups use the known report; the next probe asks again."""
-    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 0.0}))
+    machine = Machine(Environments(parts.fleet, parts.store))
+    parts.fleet.deadlines["inspect"] = 0.0
     report = await machine.environments.probe_environment(parts.environment)
     assert report.error is not None
     assert "timed out after 0 s" in report.error.message
     assert machine.find_device(parts.environment, "fake", None).model == "Fake CPU"
-    new_environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+    parts.fleet.deadlines["inspect"] = 30.0
+    new_environments = Environments(parts.fleet, parts.store)
     assert (await new_environments.probe_environment(parts.environment)).error is None
     parts.kill_workers()
 

@@ -171,7 +171,7 @@ async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ev
     parts, environment = parts_with_compiler, parts_with_compiler.environment
     # The daemon finds another PATH than its workers, as after an upgrade of the workers' code.
     other_env = {**os.environ, "PATH": "/elsewhere"}
-    environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env=other_env, look_s=0.0)
+    environments = Environments(parts.fleet, parts.store, base_env=other_env, look_s=0.0)
     assert environments.notices == []
     reason = environments.check_toolchain(environment)
     assert reason == "the environment variable PATH changed"

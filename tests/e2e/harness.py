@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from ktuned_client import Client, DaemonUnavailable, Event, Job
+from tests import daemon_parts
 from tests.daemon_parts import FAKE_BACKEND, PATIENCE_S
-from tests.fake_tensors import add_inputs
 from tests.forked_processes.forker import ForkedDaemon
 from tests.forked_processes.starting import start_daemon
 
@@ -210,22 +210,6 @@ class Gate:
         self._reached.unlink(missing_ok=True)
 
 
-def make_kernel_text(configs: str, *, body: str = "Build(**c)", **options: str) -> str:
-    """Return the text of a kernel file for the fake backend; ``configs`` is the space's expression.
-
-    The kernel has tensors if a ``reference``, a ``check`` or ``inputs`` are among the options.
-    """
-    given = {"problems": "[dict(n=64)]", "deadlines": UNHURRIED, "preset": "'fast'", **add_inputs(options)}
-    arguments = "\n".join(f"    {name}={value}," for name, value in given.items())
-    return f"""\
-from ktuned import kernel, space, tensor
-from ktuned_fake import Build
-
-@kernel(
-    backend="fake",
-    space={configs},
-{arguments}
-)
-def it(p, c):
-    return {body}
-"""
+def make_kernel_text(space: str, **options: str) -> str:
+    """Return the text of a kernel file for the fake backend, with unhurried deadlines by default."""
+    return daemon_parts.make_kernel_text(space=space, **{"deadlines": UNHURRIED, **options})

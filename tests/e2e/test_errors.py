@@ -74,24 +74,6 @@ def test_a_wrong_config_file_is_one_line(tmp_path: Path) -> None:
     assert "compiling" in line
 
 
-def test_a_wrong_kernel_file_is_one_line(daemon: Daemon) -> None:
-    """The other kernels of the root are tuned."""
-    daemon.write_kernel(make_kernel_text(SPACE))
-    wrong = daemon.write_kernel(
-        "from ktuned import kernel\n@kernel(backend='fake', spaec=1)\ndef f(p, c): ...\n", "tune_x.py"
-    )
-    refused = daemon.run_ktuned("tune", str(wrong))
-    assert refused.returncode == NOT_REACHED
-    assert f"{wrong}:2:" in refused.stderr
-    assert "spaec" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-    both = daemon.run_ktuned("tune", str(wrong.parent))
-    assert "project:it" in both.stdout
-    assert f"{wrong}:2:" in both.stderr
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
 def _may_mount() -> bool:
     return subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
 

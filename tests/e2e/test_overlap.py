@@ -69,13 +69,3 @@ def test_a_killed_daemon_resumes_all_running_jobs(tmp_path: Path) -> None:
 
         daemon.wait_until(lambda: list_states(daemon, jobs) == ["done"] * 3, "the jobs to be done")
         assert daemon.compile_log.read_text().count("compile ") == 9
-
-
-def test_a_cancelled_job_leaves_the_lane_to_the_next(tmp_path: Path) -> None:
-    """The lane is free at once, although the cancelled job is in a launch that does not end."""
-    with Daemon(tmp_path, config="compile_slots = 2\n") as daemon:
-        jobs = request_jobs(daemon)
-        hold_first_at_launch(daemon, jobs)
-        daemon.client.call("cancel", job=jobs[0])
-
-        daemon.wait_until(lambda: list_states(daemon, jobs) == ["cancelled", "done", "done"], "the others to be done")

@@ -55,14 +55,3 @@ def test_commands_that_start_at_once_share_one_daemon(tmp_path: Path) -> None:
         daemon.client.call("shutdown")
     assert daemon.run_ktuned("start").returncode == 0
     assert daemon.run_ktuned("stop").returncode == 0
-
-
-def test_a_daemon_of_another_home_is_refused_while_the_socket_is_served(tmp_path: Path, daemon: Daemon) -> None:
-    """It ends with one line that names the daemon which serves."""
-    assert daemon.process is not None
-    env = {**daemon.env, "KTUNED_HOME": str(tmp_path / "other")}
-    command = [sys.executable, "-m", "ktuned", "start", "--foreground"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode != 0
-    assert f"a daemon (pid {daemon.process.pid}) already serves {daemon.socket}" in done.stderr
-    assert daemon.client.call("hello")["pid"] == daemon.process.pid

@@ -111,7 +111,11 @@ def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
             start_process=start_process,
         )
         fleet = Fleet(
-            executor, compile_slots=compile_slots, spawn_s=spawn_s, spare_modules=spare_modules, limits=limits
+            executor,
+            compile_slots=compile_slots,
+            deadlines={"spawn": spawn_s},
+            spare_modules=spare_modules,
+            limits=limits,
         )
         async with fleet.run_workers():
             yield fleet

@@ -23,7 +23,7 @@ async def run_until_killed(directory: Path) -> None:
         artifacts=directory / "artifacts",
         base_env=make_base_env(),
     )
-    fleet = Fleet(executor, compile_slots=1, spawn_s=DEADLINE_S)
+    fleet = Fleet(executor, compile_slots=1, deadlines={"spawn": DEADLINE_S})
     playground = Playground(directory)
     environment = Environment(sys.executable, str(directory), project=PROJECT)
     async with (

@@ -4,7 +4,6 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -73,16 +72,6 @@ def arange(count, device_name=None, device=None):
     return Numbers()
 """
 """The part of torch that the canary uses; the file ``device`` beside it has the device's state."""
-
-
-@dataclass
-class FakeClock:
-    """A clock that a test moves."""
-
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Playground:

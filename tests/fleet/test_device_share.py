@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.beside_simulated import PROGRAMS, Program, simulate
 from ktuned.fleet.device_share import DUTY, LOOK_S, MOST_SAVED_S, DeviceShare
-from tests.fleet.playground import FakeClock
+from tests.clocks import SettableClock
 
 TAKEN_S = (0.0, 0.3, 1.5, 100.0)
 """A free use, a batch, more than can be saved, and a hung config."""
@@ -19,7 +19,7 @@ WAITED_S = (0.0, LOOK_S, 30.0)
 def test_no_sequence_takes_more_than_the_share() -> None:
     """A lane that pauses as it is told takes at most its share, apart from the last use and what was saved before."""
     for uses in itertools.product(itertools.product(WAITED_S, TAKEN_S), repeat=4):
-        clock = FakeClock()
+        clock = SettableClock()
         share = DeviceShare(clock)
         began, taken = clock.now, 0.0
         for waited_s, taken_s in uses:
@@ -36,7 +36,7 @@ def test_no_sequence_takes_more_than_the_share() -> None:
 
 def test_a_pause_ends_when_all_is_saved_again() -> None:
     """Not before: batches are taken at one go."""
-    clock = FakeClock()
+    clock = SettableClock()
     share = DeviceShare(clock)
     share.record_use(MOST_SAVED_S)
     assert share.pause_s == pytest.approx(MOST_SAVED_S / DUTY)
@@ -50,7 +50,7 @@ def test_a_pause_ends_when_all_is_saved_again() -> None:
 
 def test_a_device_that_an_application_leaves_is_free() -> None:
     """From the first use that finds it free, to the first that does not."""
-    share = DeviceShare(FakeClock())
+    share = DeviceShare(SettableClock())
     share.record_use(2 * MOST_SAVED_S)
     assert share.pause_s > 0.0
     for _ in range(3):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ktuned.fleet.failures import FIRST_PAUSE_S, LAST_PAUSE_S, Health
-from tests.fleet.playground import FakeClock
+from tests.clocks import SettableClock
 
 
 @pytest.mark.parametrize("tolerated", [0, 3])
 def test_tolerated_failures_cost_no_pause(tolerated: int) -> None:
     """Tolerated failures in a row are retried at once; the next failure is not."""
-    health = Health(tolerated=tolerated, clock=FakeClock())
+    health = Health(tolerated=tolerated, clock=SettableClock())
     for _ in range(tolerated):
         health.record_failure("no")
         assert (health.is_sick, health.pause_s) == (False, 0.0)
@@ -20,7 +20,7 @@ def test_tolerated_failures_cost_no_pause(tolerated: int) -> None:
 
 
 def test_pauses_double_up_to_the_last() -> None:
-    clock = FakeClock()
+    clock = SettableClock()
     health = Health(clock=clock)
     pauses = []
     for _ in range(12):
@@ -34,7 +34,7 @@ def test_pauses_double_up_to_the_last() -> None:
 
 def test_success_forgets_everything() -> None:
     """After a success, the next failure counts as the first."""
-    health = Health(clock=FakeClock())
+    health = Health(clock=SettableClock())
     for _ in range(5):
         health.record_failure("no")
     health.record_success()

@@ -92,6 +92,7 @@ from ktuned.model import (
     Target,
     WorkerError,
 )
+from tests.clocks import SettableClock
 from tests.trials import make_measurement
 
 GPU, OTHER_GPU, CPU = (
@@ -132,16 +133,6 @@ START_ERRORS = [DIED, HUNG, LOST, NO_START]
 MEASUREMENTS = [FINE, GUILTY, WRONG, RAISED, UNSOUND, LEFT_A_THREAD]
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Played(Worker):
     """A worker that only is."""
 
@@ -177,7 +168,7 @@ class World:
     """
 
     def __init__(self, *lanes: Device, limits: FleetLimits | None = None) -> None:
-        self.clock = Clock()
+        self.clock = SettableClock(1000.0)
         self.machine = LaneMachine(limits, keeps_spares=False, clock=self.clock)
         self.lanes = [LaneRecord(device, Health(clock=self.clock)) for device in lanes or (GPU,)]
         self.workers: list[Played] = []

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, KernelCode
-from ktuned.fleet.failures import CannotOpen, DeadlineExpired, RequestFailed, WorkerDied
+from ktuned.fleet.failures import CannotOpen, DeadlineExpired, WorkerDied
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
@@ -20,7 +20,7 @@ from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import Plan, Preset
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playground import BRIEF_S, DEADLINES, HANG, Playground
+from tests.fleet.playground import DEADLINES, Playground
 
 pytestmark = pytest.mark.anyio
 
@@ -88,22 +88,6 @@ async def test_an_exception_leaves_the_lane_to_the_next_job(run_lane: RunLane) -
             assert lane.describe_lane().job == 2
 
 
-LEAVES_A_TRACE = "import sys\nassert not hasattr(sys, 'trace')\nsys.trace = 1\n"
-"""Stands for effects of a kernel file on its process, such as torch's default dtype, threads and flags."""
-
-
-async def test_a_kernel_file_finds_no_trace_of_another(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """Each file gets its own worker, and so does the same file after an edit of its Python."""
-    async with run_lane() as (lane, _), lane.hold(1):
-        pids = []
-        for code in (KernelCode("a.py", "1"), KernelCode("b.py", "1"), KernelCode("a.py", "2")):
-            await lane.open_problem(make_bench(playground, environment, str(code), LEAVES_A_TRACE, code), DEADLINES)
-            pids.append(lane.worker_pid)
-        assert len(set(pids)) == 3
-
-
 async def test_a_waiting_worker_gives_its_data_up(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
@@ -123,20 +107,6 @@ def make_failing_exploration(playground: Playground, body: str) -> requests.Expl
     return requests.Explore(playground.make_kernel_ref("double", file), {"n": 64}, Plan())
 
 
-async def test_a_cancelled_trial_leaves_no_worker(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """A superseded job stops its trial, and the lane is free."""
-    async with run_lane() as (lane, _):
-        with anyio.CancelScope() as scope:
-            async with lane.hold(1):
-                await lane.open_problem(make_bench(playground, environment), DEADLINES)
-                scope.deadline = anyio.current_time() + BRIEF_S
-                await lane.send_request(playground.write_and_request(HANG), DEADLINES)
-        assert scope.cancelled_caught
-        assert (lane.state, lane.worker_pid) == ("ready", None)
-
-
 async def test_a_problem_that_cannot_be_opened_is_one_error(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
@@ -147,20 +117,6 @@ async def test_a_problem_that_cannot_be_opened_is_one_error(
         assert lane.worker_pid is None
         await lane.open_problem(make_bench(playground, environment, "two"), DEADLINES)
         assert lane.worker_pid is not None
-
-
-async def test_a_changed_source_is_no_failure_of_the_problem(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """The save restarts the job, so the caller must learn about it."""
-    async with run_lane() as (lane, _):
-        (file,) = playground.write_and_request("").files
-        kernel = playground.make_kernel_ref("it", file, {file: "other bytes"})
-        changed = Bench(environment, "fake", CODE, "x", requests.Explore(kernel, {}, Plan()))
-        async with lane.hold(1):
-            with pytest.raises(RequestFailed) as caught:
-                await lane.open_problem(changed, DEADLINES)
-            assert caught.value.code == "source_changed"
 
 
 async def test_a_missing_interpreter_is_an_error_with_its_remedy(

@@ -9,7 +9,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from ktuned.fleet.priority_semaphore import LEVEL, TURN_AGE_S, Turns, age_rank
-from tests.fleet.playground import FakeClock
+from tests.clocks import SettableClock
 
 pytestmark = pytest.mark.anyio
 
@@ -44,9 +44,9 @@ class WaitingJobs:
             await wait_all_tasks_blocked()
 
 
-def make_ranked_turns(total: int = 1, rank_of: Callable[[int], int] = lambda job: job) -> tuple[Turns, FakeClock]:
+def make_ranked_turns(total: int = 1, rank_of: Callable[[int], int] = lambda job: job) -> tuple[Turns, SettableClock]:
     """Return turns that rank jobs by their numbers, and their clock."""
-    clock = FakeClock()
+    clock = SettableClock()
     turns = Turns(total, rank_of=rank_of, clock=clock)
     return turns, clock
 

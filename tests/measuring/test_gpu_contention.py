@@ -19,6 +19,7 @@ from ktuned.measuring.contention import FOREIGN_PIDS, GpuWatch, is_gpu_contended
 from ktuned.measuring.samples import Samples
 from ktuned.worker import probe
 from ktuned.worker.probe import count_gpu_users
+from tests.clocks import SettableClock
 
 OWN_PID, OTHER_PID = os.getpid(), 1
 STEADY_TIMING = Samples([100.0] * 18 + [400.0] * 2)
@@ -94,16 +95,6 @@ class FakeNvml(ModuleType):
         return found
 
 
-class FakeClock:
-    """A clock that moves only when the test moves it."""
-
-    def __init__(self) -> None:
-        self.s = 10.0
-
-    def __call__(self) -> float:
-        return self.s
-
-
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     """A fake NVML in the place of the real module."""
@@ -141,12 +132,12 @@ def test_watches_in_a_row_ask_nvml_once_per_sample(nvml: FakeNvml) -> None:
     """NVML samples ten times a second, so short timings in a row share queries; the next watch that asks counts the
     sample.
     """
-    clock = FakeClock()
+    clock = SettableClock(10.0)
     nvml.samples = []
     contended_numbers = []
     for number in range(1, 51):
         watch = GpuWatch("a", clock=clock)
-        clock.s += 0.011
+        clock.now += 0.011
         nvml.samples += [(OTHER_PID, number, 80 if number in (1, 13, 14, 30) else 0)]
         if watch.is_contended(STEADY_TIMING):
             contended_numbers.append(number)
@@ -156,13 +147,13 @@ def test_watches_in_a_row_ask_nvml_once_per_sample(nvml: FakeNvml) -> None:
 
 def test_a_watch_after_a_pause_asks_at_its_end(nvml: FakeNvml) -> None:
     """No other watch would judge this timing, however short it was."""
-    clock = FakeClock()
+    clock = SettableClock(10.0)
     nvml.samples = [(OTHER_PID, 20, 80)]
     for number in (21, 22):
         watch = GpuWatch("a", clock=clock)
         nvml.samples += [(OTHER_PID, number, 80)]
         assert watch.is_contended(STEADY_TIMING)
-        clock.s += 1.0
+        clock.now += 1.0
 
 
 @pytest.mark.parametrize(

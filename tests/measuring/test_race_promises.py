@@ -118,9 +118,7 @@ def make_recording(draw_factor: DrawFactor, *, configs: int = 60, rounds: int = 
     rng = random.Random(configs)
     paces = [1 + 0.03 * rng.random() for _ in range(rounds)]
     recorded = tuple(
-        Recorded(
-            {}, tuple(us * pace * draw_factor(rng, index) for pace in paces for index in range(20)), 1, 45.0, 250.0
-        )
+        Recorded(tuple(us * pace * draw_factor(rng, index) for pace in paces for index in range(20)), 1, 45.0, 250.0)
         for us in draw_latencies(configs, rng)
     )
     return Recording("made up", recorded, 0.5, per_round=20, is_quick=True)
@@ -167,8 +165,8 @@ def test_the_race_holds_on_real_samples(gpu: str) -> None:
 
 def test_configs_recorded_in_rounds_are_compared_within_each_round() -> None:
     """A config that was recorded while the device was slow is not ranked slower for it."""
-    first = Recorded({}, (100.0,) * 2 + (200.0,) * 2)
-    second = Recorded({}, (101.0,) * 2 + (202.0,) * 2)
+    first = Recorded((100.0,) * 2 + (200.0,) * 2)
+    second = Recorded((101.0,) * 2 + (202.0,) * 2)
     recorded_gpu = Recording("", (first, second), per_round=2)
     low, high = recorded_gpu.truth_us()
     assert high / low == pytest.approx(1.01)

@@ -211,21 +211,3 @@ def test_another_process_loads_a_winner_and_compiles_nothing(daemon: Daemon, ker
     process = subprocess.run(command, env=daemon.env, capture_output=True, text=True, timeout=120, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.strip() == "fresh []"
-
-
-def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, kernel: str, tmp_path: Path) -> None:
-    """An exported artifact holds all that a call needs; a function of a kernel file is not exported."""
-    if kernel == "by_torch":
-        pytest.skip("torch's winners are functions of the kernel file")
-    from ktuned_client import Client, Hit
-
-    process = daemon.run_ktuned(
-        "export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts")
-    )
-    assert process.returncode == 0, process.stderr
-    exported = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners").lookup(kernel, {"n": SIZE})
-    assert isinstance(exported, Hit)
-    x = torch.rand(SIZE, device="cuda")
-    y = torch.empty_like(x)
-    exported.load()(x, y)
-    torch.testing.assert_close(y, 2 * x)

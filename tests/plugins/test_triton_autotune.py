@@ -356,20 +356,6 @@ class TestWinners:
         (state,) = account.keys.values()
         assert state.endswith("cannot be launched here: the first config is launched")
 
-    def test_a_captured_graph_has_the_files_config(
-        self,
-        file: Callable[..., Path],
-        link: FakeDaemonLink,
-        launched: list[dict[str, Any]],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """It keeps what it has captured."""
-        function = scale(winners=file())
-        with monkeypatch.context() as capturing:
-            capturing.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: True)
-            call(function)
-        assert chosen(launched) == [(256, 4)]
-
     def test_a_damaged_file_is_an_error_of_the_decorator(self, tmp_path: Path) -> None:
         """The program learns it before its first call."""
         (tmp_path / "damaged.json").write_text("{")

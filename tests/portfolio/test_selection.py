@@ -1,65 +1,11 @@
 """Which problems are tuned when an application brings many: few, the costliest first, and enough."""
 
-import random
-
 import pytest
 
-from ktuned.model import Problem, canonical
 from ktuned.portfolio import Selection
 from ktuned.portfolio.selection import MAX_PROBLEMS, count_octaves
-from tests.portfolio import gemm_model
 
-LENGTHS = 500
 MAX_TUNINGS = 40
-
-
-def draw_lengths(seed: int) -> dict[str, tuple[Problem, int]]:
-    """Return 500 sequence lengths of one run and their counts: most come once or twice, a few often."""
-    rng = random.Random(seed)
-    lengths: dict[str, tuple[Problem, int]] = {}
-    while len(lengths) < LENGTHS:
-        length = min(8192, max(1, round(rng.lognormvariate(6.5, 0.9))))
-        problem = {"M": length, "N": 4096, "K": 4096}
-        key = canonical(problem)
-        lengths[key] = (problem, lengths.get(key, (problem, 0))[1] + 1)
-    return lengths
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_500_lengths_cause_at_most_40_tunings(seed: int) -> None:
-    """With the config of the nearest tuned length, all steps take at most 3 % longer than with every length tuned."""
-    traffic = list(draw_lengths(seed).values())
-    matrix = gemm_model.make_matrix([problem for problem, _ in traffic])
-    rows = {canonical(problem): row for row, problem in enumerate(matrix.problems)}
-    selection = Selection(MAX_TUNINGS)
-    configs: dict[str, str] = {}
-
-    def find_config(problem: Problem) -> str | None:
-        own = configs.get(canonical(problem))
-        nearest = selection.find_neighbour(problem)
-        return own or (None if nearest is None else configs[canonical(nearest)])
-
-    for number, (problem, count) in enumerate(traffic, start=1):
-        selection.add_problem(problem, count * matrix.best[rows[canonical(problem)]])
-        # Some tunings end while lengths come; the others follow at the end of the run.
-        while number % 25 == 0 or number == LENGTHS:
-            chosen = selection.choose_next_problem()
-            if chosen is None:
-                break
-            row = rows[canonical(chosen)]
-            config_before = find_config(chosen)
-            configs[canonical(chosen)] = min(matrix.costs[row], key=lambda config: matrix.costs[row][config])
-            selection.record_tuning(chosen)
-            if config_before is not None:
-                selection.record_loss(chosen, matrix.compute_loss(row, config_before))
-            if number < LENGTHS:
-                break
-    assert selection.tunings <= MAX_TUNINGS
-    best_us = sum(count * matrix.best[rows[canonical(problem)]] for problem, count in traffic)
-    taken_us = sum(
-        count * matrix.costs[rows[canonical(problem)]][find_config(problem) or ""] for problem, count in traffic
-    )
-    assert taken_us <= 1.03 * best_us
 
 
 def test_the_problem_that_loses_most_time_comes_first() -> None:

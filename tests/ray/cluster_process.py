@@ -3,7 +3,7 @@
 ``python tests/ray/cluster_process.py NODES DIRECTORY`` prints one line of JSON: the ``address``, each node's ``name``,
 ``id`` and raylet's ``pid``, and the ``pid`` of the ``head`` server. Then it reads commands, one a line: ``add NAME``.
 
-With ``--bare-head`` the first node has no resources, as in production; with ``--gpus`` each other node has one GPU.
+Each node but the first has one GPU.
 """
 
 import argparse
@@ -39,8 +39,6 @@ def run_cluster() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("nodes", type=int)
     parser.add_argument("directory")
-    parser.add_argument("--bare-head", action="store_true")
-    parser.add_argument("--gpus", action="store_true")
     parser.add_argument("--client-port", type=int, help="port of the head's client server")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -49,12 +47,9 @@ def run_cluster() -> None:
     cluster = Cluster()
     nodes = {}
     for number in range(options.nodes):
-        if options.gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(number - 1) if number else ""
-        cpus = 0 if options.bare_head and not number else 2
-        gpus = int(options.gpus and number > 0)
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number - 1) if number else ""
         head = {"temp_dir": options.directory, "ray_client_server_port": options.client_port}
-        nodes[f"n{number}"] = add_node(cluster, f"n{number}", cpus, gpus, {} if number else head)
+        nodes[f"n{number}"] = add_node(cluster, f"n{number}", int(number > 0), {} if number else head)
     described = [{"name": name, "id": node.node_id, "pid": find_pid(node, "raylet")} for name, node in nodes.items()]
     print(
         json.dumps({"address": cluster.address, "head": find_pid(nodes["n0"], "gcs_server"), "nodes": described}),
@@ -68,10 +63,10 @@ def run_cluster() -> None:
     cluster.shutdown()
 
 
-def add_node(cluster: Cluster, name: str, cpus: int = 2, gpus: int = 0, head: Mapping[str, Any] | None = None) -> Any:
+def add_node(cluster: Cluster, name: str, gpus: int = 0, head: Mapping[str, Any] | None = None) -> Any:
     return cluster.add_node(
         wait=False,
-        num_cpus=cpus,
+        num_cpus=2,
         num_gpus=gpus,
         object_store_memory=80 << 20,
         include_dashboard=False,

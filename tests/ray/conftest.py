@@ -78,7 +78,7 @@ def run_cluster(
     directory = Path("/tmp", f"kt-ray-{uuid.uuid4().hex[:8]}")
     mark = uuid.uuid4().hex
     script = Path(__file__).with_name("cluster_process.py")
-    command = [sys.executable, str(script), str(count), str(directory), "--gpus"]
+    command = [sys.executable, str(script), str(count), str(directory)]
     port = 0
     if has_client_server:
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -101,7 +101,11 @@ class SampleStore:
                 problems=(problem,),
                 default=DEFAULT if default else None,
                 specialize=None,
-                space=SpaceInfo("cartesian", {knob: tuple(values) for knob, values in axes.items()}),
+                space=SpaceInfo(
+                    "cartesian",
+                    {knob: tuple(values) for knob, values in axes.items()},
+                    size=math.prod(map(len, axes.values())),
+                ),
                 plan=Plan(),
             )
             connection.execute(

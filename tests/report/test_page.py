@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,12 +13,13 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.protocol.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
 from ktuned.report import Standing, make_standing_key, render_fragment, render_page, survey_store
 from ktuned.store import Overview
 from tests.report.browser import OpenPage, make_file_url, run_chromium
-from tests.report.sample_store import SampleStore
+from tests.report.sample_store import AXES, MODEL, SampleStore
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -39,6 +41,7 @@ TITLES = {
     "Configs as lines",
     "Failures",
     "History of the winner",
+    "Two saves side by side",
     "Where the time went",
     "Fastest configs",
 }
@@ -93,6 +96,134 @@ def test_all_charts_are_drawn_without_complaints_and_requests(browser: Browser, 
         assert opened.page.locator(".other").inner_text().startswith("By max:tflops_float16: ")
         assert opened.complaints == []
         assert opened.requests == [make_file_url(report_page)]
+
+
+def test_the_overview_has_winning_configs_and_coverage(browser: Browser, report_page: Path) -> None:
+    """A column that is the same in every row is left out. A click on ``copy`` copies and opens nothing."""
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        titles = opened.page.locator("thead th").all_inner_texts()
+        assert "config" in titles
+        assert "device" not in titles
+        row = opened.page.locator("tbody tr").first
+        shown = row.inner_text()
+        assert "300 of 30,720" in shown
+        row.get_by_role("button", name="copy").click()
+        config = json.loads(paste(opened))
+        assert all(f"{knob}=" in shown for knob in config)
+        assert config["BLOCK_M"] in AXES["BLOCK_M"]
+        assert opened.page.evaluate("location.hash") == ""
+        assert opened.complaints == []
+
+
+def test_the_winner_s_config_and_command_are_copied(browser: Browser, report_page: Path) -> None:
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        opened.visit_section(0)
+        opened.page.get_by_role("button", name="copy command").click()
+        opened.page.get_by_role("button", name="copied").wait_for()
+        command = shlex.split(paste(opened))
+        assert command[:5] == ["ktuned", "tune", "kernels:gemm", "-p", "M=4096,N=4096,K=4096,dtype=float16"]
+        assert command[5:8] == ["--device", MODEL, "--config"]
+        assert command[8].startswith("BLOCK_M=")
+
+
+def test_two_saves_are_side_by_side(browser: Browser, report_page: Path) -> None:
+    """Both saves can be chosen; knobs whose winning values differ are marked, and the changes in between are listed."""
+    with OpenPage(browser, make_file_url(report_page)) as opened:
+        opened.visit_section(0)
+        opened.draw_all_cards()
+        card = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Two saves"))
+        saves = opened.page.evaluate("statesOf(state.sections[0].plain).map((save) => save.trials.best)")
+        assert len(saves) == 3
+        for first, second in ((1, 2), (0, 2), (2, 2)):
+            card.locator("select").nth(0).select_option(str(first))
+            card.locator("select").nth(1).select_option(str(second))
+            left, right = saves[first], saves[second]
+            differing = [knob for knob, value in left["config"].items() if right["config"][knob] != value]
+            assert sorted(card.locator("tr.best td:first-child").all_inner_texts()) == sorted(differing)
+            factor = f"({right['figure'] / left['figure']:.2f}×)"
+            assert factor in card.locator("tbody tr").first.inner_text()
+            assert card.locator(".reasons li").count() == (first != second)
+        assert opened.complaints == []
+
+
+def test_a_trial_shows_how_it_was_compiled(browser: Browser, tmp_path: Path) -> None:
+    """A click on a config or a failure shows the compiler's line, and links to the source and to kept files."""
+    path = tmp_path / "ktuned.sqlite"
+    SampleStore(path).add_kernel("kernels:gemm", PROBLEM, 120)
+    artifact = tmp_path / "artifacts/ab/abcd"
+    (artifact / "sources").mkdir(parents=True)
+    for name in ("kernel.ptx", "manifest.json", "tensors.json", "sources/gemm #1.cu"):
+        (artifact / name).write_text(name)
+    line = "nvcc -DNAME='<b>' -c gemm.cu"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE trials SET artifact = 'abcd' WHERE outcome = 'measured'")
+        connection.execute(
+            "UPDATE trials SET detail = json_set(detail, '$.compiled.facts.command', json(?))", (json.dumps([line]),)
+        )
+    with Overview(path) as overview:
+        document = survey_store(overview, "1.0", artifacts=tmp_path / "artifacts")
+    place = tmp_path / "report.html"
+    place.write_text(render_page(document))
+    with OpenPage(browser, make_file_url(place)) as opened:
+        opened.draw_all_cards()
+        dialog = opened.page.locator("dialog[open]")
+        opened.page.locator("tr.link.best").click()
+        assert "winner" in dialog.inner_text()
+        assert dialog.locator("pre").inner_text() == line
+        links = dialog.locator("a")
+        kept = [str(artifact / "kernel.ptx"), str(artifact / "sources/gemm #1.cu")]
+        assert links.all_inner_texts() == ["/home/ada/kernels/tune_gemm.py:12", *kept]
+        with opened.page.expect_popup() as source:
+            links.last.click()
+        source.value.wait_for_load_state()
+        assert source.value.inner_text("body") == "sources/gemm #1.cu"
+        source.value.close()
+        dialog.get_by_role("button", name="close").click()
+        opened.page.locator("dialog").wait_for(state="detached")
+        opened.page.locator(".failures button").first.click()
+        assert dialog.locator("pre").last.inner_text() == line
+        # Only the kernel file: what was not compiled has left nothing.
+        assert links.count() == 1
+        opened.page.keyboard.press("Escape")
+        opened.page.locator("dialog").wait_for(state="detached")
+        assert opened.complaints == []
+
+
+def test_trials_beyond_the_fastest_name_the_command_that_explains_them(browser: Browser, tmp_path: Path) -> None:
+    SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:gemm", PROBLEM, 120)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.draw_all_cards()
+        opened.page.get_by_role("button", name="More").click()
+        row = (
+            opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Fastest"))
+            .locator("tr")
+            .last
+        )
+        row.click()
+        trial = row.locator("td").last.inner_text()
+        assert f"ktuned results --trial {trial}" in opened.page.locator("dialog[open]").inner_text()
+
+
+def paste(opened: OpenPage) -> str:
+    """Return what was copied, by pasting it into a field of the page."""
+    opened.page.evaluate("document.body.append(make('textarea', { id: 'field' }))")
+    field = opened.page.locator("#field")
+    field.focus()
+    opened.page.keyboard.press("Control+V")
+    return field.input_value()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_progress_is_no_warning(browser: Browser, report_page: Path, tmp_path: Path, scheme: str) -> None:
+    """Running jobs have the colour of winners, not that of stale kernels."""
+    with Overview(report_page.parent / "ktuned.sqlite") as overview:
+        document = replace(survey_store(overview, "1.2.3"), progress=["p:gemm: 28 of 68 tried"])
+    place = tmp_path / "report.html"
+    place.write_text(render_page(document))
+    with OpenPage(browser, make_file_url(place), color_scheme=scheme) as opened:
+        shown = opened.page.get_by_text("28 of 68 tried")
+        colour = "one => getComputedStyle(one).color"
+        assert shown.evaluate(colour) == opened.page.locator(".tile.lead .value").evaluate(colour)
 
 
 def test_filters_reach_every_chart(browser: Browser, report_page: Path) -> None:
@@ -242,7 +373,7 @@ LONG_AXES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("width", [1440, 1010, 700])
+@pytest.mark.parametrize("width", [1440, 1010, 700, 390])
 def test_no_label_overlaps_another_or_is_cut_off(browser: Browser, tmp_path: Path, width: int) -> None:
     """Cases: close lines, long or many names, narrow windows."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
@@ -254,6 +385,22 @@ def test_no_label_overlaps_another_or_is_cut_off(browser: Browser, tmp_path: Pat
             opened.visit_section(section)
             opened.draw_all_cards()
             assert opened.find_clashing_labels() == []
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_names_of_knobs_are_whole(browser: Browser, tmp_path: Path, width: int) -> None:
+    """On a phone the chart of configs as lines is scrolled within its card."""
+    SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:long", {"N": 3}, 120, axes=LONG_AXES, default=False)
+    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        opened.page.set_viewport_size({"width": width, "height": 844})
+        opened.draw_all_cards()
+        drawn = opened.page.evaluate(
+            """() => state.cards.find((card) => card.chart && card.chart.getOption().parallelAxis)
+                .chart.getZr().storage.getDisplayList(true).filter((one) => one.type === "tspan")
+                .map((one) => one.style.text)"""
+        )
+        assert set(LONG_AXES) <= set(drawn)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_figures_below_a_microsecond_keep_their_digits(browser: Browser, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sqlite3
 from contextlib import closing
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from ktuned.model import StoreError
 from ktuned.report import Document, Standing, make_standing_key, survey_store
 from ktuned.store import Overview
-from tests.report.sample_store import MODEL, SampleStore
+from tests.report.sample_store import AXES, MODEL, SampleStore
 from tests.report.test_columns import unpack_columns
 
 ASSETS = Path(__file__).parents[2] / "ktuned/report/assets"
@@ -34,6 +35,16 @@ def store_path(tmp_path: Path) -> Path:
     store.add_kernel("p:gemm", PROBLEM, 120, saves=3)
     store.add_kernel("p:dot", {"N": 8}, 40)
     return path
+
+
+def test_coverage_counts_configs_that_were_tried(store_path: Path) -> None:
+    """A cancelled config was not tried; constraints make the size of the space an upper bound."""
+    with closing(sqlite3.connect(store_path)) as connection, connection:
+        connection.execute("UPDATE trials SET outcome = 'cancelled' WHERE id IN (SELECT max(id) FROM trials)")
+        connection.execute("UPDATE kernels SET info = json_set(info, '$.space.constrained', json('true'))")
+    dot, gemm = make_document(store_path).sections
+    assert (dot.tried, gemm.tried) == (39, 120)
+    assert (dot.space_size, dot.is_constrained) == (prod(map(len, AXES.values())), True)
 
 
 def test_a_section_has_the_trials_of_the_winner_s_context(store_path: Path) -> None:

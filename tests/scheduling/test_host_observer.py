@@ -25,7 +25,6 @@ def make_observer(parts: Parts, usage: Usage | None = None) -> HostObserver:
         fleet=parts.fleet,
         machine=parts.machine,
         environments=lambda: [parts.environment],
-        deadlines={"inspect": 30.0},
         usage=usage,
     )
 

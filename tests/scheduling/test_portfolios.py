@@ -95,6 +95,22 @@ async def test_eight_tuned_keys_answer_for_others(parts: Parts) -> None:
     parts.kill_workers()
 
 
+async def test_a_fit_that_the_last_daemon_did_not_reach_is_made_by_the_next(parts: Parts) -> None:
+    """It died between the end of a job and the fit: the store shows that a winner is newer than the portfolio."""
+    kernel = await parts.inspect_file(make_sized_kernel_text())
+    async with run_jobs_and_fits(parts):
+        await parts.requests.request_jobs(kernel, TuningRequest())
+        await wait_for_tree(parts, kernel, len(SIZES))
+    assert parts.store.list_kernels_to_fit(MIN_KEYS) == []
+    async with parts.run_jobs():
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 24}))
+        await parts.recorder.wait_for_ended_jobs(len(SIZES) + 1)
+    assert parts.store.list_kernels_to_fit(MIN_KEYS) == [kernel.name]
+    await parts.daemon.portfolio_fitter.fit_kernel(kernel.name)
+    assert parts.store.list_kernels_to_fit(MIN_KEYS) == []
+    parts.kill_workers()
+
+
 async def test_what_a_fit_lacks_is_measured_by_jobs_of_the_lowest_rank(parts: Parts) -> None:
     """Most keys were tuned with one of the configs alone; they have the other's cost before there is a tree."""
     kernel = await parts.inspect_file(make_sized_kernel_text(()))

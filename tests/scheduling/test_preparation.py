@@ -28,7 +28,7 @@ async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
         parts.environment,
         [brief.job.device],
     )
-    assert brief.deadlines == {**parts.deadlines, "check": 7.0}
+    assert brief.deadlines == {**parts.fleet.deadlines, "check": 7.0}
     assert brief.context == parts.machine.build_context(brief.kernel, parts.environment, {"n": 64}, brief.devices[0])
 
 

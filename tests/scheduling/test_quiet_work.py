@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import anyio
 import pytest
 
-from ktuned.scheduling import QuietWork
+from ktuned.scheduling import work_in_quiet
 
 pytestmark = pytest.mark.anyio
 
@@ -26,9 +27,8 @@ async def test_work_is_done_in_quiet_only(
         done.set()
         return True
 
-    quiet_work = QuietWork([work], is_working=lambda: is_working, look_s=0.001)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(quiet_work.run_until_cancelled)
+        tasks.start_soon(partial(work_in_quiet, [work], is_working=lambda: is_working, look_s=0.001))
         with anyio.move_on_after(10.0 if is_done else 0.1):
             await done.wait()
         tasks.cancel_scope.cancel()
@@ -51,5 +51,5 @@ async def test_the_pause_doubles_as_long_as_there_is_work(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(anyio, "sleep", sleep)
     with pytest.raises(TimeoutError):
-        await QuietWork([work], is_working=lambda: False, look_s=60.0).run_until_cancelled()
+        await work_in_quiet([work], is_working=lambda: False, look_s=60.0)
     assert pauses == [60.0, 120.0, 240.0, 480.0, 60.0]

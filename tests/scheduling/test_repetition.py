@@ -231,7 +231,6 @@ def make_repetition(clock: list[float], used: list[str], catalog: Catalog | None
         known,
         fleet=unused,
         traces=unused,
-        deadlines={},
         list_used_kernels=lambda: used,
         list_live_kernels=tuple,
         on_changes=unused,

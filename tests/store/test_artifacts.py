@@ -13,6 +13,7 @@ from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
 from ktuned.model.errors import StoreError
 from ktuned.store.artifacts import Artifacts
 from ktuned.worker.seal import seal_artifact
+from tests.clocks import SettableClock
 from tests.store.test_database_file import run_on_mount
 
 pytestmark = pytest.mark.anyio
@@ -20,20 +21,10 @@ pytestmark = pytest.mark.anyio
 CAP_BYTES = 10_000
 
 
-class SettableClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> SettableClock:
     """Return the clock of :func:`artifacts`."""
-    return SettableClock()
+    return SettableClock(1_000_000.0)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ FULL = make_detail(
     low_us=1.0,
     high_us=2.0,
     beaten=True,
+    disturbed=True,
     max_error=0.5,
     mismatched_ratio=0.25,
     contention="not judged",

@@ -166,6 +166,8 @@ async def test_a_compile_that_the_fast_preset_gives_up_is_tried_when_nothing_els
 
         (late_job,) = parts.jobs.list_live_jobs()
         assert (late_job.reason, late_job.priority) == (GIVEN_UP, Priority.VERIFY)
+        # It is in the store before the end is, so that no death of the daemon between the two loses it.
+        assert late_job.created <= ended["finished"]
         assert [config["us"] for config in late_job.plan.configs] == [50.0]
         parts.open_gate("door")
         (_, ended) = await parts.recorder.wait_for_ended_jobs(2)

@@ -58,13 +58,14 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     if live and place != DEFAULT_OUTPUT:
         raise click.UsageError("--live writes no file, so --output does not go with it")
     with Client() as client:
-        store = Path(call_method(client, STATUS).home) / STORE_NAME
+        status = call_method(client, STATUS)
+        store, artifacts = Path(status.home) / STORE_NAME, Path(status.artifacts.directory)
         kernels = _find_kernels(client, targets)
         if live:
-            return _serve_report(client, store, kernels, opens=opens)
+            return _serve_report(client, store, artifacts, kernels, opens=opens)
         standings = _load_standings(client)
     with Overview(store) as overview:
-        document = survey_store(overview, read_own_version(), kernels=kernels, standings=standings)
+        document = survey_store(overview, read_own_version(), kernels=kernels, standings=standings, artifacts=artifacts)
     if not document.sections:
         output.print_error("there are no trials to report", "`ktuned tune PATH` makes some")
         return Exit.NOT_REACHED
@@ -84,7 +85,7 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     return Exit.DONE
 
 
-def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, opens: bool) -> int:
+def _serve_report(client: Client, store: Path, artifacts: Path, kernels: set[str] | None, *, opens: bool) -> int:
     """Serve the report until Ctrl-C."""
 
     def read() -> Document:
@@ -93,8 +94,15 @@ def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, open
         except (DaemonUnavailable, DaemonError):
             # The daemon may be restarting; everything else comes from the store.
             standings = {}
-        found = survey_store(overview, read_own_version(), kernels=kernels, standings=standings, is_live=True)
-        return replace(found, notices=(*_running_jobs(client, kernels), *found.notices))
+        found = survey_store(
+            overview,
+            read_own_version(),
+            kernels=kernels,
+            standings=standings,
+            is_live=True,
+            artifacts=artifacts,
+        )
+        return replace(found, progress=_running_jobs(client, kernels))
 
     with Overview(store) as overview, LiveServer(DocumentCache(read, overview.data_version)) as server:
         output.emit_line(server.address)

@@ -61,6 +61,9 @@ about the kernel and its configs, below the whole table.
 ROOMY = 30
 """Height in lines from which on the best so far is drawn over the whole width."""
 
+MIN_ABOUT = 50
+"""Least width of the facts about a kernel beside its configs."""
+
 MAX_CONFIGS = 500
 """Most configs in the table: more than anyone scrolls through. A report has all."""
 
@@ -124,7 +127,13 @@ class Rows(DataTable[Text]):
         """Show lines, given by key with each cell's words and style; the cursor returns to the chosen line."""
         texts = {
             key: [
-                ShownText(words, style=style, justify="right" if column.is_figure else "left")
+                ShownText(
+                    words,
+                    style=style,
+                    justify="right" if column.is_figure else "left",
+                    no_wrap=True,
+                    overflow="ellipsis",
+                )
                 for column, (words, style) in zip(columns, line, strict=True)
             ]
             for key, line in lines.items()
@@ -142,7 +151,7 @@ class Rows(DataTable[Text]):
             title = ShownText(column.title, justify="right" if column.is_figure else "left")
             self.add_column(title, width=column.width or None)
         for line in texts.values():
-            self.add_row(*line, height=None)
+            self.add_row(*line)
         self._layout, self.shown = list(columns), keys
         if keeps_choice and chosen in keys:
             self.move_cursor(row=keys.index(chosen))
@@ -358,17 +367,24 @@ class WatchApp(App[None]):
         """The width of the chosen kernel's part: the whole screen, or the part beside the table of kernels."""
         return self.size.width - int(self.size.width * 0.58) if self.has_class("wide") else self.size.width
 
-    @property
-    def _configs_width(self) -> int:
-        """The width of the configs' table, without its border and its scrollbar."""
-        return (self.size.width // 2 if self.has_class("broad") else self._detail_width) - 2
+    def _fit_configs_width(self, needed: int) -> int:
+        """Return the width of the configs' table, without its border and its scrollbar.
+
+        Beside the facts about the kernel, the table becomes as wide as needed if there is room.
+        """
+        if not self.has_class("broad"):
+            return self._detail_width - 2
+        width = min(max(self.size.width // 2, needed + 2), self.size.width - MIN_ABOUT)
+        self.query_one("#detail").styles.grid_columns = f"1fr {width}"
+        return width - 2
 
     def _kernel_cell(
         self, row: BoardRow, column: cells.Column, names: Mapping[object, str], now: float
     ) -> tuple[str, str]:
         match column.title:
             case "kernel":
-                return names[row.case], "red" if row.is_problem else ""
+                name = cells.shorten_middle(names[row.case], column.width, kept=column.width // 2)
+                return name, "red" if row.is_problem else ""
             case "best" if self._is_flashing(row, now):
                 return cells.compose_cell(row, "best", now)[0], "bold black on green"
         return cells.compose_cell(row, column.title, now, column.width)
@@ -397,7 +413,7 @@ class WatchApp(App[None]):
         title = ShownText(cells.compose_title(row), style="bold")
         facts = _in_two_columns(cells.list_row_facts(row, log), "dim")
         self.query_one("#facts", Static).update(Group(title, facts))
-        steps = list(row.view.best_so_far) if row.view is not None else []
+        steps = [] if log is None else log.best_so_far
         spark = self.query_one("#spark", Sparkline)
         # On a small screen, the configs need these lines more.
         spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
@@ -415,14 +431,17 @@ class WatchApp(App[None]):
         if log is None:
             return
         # The hundreds of lines are rebuilt only if something in them has changed.
-        layout = (log.row.case, [(trial.id, trial.outcome) for trial in trials], log.winner, self._configs_width)
+        room = self._detail_width, self.has_class("broad")
+        layout = (log.row.case, [(trial.id, trial.outcome) for trial in trials], log.winner, room)
         if layout == self._layout:
             return
         self._layout = layout
         knobs = cells.find_varied_knobs(log)
         titles = ["trial", name_figure(log.row.objective), "× best", *knobs, "outcome"]
         rows = {trial.id: cells.compose_config_cells(log, trial, knobs) for trial in trials}
-        columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows.values()], layout[-1])
+        words = [[cell for cell, _ in row] for row in rows.values()]
+        width = self._fit_configs_width(cells.measure_configs(titles, words))
+        columns = cells.fit_configs(titles, knobs, words, width)
         shown = {trial: [row[place] for place, _ in columns] for trial, row in rows.items()}
         # The best configs stay visible until the user moves into the table.
         titled = [cells.Column(title) for _, title in columns]

@@ -1,8 +1,8 @@
 """The text of the live screen: of its rows, its configs and its head. No IO, and no widgets.
 
-The table of kernels has a column for each question of an author: is it done, how fast is it, what did tuning gain, how
-did it get there, and when. On a narrow terminal, columns are left out from the right; names wrap between words, and
-nothing is cut.
+The table of kernels has a column for each question of an author: is it done, how fast is it, what did tuning gain,
+when, and by which config. Each kernel has one line. On a narrow terminal, columns are left out from the right, and long
+names lose their middle; the details of the chosen kernel have all of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ _COUNT = 10
 """Width of the progress without its bar."""
 
 MIN_NAME = 12
-"""Least width of a kernel's name and problem, which wrap between words."""
+"""Least width of a kernel's name and problem."""
+
+MIN_CONFIG = 16
+"""Least width of a winner's config; in less room it says nothing."""
 
 GAP = 2
 """Cells that a table puts around a column's words."""
@@ -66,39 +69,42 @@ class Column:
     is_figure: bool = False
 
 
-_WANTED = (Column("best", 9, True), Column("× default", 9, True), Column("progress", 17))
+_WANTED = (Column("best", 9, True), Column("× default", 9, True), Column("progress", _COUNT))
 """Columns after the name and the state, the most important first."""
 
-_OPTIONAL = (Column("best so far", 14), Column("age", 7, True), Column("× before", 8, True))
+_OPTIONAL = (Column("age", 7, True), Column("× before", 8, True))
 """Columns that follow, each only if it has text in some row."""
 
-_ORDER = ("kernel", "state", "progress", "best", "× default", "best so far", "× before", "age")
+_ORDER = ("kernel", "state", "progress", "best", "× default", "× before", "age", "config")
 
 
 def choose_columns(width: int, rows: Sequence[BoardRow], names: Mapping[object, str]) -> list[Column]:
-    """Return the columns that fit a terminal; an optional column whose cells would all be empty is left out."""
-    words = [word for row in rows for word in names[row.case].split()]
-    # A name wraps between words, and no word is broken.
-    name = max([MIN_NAME, *map(len, words)])
-    longest = max([name, *(len(names[row.case]) for row in rows)])
-    spare = width - name - _STATE - 2 * GAP
+    """Return the columns that fit a terminal; an optional column whose cells would all be empty is left out.
+
+    The most important columns come first. Then names get the room that they need, then the other columns.
+    """
+    spare = width - MIN_NAME - _STATE - 2 * GAP
     found = []
     for column in _WANTED:
         if spare >= column.width + GAP:
             spare -= column.width + GAP
             found.append(column)
-    if not any(column.title == "progress" for column in found) and spare >= _COUNT + GAP:
-        spare -= _COUNT + GAP
-        found.append(Column("progress", _COUNT))
+    extra = min(max((len(names[row.case]) for row in rows), default=0) - MIN_NAME, spare)
+    name = MIN_NAME + max(0, extra)
+    spare -= name - MIN_NAME
+    if found == list(_WANTED) and spare > _BAR_CELLS:
+        spare -= _BAR_CELLS + 1
+        found[-1] = Column("progress", _COUNT + _BAR_CELLS + 1)
     for column in _OPTIONAL:
         is_filled = any(compose_cell(row, column.title, 0.0)[0] for row in rows)
         if is_filled and spare >= column.width + GAP:
             spare -= column.width + GAP
             found.append(column)
-    extra = min(longest - name, max(0, spare))
-    name, spare = name + extra, spare - extra
-    state = _STATE + min(20, max(0, spare))
-    found += [Column("kernel", name), Column("state", state)]
+    config = min(max((len(compose_cell(row, "config", 0.0)[0]) for row in rows), default=0), spare - GAP)
+    if config >= MIN_CONFIG:
+        spare -= config + GAP
+        found.append(Column("config", config))
+    found += [Column("kernel", name), Column("state", _STATE + min(20, max(0, spare)))]
     return sorted(found, key=lambda column: _ORDER.index(column.title))
 
 
@@ -107,7 +113,8 @@ def compose_cell(row: BoardRow, column: str, now: float, width: int = 99) -> tup
     job = row.job
     match column:
         case "state":
-            return describe_state(row), STYLES.get(row.state, "")
+            state = describe_state(row)
+            return (state if len(state) <= width else state.partition(",")[0]), STYLES.get(row.state, "")
         case "progress":
             return describe_progress(row, with_bar=width > _COUNT), "cyan" if row.state == JobState.RUNNING else "dim"
         case "best":
@@ -118,8 +125,8 @@ def compose_cell(row: BoardRow, column: str, now: float, width: int = 99) -> tup
             return ("" if speedup is None else text.format_factor(speedup)), _choose_gain_style(speedup)
         case "× before":
             return ("" if row.gain is None else text.format_factor(row.gain)), _choose_gain_style(row.gain)
-        case "best so far":
-            return draw_sparkline(row.view.best_so_far if row.view is not None else (), 14), "cyan"
+        case "config":
+            return (text.format_values(row.config) if row.config and row.current is not None else ""), ""
         case "age":
             return _format_row_age(row, now), "dim"
     return "", ""
@@ -312,20 +319,20 @@ def fit_configs(
 ) -> list[tuple[int, str]]:
     """Return the columns of a table of configs that fit: their places in ``rows``, and their titles.
 
-    The longest names of knobs are shortened as far as necessary. If that is not enough, ``× best`` is left out, because
-    it follows from the other figures.
+    If not all of them fit, ``× best`` is left out, because it follows from the other figures. If that is not enough,
+    the longest names of knobs are shortened as far as necessary.
 
     >>> fit_configs(["trial", "TILE_COLUMNS"], ["TILE_COLUMNS"], [["14", "16"]], 16)
     [(0, 'trial'), (1, 'T…LUMNS')]
     """
-    below = [max([len(row[place]) for row in rows], default=0) for place in range(len(titles))]
+    below = _measure_words(titles, rows)
     # Only knobs' titles can be shortened; others keep their length.
     least = [
         min(len(title), max(words, MIN_TITLE)) if title in knobs else len(title)
         for title, words in zip(titles, below, strict=True)
     ]
     places = list(range(len(titles)))
-    if sum(max(least[place], below[place]) + GAP for place in places) > width:
+    if measure_configs(titles, rows) > width:
         places = [place for place in places if titles[place] != "× best"]
     sizes = [len(title) for title in titles]
     while sum(max(sizes[place], below[place]) + GAP for place in places) > width:
@@ -333,12 +340,27 @@ def fit_configs(
         if sizes[longest] == least[longest]:
             break
         sizes[longest] -= 1
-    return [(place, _shorten_name(titles[place], sizes[place])) for place in places]
+    # The names of a kernel's knobs often begin alike.
+    return [(place, shorten_middle(titles[place], sizes[place], kept=1)) for place in places]
 
 
-def _shorten_name(name: str, size: int) -> str:
-    """Return a name's first character and its end, because the names of a kernel's knobs often begin alike."""
-    return name if size >= len(name) else f"{name[0]}…{name[len(name) - size + 2 :]}"
+def measure_configs(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table of configs in which nothing is shortened."""
+    return sum(max(len(title), words) + GAP for title, words in zip(titles, _measure_words(titles, rows), strict=True))
+
+
+def _measure_words(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return the length of each column's longest word."""
+    return [max([len(row[place]) for row in rows], default=0) for place in range(len(titles))]
+
+
+def shorten_middle(name: str, size: int, kept: int) -> str:
+    """Return a name of at most ``size`` characters: its first ``kept`` characters and its end.
+
+    >>> shorten_middle("attention dtype=bfloat16 sequence=16384", 24, 9)
+    'attention…sequence=16384'
+    """
+    return name if size >= len(name) else f"{name[:kept]}…{name[len(name) - size + kept + 1 :]}"
 
 
 def compose_config_cells(log: TrialLog, trial: Trial, knobs: Sequence[str]) -> list[tuple[str, str]]:

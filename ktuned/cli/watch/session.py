@@ -59,12 +59,6 @@ REST_S = 10.0
 MAX_CASES = 500
 """Most cases that are looked up when the screen opens; no screen has room for more."""
 
-MAX_PASTS = 40
-"""Most rows whose best so far is requested when the screen opens: a screenful of kernels that were tuned before."""
-
-PAST_TRIALS = 200
-"""Most trials that are requested for each of these rows."""
-
 
 class Session:
     """The state of one screen, for one ``project`` or for all, and only for kernels below ``path`` if that is given.
@@ -156,19 +150,6 @@ class Session:
         board = replace(self.board, view=replace(self.board.view, limits=limits))
         board = keep_kernels(add_answers(catch_up(board, jobs), answers), known)
         self.board = replace(board, paused=frozenset(status.paused))
-        await self._load_earlier_trials()
-
-    async def _load_earlier_trials(self) -> None:
-        """Request the trials of rows that were tuned before the screen opened, for their best so far."""
-        for row in list(self.board.rows.values())[:MAX_PASTS]:
-            if row.view is None or row.view.best_so_far or not row.view.job.done:
-                continue
-            trials = await self._load_trials(row, ResultsParams(current=True, limit=PAST_TRIALS))
-            steps = tuple(open_log(row, trials, ()).best_so_far)
-            now = self.board.rows.get(row.case)
-            if now is not None and now.view is not None and not now.view.best_so_far:
-                past = replace(now, view=replace(now.view, best_so_far=steps))
-                self.board = replace(self.board, rows={**self.board.rows, row.case: past})
 
     async def _load_trials(self, row: BoardRow, wanted: ResultsParams) -> Sequence[ListedTrial]:
         asked = structs.replace(

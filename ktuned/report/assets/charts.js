@@ -217,12 +217,13 @@ function beside(section, c) {
   };
 }
 
-function importanceOf(model, c) {
+function importanceOf(card, model, c) {
   const knobs = model.knobs.slice(0, 14).reverse();
+  const width = Math.min(card.box.clientWidth / 2, CHARACTER_WIDTH * Math.max(...knobs.map((knob) => knob.name.length)));
   const high = Math.max(...knobs.map((knob) => knob.high), 0.05);
   return {
     ...frame(c, {
-      grid: { left: 120, right: 46, bottom: 40, top: 6 },
+      grid: { left: width + 12, right: 46, bottom: 40, top: 6 },
       tooltip: {
         formatter: (one) => {
           const knob = knobs[one.dataIndex];
@@ -231,7 +232,7 @@ function importanceOf(model, c) {
       },
     }),
     xAxis: axis(c, { type: "value", min: 0, max: high * 1.08, name: "share of the variance of log latency", nameGap: 26, axisLabel: { formatter: (value) => percent(value), showMaxLabel: false } }),
-    yAxis: axis(c, { type: "category", data: knobs.map((knob) => knob.name), axisLabel: { color: c.text, fontFamily: c.mono, width: 108, overflow: "truncate" }, splitLine: { show: false } }),
+    yAxis: axis(c, { type: "category", data: knobs.map((knob) => knob.name), axisLabel: { color: c.text, fontFamily: c.mono, width, overflow: "truncate" }, splitLine: { show: false } }),
     series: [
       { type: "bar", barMaxWidth: 18, data: knobs.map((knob) => knob.share), itemStyle: { color: c.accent, borderRadius: [0, 3, 3, 0] } },
       whiskers(knobs.map((knob, i) => [i, knob.low, knob.high]), c.soft, 4),
@@ -361,15 +362,17 @@ function mixed(one, other, share) {
 
 const MAX_LINES = 900;
 const CHARACTER_WIDTH = 7.5; // of the names' monospaced font
+const PARALLEL_EDGES = 130; // on the left and the right of the axes
 
 function parallel(card, section, filters, c) {
   const sorted = Array.from(filters.measured).sort((a, b) => section.latency[a] - section.latency[b]);
   const some = sorted.length <= MAX_LINES ? sorted : [...sorted.slice(0, MAX_LINES / 3), ...Array.from({ length: (MAX_LINES * 2) / 3 }, (_, i) => sorted[Math.floor(MAX_LINES / 3 + (i * (sorted.length - MAX_LINES / 3)) / ((MAX_LINES * 2) / 3))])];
   const shown = section.varied.slice(0, 18);
-  // An axis' name is centred on it: half of the first one needs room on the left, and none may reach its neighbour's.
-  const apart = (card.box.clientWidth - 130) / shown.length;
-  const characters = Math.max(4, Math.min(16, Math.floor(apart / CHARACTER_WIDTH) - 1));
-  const names = shown.map(({ knob }) => (knob.name.length > characters ? `${knob.name.slice(0, characters - 1)}…` : knob.name));
+  // Each axis has room for the longest name: on a narrow screen the chart is scrolled.
+  const names = shown.map(({ knob }) => knob.name);
+  const room = CHARACTER_WIDTH * (Math.max(...names.map((name) => name.length)) + 2);
+  card.box.style.minWidth = `${PARALLEL_EDGES + shown.length * room}px`;
+  const apart = (card.box.clientWidth - PARALLEL_EDGES) / shown.length;
   const [low, high] = sorted.length ? [section.latency[sorted[0]], section.latency[sorted[sorted.length - 1]]] : [1, 2];
   const middle = sorted.length ? section.latency[sorted[Math.floor(sorted.length / 2)]] : 1;
   // The fastest are drawn last, on top.
@@ -380,7 +383,7 @@ function parallel(card, section, filters, c) {
     lines: some.length,
     option: {
       ...frame(c, { tooltip: { trigger: "item", formatter: (one) => trialTip(section, one.data[shown.length + 2]) } }),
-      parallel: { left: Math.max(46, (names[0].length * CHARACTER_WIDTH) / 2 + 6), right: 84, top: 34, bottom: 18, parallelAxisDefault: { axisLine: { lineStyle: { color: c.faint } }, axisTick: { show: false }, nameTextStyle: { color: c.text, fontSize: 12, fontFamily: c.mono }, axisLabel: { color: c.text, fontSize: 11, fontFamily: c.mono, width: Math.max(24, Math.min(90, apart - 12)), overflow: "truncate", textBorderColor: c.card, textBorderWidth: 4 }, z: 20, areaSelectStyle: { width: 16, borderColor: c.accent, color: c.accent, opacity: 0.25 } } },
+      parallel: { left: Math.max(46, (names[0].length * CHARACTER_WIDTH) / 2 + 6), right: 84, top: 34, bottom: 18, parallelAxisDefault: { axisLine: { lineStyle: { color: c.faint } }, axisTick: { show: false }, nameTextStyle: { color: c.text, fontSize: 12, fontFamily: c.mono }, axisLabel: { color: c.text, fontSize: 11, fontFamily: c.mono, width: apart - 12, overflow: "truncate", textBorderColor: c.card, textBorderWidth: 4 }, z: 20, areaSelectStyle: { width: 16, borderColor: c.accent, color: c.accent, opacity: 0.25 } } },
       parallelAxis: [
         ...shown.map(({ knob }, at) => ({ dim: at, id: `knob ${knob.name}`, name: names[at], type: "category", data: knob.labels, boundaryGap: true })),
         { dim: shown.length, id: "latency", name: "latency", type: isLog ? "log" : "value", inverse: true, nameLocation: "start", min: low, max: Math.max(high, low * 1.0001), axisTick: { show: false, customValues: isLog ? roundValues(low, high, 8) : undefined }, axisLabel: { formatter: short, customValues: isLog ? roundValues(low, high, 8) : undefined } },

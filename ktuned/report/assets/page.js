@@ -11,7 +11,7 @@ class Card {
     this.body = body;
     this.box = body || make("div", { class: "chart", style: height ? `height: ${height}px` : "" });
     this.noteBox = make("p", { class: "note" }, note || "");
-    this.element = make("section", { class: `card ${size}` }, make("div", { class: "head" }, make("h2", {}, title), controls ? make("div", { class: "controls" }, controls) : null), this.noteBox, this.box);
+    this.element = make("section", { class: `card ${size}` }, make("div", { class: "head" }, make("h2", {}, title), controls ? make("div", { class: "controls" }, controls) : null), this.noteBox, body ? this.box : make("div", { class: "pan" }, this.box));
     this.noteBox.hidden = !note;
     this.isSeen = false;
   }
@@ -99,6 +99,72 @@ function noisyBadge() {
   return make("span", { class: "badge noisy", title: "It varies, or is further from the others, than is likely: measured on a busy machine?" }, "noisy");
 }
 
+/** Copy a text. A notebook's frame may not use the clipboard's API, but may copy what is selected. */
+function copy(text, button) {
+  const area = make("textarea", { style: "position: fixed; opacity: 0" });
+  area.value = text;
+  button.after(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  button.focus();
+  return isCopied;
+}
+
+const COPIED_MS = 1500;
+
+function copyButton(label, text) {
+  const button = make("button", { class: "plain copy", type: "button", title: text, onclick: (event) => {
+    event.stopPropagation();
+    button.textContent = copy(text, button) ? "copied" : "not copied";
+    setTimeout(() => { button.textContent = label; }, COPIED_MS);
+  } }, label);
+  return button;
+}
+
+/** Return the command that measures a config again. */
+function tuneCommand(plain, config) {
+  const word = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+  const pairs = (values) => word(Object.entries(values).filter(([, value]) => value !== null).map(([name, value]) => `${name}=${value}`).join(","));
+  const problem = Object.keys(plain.problem).length ? ["-p", pairs(plain.problem)] : [];
+  return ["ktuned", "tune", word(plain.kernel), ...problem, "--device", word(plain.device), "--config", pairs(config), "--remeasure"].join(" ");
+}
+
+/** Return the size of a section's space, after the number of configs that were tried. */
+function ofSpace(plain) {
+  return plain.space_size === null ? "" : ` of ${plain.is_constrained ? "at most " : ""}${plain.space_size.toLocaleString("en")}`;
+}
+
+/** Show everything about one trial: its figures, its config, how it was compiled and the files that are kept. */
+async function showTrial(section, id) {
+  const { plain } = section;
+  section.builds ??= JSON.parse(new TextDecoder().decode(await inflate(plain.builds)));
+  const row = section.ids.indexOf(id);
+  const config = section.config(row);
+  const build = section.builds[id];
+  const message = section.message.values[section.message.codes[row]];
+  const path = (shown, place) => make("li", {}, make("a", { href: `file://${place.split("/").map(encodeURIComponent).join("/")}`, target: "_blank" }, shown));
+  const files = build ? build.files.map((place) => path(place, place)) : [];
+  const dialog = make("dialog", { onclose: () => dialog.remove(), onclick: (event) => { if (event.target === dialog) dialog.close(); } },
+    make("div", { class: "about" },
+      make("div", { class: "chips" }, copyButton("copy config", JSON.stringify(config)), copyButton("copy command", tuneCommand(plain, config)), make("button", { class: "plain close", type: "button", "aria-label": "close", onclick: () => dialog.close() }, "×")),
+      trialTip(section, row),
+      message ? make("pre", {}, message) : null,
+      build && build.command.length ? [make("h3", {}, "compiler", copyButton("copy", build.command.join("\n"))), make("pre", {}, build.command.join("\n"))] : null,
+      build ? null : make("p", { class: "note" }, `How it was compiled: ktuned results --trial ${id}`),
+      plain.file || files.length ? [make("h3", {}, "source and artifact"), make("ul", { class: "files" }, plain.file ? path(plain.file, plain.file.replace(/:\d+$/, "")) : null, files)] : null));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+/** Return a button that shows a trial. */
+function trialButton(section, id, label) {
+  return make("button", { class: "linked", type: "button", onclick: (event) => {
+    event.stopPropagation();
+    showTrial(section, id);
+  } }, label);
+}
+
 function gain(plain, name) {
   const [winner, other] = ["winner", name].map((one) => barOf(plain, one));
   return winner && other ? other.latency_us / winner.latency_us : null;
@@ -133,30 +199,32 @@ function storePage() {
   const trials = plains.reduce((sum, plain) => sum + plain.trials.count + plain.left_out, 0);
   const devices = [...new Set(plains.map((plain) => plain.device))];
   const widest = Math.max(...gains, 1);
-  const rows = sections.filter(({ plain }) => `${plain.kernel} ${flat(plain.problem)} ${plain.device} ${plain.standing.status}`.toLowerCase().includes(state.words)).map((section) => {
-    const { plain } = section;
-    const [faster, reference] = [gain(plain, "default"), gain(plain, "reference")];
-    const failed = plain.failures.reduce((sum, one) => sum + one.count, 0);
-    const { share } = plain;
-    return {
-      kind: "link", open: () => { location.hash = section.id; },
-      values: [plain.kernel, flat(plain.problem), plain.device, plain.winner ? plain.winner.latency_us : NaN, faster ?? NaN, reference ?? NaN, share ? share.share : NaN, plain.standing.status, plain.trials.count + plain.left_out, failed, plain.winner ? plain.winner.decided : NaN],
-      cells: [
-        make("a", { href: `#${encodeURIComponent(section.id)}` }, plain.kernel), flat(plain.problem), plain.device, plain.winner ? latency(plain.winner.latency_us) : "–",
-        faster === null ? "–" : make("span", {}, make("i", { class: "gain", style: `width: ${Math.max(2, (Math.min(faster, widest) / widest) * 70)}px` }), `${faster.toFixed(2)}×`),
-        reference === null ? "–" : make("span", {}, times(reference), isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? describeShare(share) : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
-      ],
-    };
-  });
-  const shares = rows.some((row) => Number.isFinite(row.values[6]));
-  const columns = [{ name: "kernel", class: "text" }, { name: "problem", class: "mono" }, { name: "device" }, { name: "winner", right: true }, { name: "vs. default", down: true, class: "one" }, { name: "vs. reference", right: true, down: true }, { name: "of the device's limit", right: true, down: true }, { name: "state" }, { name: "trials", right: true, down: true }, { name: "failed", right: true, down: true }, { name: "decided", down: true, class: "one" }];
-  if (!shares) {
-    columns.splice(6, 1);
-    for (const row of rows) {
-      row.cells.splice(6, 1);
-      row.values.splice(6, 1);
-    }
-  }
+  const winnerOf = (plain, name) => (plain.winner ? plain.winner[name] : NaN);
+  const columns = [
+    { name: "kernel", class: "text", value: (plain) => plain.kernel, cell: (plain, id) => make("a", { href: `#${encodeURIComponent(id)}` }, plain.kernel) },
+    { name: "problem", class: "mono", value: (plain) => flat(plain.problem) },
+    // What is the same in every row is in the heading.
+    devices.length > 1 && { name: "device", value: (plain) => plain.device },
+    { name: "winner", right: true, value: (plain) => winnerOf(plain, "latency_us"), cell: (plain) => latency(winnerOf(plain, "latency_us")) },
+    { name: "config", class: "mono config", value: (plain) => flat(winnerOf(plain, "config")), cell: (plain) => (plain.winner ? [flat(plain.winner.config), " ", copyButton("copy", JSON.stringify(plain.winner.config))] : "–") },
+    { name: "vs. default", down: true, class: "one", value: (plain) => gain(plain, "default") ?? NaN, cell: (plain) => {
+      const faster = gain(plain, "default");
+      return faster === null ? "–" : [make("i", { class: "gain", style: `width: ${Math.max(2, (Math.min(faster, widest) / widest) * 70)}px` }), `${faster.toFixed(2)}×`];
+    } },
+    { name: "vs. reference", right: true, down: true, value: (plain) => gain(plain, "reference") ?? NaN, cell: (plain) => {
+      const faster = gain(plain, "reference");
+      return faster === null ? "–" : [times(faster), isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : ""];
+    } },
+    plains.some((plain) => plain.share) && { name: "of the device's limit", right: true, down: true, value: (plain) => (plain.share ? plain.share.share : NaN), cell: (plain) => (plain.share ? describeShare(plain.share) : "–") },
+    { name: "state", value: (plain) => plain.standing.status, cell: (plain) => badge(plain.standing) },
+    { name: "configs", right: true, down: true, value: (plain) => plain.tried, cell: (plain) => `${plain.tried.toLocaleString("en")}${ofSpace(plain)}` },
+    { name: "decided", down: true, class: "one", value: (plain) => winnerOf(plain, "decided"), cell: (plain) => (plain.winner ? day(plain.winner.decided) : "–") },
+  ].filter(Boolean);
+  const rows = sections.filter(({ plain }) => `${plain.kernel} ${flat(plain.problem)} ${plain.device} ${plain.standing.status}`.toLowerCase().includes(state.words)).map((section) => ({
+    kind: "link", open: () => { location.hash = section.id; },
+    values: columns.map((column) => column.value(section.plain)),
+    cells: columns.map((column) => (column.cell || column.value)(section.plain, section.id)),
+  }));
   const search = make("input", { type: "search", placeholder: "Filter by kernel, problem, device, state", size: 38, value: state.words, oninput: (event) => {
     state.words = event.target.value.toLowerCase();
     const at = event.target.selectionStart;
@@ -169,7 +237,7 @@ function storePage() {
   page.append(
     make("h1", {}, "Tuned kernels"),
     make("p", { class: "sub" }, devices.join(" · ")),
-    notices() || "",
+    progress() || "",
     make("div", { class: "tiles" },
       tile("kernels", String(new Set(plains.map((plain) => plain.kernel)).size), `${count(plains.length, "problem")} on ${count(devices.length, "device")}`, "lead"),
       tile("median gain", gains.length ? `${quantile(gains, 0.5).toFixed(2)}×` : "–", gains.length ? `vs. default, up to ${widest.toFixed(2)}×` : "no default was measured"),
@@ -181,9 +249,9 @@ function storePage() {
   crumbs(null);
 }
 
-function notices() {
+function progress() {
   const { document: found } = state;
-  return (found.notices || []).length ? make("ul", { class: "notices" }, found.notices.map((notice) => make("li", {}, notice))) : null;
+  return found.progress.length ? make("ul", { class: "progress" }, found.progress.map((line) => make("li", {}, line))) : null;
 }
 
 function footer() {
@@ -239,8 +307,8 @@ function heading(section) {
   return make("div", {},
     make("h1", {}, named(plain.kernel), badge(plain.standing)),
     make("p", { class: "sub" }, `${flat(plain.problem)} on ${plain.device}`),
-    notices(),
-    config.length ? make("div", { class: "chips", title: "The winner's config; what differs from the default is marked." }, config.map(([knob, value]) => make("span", { class: `chip${plain.default && plain.default[knob] !== value ? " differs" : ""}` }, make("i", {}, `${knob}=`), scalar(value)))) : null,
+    progress(),
+    config.length ? make("div", { class: "chips", title: "The winner's config; what differs from the default is marked." }, config.map(([knob, value]) => make("span", { class: `chip${plain.default && plain.default[knob] !== value ? " differs" : ""}` }, make("i", {}, `${knob}=`), scalar(value))), copyButton("copy config", JSON.stringify(plain.winner.config)), copyButton("copy command", tuneCommand(plain, plain.winner.config))) : null,
     (plain.standing.reasons || []).length ? make("ul", { class: "reasons" }, plain.standing.reasons.map((reason) => make("li", {}, reason))) : null,
     plain.winner && plain.winner.note ? make("p", { class: "sub" }, plain.winner.note) : null,
     make("ul", { class: "insights" }, insights(section).map((sentence) => make("li", {}, sentence)), make("li", { id: "unexplained" })),
@@ -323,7 +391,7 @@ function tiles(section) {
   }
   const { share } = plain;
   if (share) found.push(tile(`${share.at_most ? "at most, " : ""}of ${share.of}`, percent(share.share), `${figure(plain.winner.metrics[share.metric])} ${share.metric === BANDWIDTH ? "GB/s" : "TFLOP/s"}`));
-  found.push(tile("configs", (section.count + plain.left_out).toLocaleString("en"), `${measured.toLocaleString("en")} measured${plain.left_out ? `; ${section.count.toLocaleString("en")} on this page` : ""}`));
+  found.push(tile("configs", [plain.tried.toLocaleString("en"), make("small", {}, ofSpace(plain))], `${measured.toLocaleString("en")} measured${plain.left_out ? `; ${section.count.toLocaleString("en")} on this page` : ""}`));
   const cost = plain.jobs.reduce((sum, job) => sum + (job.cost.wall_s || 0), 0);
   if (cost) found.push(tile("tuning", duration(cost), count(plain.jobs.length, "job")));
   return make("div", { class: "tiles" }, found);
@@ -408,10 +476,10 @@ function cardsOf(section, filters) {
           showMatters();
           matters.update();
         }, 50);
-        return model && !model.absence ? importanceOf(model, colours()) : undefined;
+        return model && !model.absence ? importanceOf(self, model, colours()) : undefined;
       }
       self.say(`By boosted trees that explain ${percent(model.fit)} of the variance of configs that they have not seen. The whiskers hold 95 % of ${MODELS} models.`);
-      return model.absence || importanceOf(model, colours());
+      return model.absence || importanceOf(self, model, colours());
     }), { height: Math.max(190, 54 + Math.min(14, varied.length) * 26), note: "Learning from the trials…" });
     cards.push(matters);
     // A model that explains nothing is a sentence; its neighbour takes its room.
@@ -474,7 +542,7 @@ function cardsOf(section, filters) {
   if (hasHistory) {
     const card = new Card("History of the winner", () => history(section, colours()), { size: plain.failures.length ? "" : "wide", height: 330, note: "The fastest config after each change of the sources, the toolchain or the driver. The larger point is what this page shows." });
     card.follows = false;
-    cards.push(card);
+    cards.push(card, savesCard(section));
   }
   const worked = timelineCard(section);
   if (worked) cards.push(worked);
@@ -485,6 +553,31 @@ function cardsOf(section, filters) {
 /** Return the states of the sources that something was measured in. */
 function statesOf(plain) {
   return plain.history.filter((save) => save.trials.best);
+}
+
+/** Return a card with the fastest configs of two saves in columns, and what changed from one save to the other. */
+function savesCard(section) {
+  const saves = statesOf(section.plain);
+  const shown = Math.max(1, saves.findIndex((save) => save.is_shown));
+  const chosen = [shown - 1, shown].map((place, side) => remembered(`${section.id} save ${side}`, place));
+  const names = saves.map((save, i) => [i, `${i + 1}: ${day(save.trials.first)}`]);
+  const box = make("div");
+  const card = new Card("Two saves side by side", () => {
+    const [left, right] = chosen.map((side) => saves[Number(side.value)].trials);
+    const knobs = [...new Set([section.knobs.map((knob) => knob.name), ...[left, right].map((trials) => Object.keys(trials.best.config))].flat())];
+    const rows = [
+      ["fastest", latency(left.best.figure), `${latency(right.best.figure)} (${times(right.best.figure / left.best.figure)})`],
+      ["measured", ...[left, right].map((trials) => `${trials.measured.toLocaleString("en")} of ${count(trials.trials, "config")}`)],
+      ...knobs.map((knob) => [knob, ...[left, right].map((trials) => scalar(trials.best.config[knob]))]),
+    ].map((row, i) => make("tr", { class: i > 1 && row[1] !== row[2] ? "best" : "" }, row.map((cell, j) => make("td", { class: j && i > 1 ? "mono" : "" }, cell))));
+    const [from, to] = chosen.map((side) => Number(side.value)).sort((a, b) => a - b);
+    const changes = [...new Set(saves.slice(from + 1, to + 1).flatMap((save) => save.changes))];
+    box.replaceChildren(
+      make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th"), chosen.map((side) => make("th", {}, picker(names, side.value, (value) => { side.value = value; card.update(); }))))), make("tbody", {}, rows))),
+      make("ul", { class: "reasons" }, changes.map((change) => make("li", {}, change))));
+  }, { size: "wide", body: box, note: "Marked knobs differ between the fastest configs of both. Below: what changed from the one to the other." });
+  card.follows = false;
+  return card;
 }
 
 function parallelCard(section, filters, some) {
@@ -516,7 +609,7 @@ function failuresCard(section) {
   const list = make("ul", { class: "failures" }, plain.failures.map((one) => make("li", {},
     make("div", { class: "line" }, make("span", { class: "kind" }, one.outcome.replaceAll("_", " ")), make("span", { class: "times" }, `${one.count.toLocaleString("en")}×`), make("span", { class: "meter" }, make("i", { style: `width: ${(one.count / most) * 100}%` }))),
     make("div", { class: "said" }, one.message || "no message"),
-    make("div", { class: "where" }, `trial ${one.trial}: ${flat(one.config)}`))));
+    make("div", { class: "where" }, trialButton(section, one.trial, `trial ${one.trial}`), `: ${flat(one.config)}`))));
   const note = [...totals].sort((a, b) => b[1] - a[1]).map(([outcome, number]) => `${number.toLocaleString("en")} ${outcome.replaceAll("_", " ")}`).join(", ");
   const card = new Card("Failures", () => {}, { body: list, note, size: statesOf(plain).length > 1 ? "" : "wide" });
   card.follows = false;
@@ -572,13 +665,13 @@ function tableCard(section, filters) {
     const figures = [...section.metrics, ...section.facts].filter((one) => rows.some((row) => Number.isFinite(one.values[row])));
     const columns = [{ name: "latency", right: true }, { name: "vs. best", right: true }, { name: "spread", right: true }, ...section.knobs.map((knob) => ({ name: knob.name, class: "mono" })), ...figures.map((one) => ({ name: one.name.replaceAll("_", " "), right: true })), { name: "trial", right: true }];
     const made = rows.map((row) => ({
-      kind: row === section.winnerRow ? "best" : "",
+      kind: row === section.winnerRow ? "link best" : "link", open: () => showTrial(section, section.ids[row]),
       values: [section.latency[row], section.latency[row], section.spread[row], ...section.knobs.map((knob) => knob.codes[row]), ...figures.map((one) => one.values[row]), section.ids[row]],
-      cells: [`${row === section.winnerRow ? "★ " : ""}${latency(section.latency[row])}`, `${(section.latency[row] / best).toFixed(3)}×`, section.spread[row] > 0 ? latency(section.spread[row], 2) : "–", ...section.knobs.map((knob) => knob.labels[knob.codes[row]]), ...figures.map((one) => figure(one.values[row])), String(section.ids[row])],
+      cells: [`${row === section.winnerRow ? "★ " : ""}${latency(section.latency[row])}`, `${(section.latency[row] / best).toFixed(3)}×`, section.spread[row] > 0 ? latency(section.spread[row], 2) : "–", ...section.knobs.map((knob) => knob.labels[knob.codes[row]]), ...figures.map((one) => figure(one.values[row])), trialButton(section, section.ids[row], String(section.ids[row]))],
     }));
     const more = made.length > limit ? make("button", { class: "plain more", type: "button", onclick: () => { limit *= 4; card.update(); } }, "More") : null;
     box.replaceChildren(...[made.length ? sortable(`${section.id} table`, columns, made, { limit }) : make("p", { class: "empty" }, "No measured config passes the filters."), more].filter(Boolean));
-  }, { size: "wide", body: box, note: "A star marks the winner. Final rounds measure again: the order of close configs is theirs." });
+  }, { size: "wide", body: box, note: "A star marks the winner; a click on a config shows how it was compiled. Final rounds measure again: the order of close configs is theirs." });
   return card;
 }
 
@@ -593,7 +686,10 @@ function route() {
   const section = state.sections.find((one) => one.id === id) || (state.sections.length === 1 ? state.sections[0] : null);
   const before = state.route;
   state.route = section ? section.id : "";
-  if (before !== null && before !== state.route) scrollTo(0, 0);
+  if (before !== null && before !== state.route) {
+    scrollTo(0, 0);
+    for (const dialog of document.querySelectorAll("dialog")) dialog.close();
+  }
   if (section) return sectionPage(section);
   storePage();
   return undefined;
@@ -665,13 +761,15 @@ addEventListener("beforeprint", () => {
     if (!card.body) card.box.style.width = card.element.className === "mini" ? `${PRINT_WIDTH / 3 - 14}px` : `${PRINT_WIDTH}px`;
     card.update();
     if (card.chart) card.chart.getZr().flush();
+    // A chart that is scrolled on the screen is made smaller on paper.
+    if (!card.body) card.box.style.zoom = Math.min(1, parseFloat(card.box.style.width) / card.box.offsetWidth);
   }
 });
 addEventListener("afterprint", () => {
   if (state.printing === "none") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = state.printing;
   state.printing = null;
-  for (const card of state.cards) if (!card.body) card.box.style.width = "";
+  for (const card of state.cards) if (!card.body) card.box.style.width = card.box.style.zoom = "";
   redraw();
 });
 
