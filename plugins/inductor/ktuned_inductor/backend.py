@@ -19,8 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from msgspec import structs
-
 import ktuned_triton.build
 from ktuned.backends import Compiled, Kernel, Launch, Unit, compile_singly, refuse_unit
 from ktuned.dropin import digest_content
@@ -115,6 +113,8 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
         return compile_unit(unit, artifact)
     if not unit.lowered:
         return compile_unit(_render_unit(unit), artifact)
+    from msgspec import structs
+
     plain, lowered = json.loads(unit.lowered)
     return compile_unit(structs.replace(unit, build=Build.from_plain(plain), lowered=lowered.encode()), artifact)
 
@@ -134,6 +134,8 @@ def _render_unit(unit: Unit) -> Unit:
     Raises:
         CompileError: Inductor does not offer the choice here, or cannot render it.
     """
+    from msgspec import structs
+
     from ktuned_inductor.generated import KERNEL
     from ktuned_inductor.rendering import render_choice
 

@@ -25,8 +25,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-from msgspec import structs
-
 from ktuned import dropin
 from ktuned.dropin import (
     RECORDED,
@@ -204,6 +202,8 @@ class Decisions:
         self.take_unsettled()
 
     def _ask_daemon(self, decision: Decision) -> None:
+        from msgspec import structs
+
         key, label = decision.key, decision.label
         if reason := _find_refusal(key).read():
             decision.is_settled = True
