@@ -206,9 +206,11 @@ class KernelInfo(msgspec.Struct, frozen=True):
     def code_digest(self) -> str:
         """Digest of all files except those that only compilers read.
 
-        While it is equal, importing the kernel file has the same effect on a process.
+        While it is equal, importing the kernel file has the same effect on a process. A library that the kernel file
+        loads counts, although compile workers load it, too: a lane that has loaded it keeps the old one.
         """
-        compiled = self._read_by_compilers()
+        loaded = {place for entry in self.learned.values() if entry.is_data for place in entry.places}
+        compiled = self._read_by_compilers() - loaded
         read = {path: digest for path, digest in self.stamps.items() if path.endswith(".py") or path not in compiled}
         return sha256(canonical(read))
 
