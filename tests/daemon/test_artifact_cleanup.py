@@ -24,7 +24,7 @@ def test_artifacts_of_losers_are_removed_first(tmp_path: Path) -> None:
             daemon.client.call("reload")
 
         assert count_artifacts() == 3
-        lower_cap(daemon.client.call("status")["artifacts"]["bytes"] / 3 + 1)
+        lower_cap(daemon.client.call("status")["artifacts"]["bytes"] / 2)
         daemon.wait_until(lambda: count_artifacts() == 1, "the losers' artifacts to go")
         hit = daemon.client.lookup("it", {"n": 64})
         assert hit.status == "fresh"

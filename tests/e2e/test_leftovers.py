@@ -38,7 +38,7 @@ def test_the_order_of_configs_does_not_matter(daemon: Daemon, seed: int) -> None
     orders = kinds, numbers.sample(kinds, len(kinds))
     outcomes = []
     for number, order in enumerate(orders):
-        options = {"reference": "lambda x: dict(y=2 * x)", "strategy": "'exhaustive'", "name": f"'it{number}'"}
+        options = {"reference": "lambda x: dict(y=2 * x)", "strategy": "'exhaustive'", "name": f"it{number}"}
         # Some ways to change the process take longer than all else.
         daemon.write_kernel(make_kernel_text(make_space(order), early_stop="1e6", **options), f"tune_{number}.py")
         daemon.tune(path=str(daemon.directory / "project" / f"tune_{number}.py"))

@@ -54,7 +54,7 @@ def make_strategy(hint: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(get_strategy, arguments))
     if origin is tuple:
         return st.lists(get_strategy(arguments[0]), max_size=3).map(tuple)
-    if origin is Mapping or getattr(origin, "__name__", "") == "Mapping":
+    if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
         return st.dictionaries(TEXT, get_strategy(arguments[1]), max_size=3)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return st.sampled_from(hint)
