@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,18 +15,11 @@ from ktuned_inductor.backend import Build
 from ktuned_inductor.decisions import Declaration
 from ktuned_inductor.generated import GeneratedCall
 from ktuned_inductor.operators import CHOICE, LIBRARY, OPERATOR_MODULE, OUTPUT, OperatorCall
-from ktuned_triton.adoption import ATOL, MAX_MISMATCHED_RATIO, RTOL
+from ktuned_triton.adoption import CHECKS, declare_tensors
 from ktuned_triton.build import Library
 
 TRIALS: Final = 64
 """Most configs that are measured of a generated kernel: ten seconds of a tuning."""
-
-_CHECKS: Final[Mapping[str, Any]] = {
-    "reference": "default",
-    "rtol": RTOL,
-    "atol": ATOL,
-    "max_mismatched_ratio": MAX_MISMATCHED_RATIO,
-}
 
 
 def adopt(file: str, name: str, identity: str) -> None:
@@ -40,22 +34,6 @@ def adopt(file: str, name: str, identity: str) -> None:
 
 
 def _declare_generated(files: AdoptedFiles[GeneratedCall], library: Library, name: str, declared: Declaration) -> None:
-    def declare_inputs(call: GeneratedCall) -> Mapping[str, Any]:
-        # Each tensor is one row of elements up to the end of its storage.
-        return {
-            name: files.declare_tensor(
-                call,
-                entry.elements,
-                entry.dtype,
-                entry.fill,
-                output=True,
-                remainder=entry.remainder,
-                memory=entry.memory,
-                offset=entry.offset,
-            )
-            for name, entry in call.tensors.items()
-        }
-
     def make_build(call: GeneratedCall, config: str) -> Build:
         return Build(**vars(call.make_build(config, f"{declared.module}:{declared.qualname}", library=library)))
 
@@ -68,13 +46,13 @@ def _declare_generated(files: AdoptedFiles[GeneratedCall], library: Library, nam
         name,
         declared,
         lambda call: call.recipes,
-        declare_inputs,
+        partial(declare_tensors, files),
         make_build,
         setup=declared.tensors,
         prior=list_first_configs,
         strategy="auto",
         trials=TRIALS,
-        **_CHECKS,
+        **CHECKS,
     )
 
 
@@ -105,5 +83,5 @@ def _declare_operator(files: AdoptedFiles[OperatorCall], library: Library, name:
         declare_inputs,
         make_build,
         default={CHOICE: f"{LIBRARY}{declared.qualname}"},
-        **_CHECKS,
+        **CHECKS,
     )

@@ -8,39 +8,39 @@ no import finds the function, the application itself has left that result with t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from ktuned.dropin import AdoptedFiles
 from ktuned_triton.build import Build, Library
 from ktuned_triton.call import Call
 from ktuned_triton.declaration import Declaration
 
-RTOL, ATOL = 1e-2, 1e-2
-"""Configs sum half-precision products in different orders, so their last digits differ."""
+CHECKS: Final[Mapping[str, Any]] = {"reference": "default", "rtol": 1e-2, "atol": 1e-2, "max_mismatched_ratio": 1e-3}
+"""How outputs are judged: configs sum half-precision products in different orders, so their last digits differ."""
 
-MAX_MISMATCHED_RATIO = 1e-3
+
+def declare_tensors(files: AdoptedFiles[Any], call: Call) -> Mapping[str, Any]:
+    """Return the declared inputs of a recorded call: each is one row of elements up to the end of its storage."""
+    return {
+        name: files.declare_tensor(
+            call,
+            entry.elements,
+            entry.dtype,
+            entry.fill,
+            output=True,
+            remainder=entry.remainder,
+            memory=entry.memory,
+            offset=entry.offset,
+        )
+        for name, entry in call.tensors.items()
+    }
 
 
 def adopt(file: str, name: str, identity: str) -> None:
     """Declare the kernel of an application's function; called by the kernel files that the daemon writes."""
     files = AdoptedFiles(file, Call)
     declared = files.read_declaration(Declaration, identity)
-
-    def declare_inputs(call: Call) -> Mapping[str, Any]:
-        # Each tensor is one row of elements up to the end of its storage.
-        return {
-            name: files.declare_tensor(
-                call,
-                entry.elements,
-                entry.dtype,
-                entry.fill,
-                output=True,
-                remainder=entry.remainder,
-                memory=entry.memory,
-                offset=entry.offset,
-            )
-            for name, entry in call.tensors.items()
-        }
 
     def make_build(call: Call, config: str) -> Build:
         if call.recipes[config].lowered:
@@ -58,12 +58,9 @@ def adopt(file: str, name: str, identity: str) -> None:
         name,
         declared,
         lambda call: call.recipes,
-        declare_inputs,
+        partial(declare_tensors, files),
         make_build,
-        reference="default",
-        rtol=RTOL,
-        atol=ATOL,
-        max_mismatched_ratio=MAX_MISMATCHED_RATIO,
         setup=declared.tensors,
         timing="graph" if declared.is_timed_by_graph else "events",
+        **CHECKS,
     )
