@@ -83,7 +83,7 @@ class InHand:
         self._suspect_lock = anyio.Lock()
 
     @asynccontextmanager
-    async def hold(self, job: int, trials: Collection[int] = ()) -> AsyncIterator[None]:
+    async def hold_trials(self, job: int, trials: Collection[int] = ()) -> AsyncIterator[None]:
         """Record that a worker has a job's trials in hand, until the end; wait while it has another suspect.
 
         Without trials, or with the 0 that stands for a config without a trial, the worker has the job itself in hand.

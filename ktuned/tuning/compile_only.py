@@ -109,7 +109,10 @@ class CompileOnly:
         plan, deadlines, default = self.brief.job.plan, self.brief.deadlines, self.brief.kernel.default
         async with self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as explorer:
             request = self.brief.make_explore_request([] if default is None else [default])
-            async with self._fleet.gate.hold_for_computing(COURTESY_S), self.brief.in_hand.hold(self.brief.job.id):
+            async with (
+                self._fleet.gate.hold_for_computing(COURTESY_S),
+                self.brief.in_hand.hold_trials(self.brief.job.id),
+            ):
                 found = await open_space(explorer, request, self.brief.kernel, deadlines)
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
@@ -118,7 +121,7 @@ class CompileOnly:
             while asked < plan.trials:
                 is_probing = self._hopelessness.wants_probes
                 most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
-                async with self._fleet.gate.hold_for_computing(), self.brief.in_hand.hold(self.brief.job.id):
+                async with self._fleet.gate.hold_for_computing(), self.brief.in_hand.hold_trials(self.brief.job.id):
                     answer = await exploring.ask_for_configs((), most, anywhere=is_probing)
                 self._hopelessness.record_proposed(
                     [proposal.config for proposal in answer.proposals], are_probes=is_probing

@@ -326,7 +326,7 @@ class CompileStage:
         instructions = self._machine.handle(CompilerTook(group))
         with self._lend_directory() as directory:
             try:
-                async with self._brief.in_hand.hold(self._brief.job.id, [attempt.trial for attempt in group]):
+                async with self._brief.in_hand.hold_trials(self._brief.job.id, [attempt.trial for attempt in group]):
                     await self._request_compile(group, compiler, directory.name, units, slot)
             except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
@@ -456,7 +456,7 @@ class CompileStage:
             for key, one in zip(keys, brief.compilers, strict=True)
         ]
         try:
-            async with brief.in_hand.hold(brief.job.id, [attempt.trial]):
+            async with brief.in_hand.hold_trials(brief.job.id, [attempt.trial]):
                 lowered = await self._fleet.front_ends.lower_function(places, opening, brief.job.id, brief.deadlines)
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):

@@ -397,7 +397,7 @@ class MeasureStage:
         """
         has_stand_in = bool(self._find_other_lanes(lane))
         waits = not has_stand_in and not is_early
-        async with self.brief.in_hand.hold(self.brief.job.id):
+        async with self.brief.in_hand.hold_trials(self.brief.job.id):
             await lane.open_problem(
                 self.find_bench(lane, seed), self.brief.deadlines, waits=waits, has_stand_in=has_stand_in
             )
@@ -508,7 +508,7 @@ class MeasureStage:
         await self._handle(turn, LaneTook(attempts))
         error: Failure | None = None
         try:
-            async with self.brief.in_hand.hold(self.brief.job.id, [attempt.trial for attempt in attempts]):
+            async with self.brief.in_hand.hold_trials(self.brief.job.id, [attempt.trial for attempt in attempts]):
                 await self._exchange_request(turn, request, deadlines, facts)
         except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
             error = raised

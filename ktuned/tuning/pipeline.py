@@ -418,7 +418,10 @@ class Pipeline:
             served = outcomes.served_configs.configs
             order = self._prior.plan_order(served, slots=self._compiling.slots)
             request = self.brief.make_explore_request(order.first, order.last, served=served)
-            async with self._fleet.gate.hold_for_computing(COURTESY_S), self.brief.in_hand.hold(self.brief.job.id):
+            async with (
+                self._fleet.gate.hold_for_computing(COURTESY_S),
+                self.brief.in_hand.hold_trials(self.brief.job.id),
+            ):
                 found = await open_space(worker, request, self.brief.kernel, self.brief.deadlines)
             await self.brief.learn_names(found.observed)
             self._measuring.reference.set_candidates(found.references)
@@ -458,7 +461,7 @@ class Pipeline:
     async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.collect_tried_configs()
         # A strategy's computing would disturb a timing that uses every core.
-        async with self._fleet.gate.hold_for_computing(), self.brief.in_hand.hold(self.brief.job.id):
+        async with self._fleet.gate.hold_for_computing(), self.brief.in_hand.hold_trials(self.brief.job.id):
             answer = await explorer.ask_for_configs(tried, count, anywhere=anywhere)
         await self.brief.learn_names(answer.observed)
         return answer

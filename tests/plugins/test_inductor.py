@@ -276,7 +276,9 @@ def test_failed_self_test_leaves_inductor_as_it_is(
     origin, problem = Origin("model.py", "48", "Head"), {"shape": "8x64x64x64"}
     fields = {"module": "aten", "qualname": "bmm", "source": ""}
     for _ in range(2):
-        assert hooks.switch.attempt(None, lambda: decisions.decide(origin, "bmm", problem, None, **fields)) is None
+        assert (
+            hooks.switch.attempt(None, lambda: decisions.make_decision(origin, "bmm", problem, None, **fields)) is None
+        )
     assert account.left_alone == {"torch.compile": reason}
 
 
@@ -368,7 +370,7 @@ def test_origin_is_what_the_user_wrote() -> None:
 
 def decide_once(link: Any, *origin: str) -> Any:
     """Return the decision of a new process about a product."""
-    return Decisions(lambda: link).decide(
+    return Decisions(lambda: link).make_decision(
         Origin(*origin), "mm", {"shape": "64x64x64", "dtype": "bf16"}, None, module="aten", qualname="mm", source=""
     )
 

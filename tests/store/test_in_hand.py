@@ -34,7 +34,7 @@ async def die_with(database: Path, job: int, trials: list[int]) -> None:
     place = locate_in_hand(database)
     async with Store.open(database) as store:
         await store.begin_trials(CONTEXT, PROBLEM, job, [{"x": index} for index in range(8)])
-        async with store.in_hand.hold(job, trials):
+        async with store.in_hand.hold_trials(job, trials):
             left = place.read_bytes()
     place.write_bytes(left)
 
@@ -92,10 +92,10 @@ async def test_a_stopped_suspect_stays_one(database: Path) -> None:
 async def test_an_idle_daemon_has_nothing_in_hand(tmp_path: Path) -> None:
     """Neither after a request nor after one that failed."""
     in_hand = InHand(tmp_path / "in-hand")
-    async with in_hand.hold(1, [5, 6]):
+    async with in_hand.hold_trials(1, [5, 6]):
         in_hand.let_go([5])
     with pytest.raises(ZeroDivisionError):
-        async with in_hand.hold(1, [7]):
+        async with in_hand.hold_trials(1, [7]):
             raise ZeroDivisionError
     in_hand.close()
     assert take_last_in_hand(tmp_path / "in-hand") == set()
@@ -107,13 +107,13 @@ async def test_suspects_are_in_hand_one_at_a_time_and_others_beside_them(tmp_pat
     seen: list[set[int]] = []
 
     async def hold(trial: int) -> None:
-        async with in_hand.hold(9, [trial]):
+        async with in_hand.hold_trials(9, [trial]):
             inside.add(trial)
             seen.append(set(inside))
             await anyio.lowlevel.checkpoint()
             inside.discard(trial)
 
-    async with in_hand.hold(9, [3]), anyio.create_task_group() as tasks:
+    async with in_hand.hold_trials(9, [3]), anyio.create_task_group() as tasks:
         for trial in (1, 2, 4, 1, 2, 4):
             tasks.start_soon(hold, trial)
     in_hand.close()
@@ -123,7 +123,7 @@ async def test_suspects_are_in_hand_one_at_a_time_and_others_beside_them(tmp_pat
 
 async def test_a_file_that_cannot_be_written_is_an_error_of_the_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="in-hand cannot be written"):
-        async with InHand(tmp_path / "gone" / "in-hand").hold(1, [2]):
+        async with InHand(tmp_path / "gone" / "in-hand").hold_trials(1, [2]):
             pass
 
 
@@ -142,7 +142,7 @@ async def main():
     in_hand = InHand(pathlib.Path(sys.argv[1]))
     while True:
         for base in range(1000, 9000, 1000):
-            async with in_hand.hold(1, range(base, base + 900)):
+            async with in_hand.hold_trials(1, range(base, base + 900)):
                 print(base, flush=True)
 
 anyio.run(main)

@@ -152,7 +152,9 @@ class Decisions:
         self._pause = threading.Event()
         self._has_daemon = True
 
-    def decide(self, origin: Origin, operation: str, problem: Problem, model: str | None, **declared: Any) -> Decision:
+    def make_decision(
+        self, origin: Origin, operation: str, problem: Problem, model: str | None, **declared: Any
+    ) -> Decision:
         """Return the decision about a kernel or an operator of the graph that this thread compiles.
 
         Args:
@@ -196,7 +198,7 @@ class Decisions:
         unsettled, self._graph.unsettled = self._graph.unsettled, set()
         return unsettled
 
-    def forget(self) -> None:
+    def forget_decisions(self) -> None:
         """Forget all decisions, as a new process does."""
         self._known.clear()
         self.take_unsettled()
@@ -205,7 +207,7 @@ class Decisions:
         from msgspec import structs
 
         key, label = decision.key, decision.label
-        if reason := _find_refusal(key).read():
+        if reason := _find_refusal(key).read_text():
             decision.is_settled = True
             leave_to_framework(FRAMEWORK, label, reason)
             return
@@ -234,7 +236,7 @@ class Decisions:
         self._has_daemon = answer is not None
         return answer
 
-    def record(
+    def record_decision(
         self,
         decision: Decision,
         configs: Sequence[Mapping[str, Any]],
@@ -273,7 +275,7 @@ class Decisions:
             leave_to_framework(FRAMEWORK, decision.label, f"its record cannot be written: {error}")
         except Exception as error:
             reason = str(error) if isinstance(error, NotTunable) else f"{type(error).__name__}: {error}"
-            _find_refusal(decision.key).write(reason)
+            _find_refusal(decision.key).write_text(reason)
             leave_to_framework(FRAMEWORK, decision.label, reason)
         else:
             account.record_key(decision.label, RECORDED)
@@ -290,13 +292,13 @@ class _Note(NamedTuple):
 
     path: Path
 
-    def read(self) -> str:
+    def read_text(self) -> str:
         try:
             return self.path.read_text()
         except OSError:
             return ""
 
-    def write(self, text: str) -> None:
+    def write_text(self, text: str) -> None:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.write_text(text)
@@ -310,9 +312,9 @@ def _find_refusal(key: CallKey) -> _Note:
 def _recall_origin(identity: str, origin: Origin) -> Origin:
     """Return what the user wrote, as an earlier start has noted it: a graph from Inductor's cache does not tell."""
     note = _Note(find_user_directories().cache / "inductor" / f"{identity}.origin")
-    known = note.read()
+    known = note.read_text()
     if origin.file and not known:
-        note.write(json.dumps(origin))
+        note.write_text(json.dumps(origin))
     return origin if origin.file or not known else Origin(*json.loads(known))
 
 

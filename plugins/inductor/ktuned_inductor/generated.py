@@ -110,7 +110,7 @@ def decide_kernel(kernel_name: str, source: str) -> Decision:
     assert device is not None
     sizes = re.findall(r"(\d+)", re.sub(r"'[^']*'", "", (_SIZES.search(decorator[0]) or ["", ""])[1]))
     dtype = _DTYPE.search(decorator[0])
-    return decisions.decide(
+    return decisions.make_decision(
         origins.pop(kernel_name, Origin()),
         re.sub(r"^triton_\w{3}_fused_|_?\d+$", "", kernel_name).strip("_")[:60] or decorator[1],
         {"size": "x".join(sizes), "dtype": "" if dtype is None else dtype[1].replace("fp", "f")},
@@ -197,7 +197,7 @@ def _record_launch(kernel: Any, decision: Decision, source: str, args: Sequence[
         file = f"{decision.declaration.module}.py"
         return call, copy_contents(captured, call.tensors), {file: make_plain_source(kernel_name, source).encode()}
 
-    decisions.record(decision, candidates, pack_call)
+    decisions.record_decision(decision, candidates, pack_call)
 
 
 def describe_launch(

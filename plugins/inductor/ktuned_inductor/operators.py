@@ -134,7 +134,7 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
     index = kernel_inputs.device().index
     decision = _decide(operator, source, shape, call.inputs[-1].dtype, index, tuple(call.tensors))
     if not decision.is_recorded:
-        decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+        decisions.record_decision(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
     _keep_decision(decision, call.choices)
     winner = by_name.get(decision.winner.get(CHOICE, ""))
     return library if winner is None else [winner]
@@ -184,7 +184,7 @@ def _record_convolution(
 ) -> None:
     from torch._inductor.virtualized import V
 
-    def describe(sizes: Any, strides: Any, dtype: Any) -> Layout:
+    def describe_layout(sizes: Any, strides: Any, dtype: Any) -> Layout:
         known: Any = V.graph.sizevars
         read = getattr(known, "optimization_hints", None) or known.size_hints
         shape, spans = (tuple(map(int, read(entries))) for entries in (sizes, strides))
@@ -193,15 +193,17 @@ def _record_convolution(
     index = layout.device.index
     call = OperatorCall(
         operator=CONVOLUTION,
-        inputs=tuple(describe(entry.get_size(), entry.get_stride(), entry.get_dtype()) for entry in input_nodes[:2]),
-        output=describe(layout.size, layout.stride, layout.dtype),
+        inputs=tuple(
+            describe_layout(entry.get_size(), entry.get_stride(), entry.get_dtype()) for entry in input_nodes[:2]
+        ),
+        output=describe_layout(layout.size, layout.stride, layout.dtype),
         scalars=_split_arguments(node)[1],
         symbolic=(),
         settings=read_settings(),
         device=_read_device(index),
         choices=names,
     )
-    decisions.record(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+    decisions.record_decision(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
 
 
 def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> list[Any]:
@@ -284,7 +286,7 @@ def _decide(
     """Return the decision about the operator of the node that Inductor lowers."""
     from torch._inductor.virtualized import V
 
-    return decisions.decide(
+    return decisions.make_decision(
         locate_origin([V.graph.current_node]),
         operator,
         {"shape": shape, "dtype": shorten_dtype(dtype)},

@@ -134,7 +134,7 @@ def check_kernels_and_graphs() -> None:
 
     def compile_softmax(columns: int) -> tuple[list[list[dict[str, Any]]], bool]:
         """Return the configs that were compiled for each kernel of a graph, and whether the graph was cached."""
-        decisions.forget()
+        decisions.forget_decisions()
         counters.clear()
         compiled.clear()
         with config.patch(max_autotune=True, coordinate_descent_tuning=True):
@@ -170,8 +170,8 @@ def check_products() -> None:
 
     decisions.find_link = _Link
     recorded: list[Any] = []
-    decisions.record = lambda decision, configs, pack_call: recorded.append(pack_call()[0])  # type: ignore[method-assign]
-    decisions.forget()
+    decisions.record_decision = lambda decision, configs, pack_call: recorded.append(pack_call()[0])  # type: ignore[method-assign]
+    decisions.forget_decisions()
     # Timing anything raises an error, because nothing can be launched.
     with config.patch(max_autotune=True, fx_graph_cache=False):
         compile_graph(lambda *tensors: (torch.bmm(*tensors),), [((4, 64, 128), "bfloat16"), ((4, 128, 64), "bfloat16")])

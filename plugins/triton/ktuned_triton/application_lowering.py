@@ -156,7 +156,7 @@ class BackgroundLowering:
                 self._thread = threading.Thread(target=self._lower_calls, name="ktuned-lowering", daemon=True)
                 self._thread.start()
 
-    def end(self) -> None:
+    def end_thread(self) -> None:
         """End the thread after the config that it is lowering."""
         self._is_ending.set()
         if self._thread is not None:
@@ -185,7 +185,7 @@ background_lowering = BackgroundLowering()
 
 @atexit.register
 def _end_thread() -> None:
-    background_lowering.end()
+    background_lowering.end_thread()
 
 
 def _begin_anew_after_fork() -> None:
