@@ -198,6 +198,12 @@ class Parts:
         async def pass_changes_on(changes: Changes, saved: bool) -> None:
             await renewal.react_to_changes(changes, saved)
 
+        async def inspect_kernel(name: str) -> None:
+            kernel = catalog.resolve_kernel(name)
+            root = catalog.find_root(kernel.file)
+            if root is not None:
+                await renewal.react_to_changes(await inspector.inspect_files(root, [kernel.file]), saved=False)
+
         repetition = self.repetition = Repetition(
             known,
             fleet=fleet,
@@ -213,6 +219,7 @@ class Parts:
             known=known,
             foreign_names=ForeignNames(catalog, inspector, traces),
             repetition=repetition,
+            inspect=inspect_kernel,
             publish=publish_event,
         )
         team_store = self.team_store = TeamStore(
@@ -233,12 +240,6 @@ class Parts:
             find_state=states.find_state,
             await_shared=team_store.await_first_look,
         )
-
-        async def inspect_kernel(name: str) -> None:
-            kernel = catalog.resolve_kernel(name)
-            root = catalog.find_root(kernel.file)
-            if root is not None:
-                await renewal.react_to_changes(await inspector.inspect_files(root, [kernel.file]), saved=False)
 
         jobs = self.jobs = Jobs(
             job_machine,

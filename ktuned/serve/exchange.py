@@ -7,7 +7,7 @@ reader of documents is imported only when it is needed, which saves an idle daem
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from os.path import basename
 from time import time
@@ -74,11 +74,15 @@ MAX_NAMED: Final = 5
 
 
 class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """Exports winners and imports others; ``publish`` announces imported ones that became winners here."""
+    """Exports winners and imports others; ``publish`` announces imported ones that became winners here.
+
+    ``inspect`` has a kernel's file inspected: an import that comes right after a save judges what was saved.
+    """
 
     known: Knowledge
     foreign_names: ForeignNames
     repetition: Repetition
+    inspect: Callable[[str], Awaitable[None]]
     publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -135,11 +139,16 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: There are too many winners.
             NotFound: The kernel is unknown here.
+            WorkerError: its file was saved just now and cannot be inspected.
         """
         if (count := document.count_winners()) > MAX_IMPORTED:
             raise UsageError(f"{count} winners are too many at once", hint=f"send {MAX_IMPORTED}")
+        catalog = self.known.catalog
         try:
-            kernel: KernelInfo = self.known.catalog.resolve_kernel(document.kernel)
+            kernel: KernelInfo = catalog.resolve_kernel(document.kernel)
+            if catalog.find_suspicion(kernel):
+                await self.inspect(kernel.name)
+                kernel = catalog.resolve_kernel(kernel.name)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
         kernel, valid, parts = await self._add_names(kernel, document, is_dry=dry_run)

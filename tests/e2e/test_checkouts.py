@@ -110,9 +110,9 @@ def test_winners_are_fresh_in_a_clone_of_another_user(tmp_path: Path) -> None:
         assert bob.client.lookup("it", {"n": 64}).status == "fresh"
 
         # The entry that differs is named by the import, and by what is shown afterwards.
-        bob.run_ktuned("forget", "it")
         (second_clone / "factor.txt").write_text("3")
-        bob.wait_until(lambda: bob.client.lookup("it", {"n": 64}).status != "fresh", "the edit")
+        bob.wait_until(lambda: bob.client.lookup("it", {"n": 64}).status == "stale", "the edit")
+        assert bob.run_ktuned("forget", "it").returncode == 0
         (decision,) = json.loads(bob.run_ktuned("import", "--json", str(files)).stdout)["winners"]
         assert (decision["taken"], decision["status"]) == (True, "stale")
         assert "factor.txt changed" in decision["reason"]

@@ -49,10 +49,15 @@ def make_document(*figures: tuple[float, float]) -> dict[str, Any]:
 
 def make_methods(parts: Parts) -> WinnerExchange:
     """Return the methods for exchange over a daemon's parts."""
+
+    async def inspect_kernel(name: str) -> None:
+        await parts.inspect_file()
+
     return WinnerExchange(
         known=parts.daemon.known,
         foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
         repetition=parts.daemon.repetition,
+        inspect=inspect_kernel,
         publish=parts.daemon.router.publish_event,
     )
 
@@ -147,6 +152,16 @@ async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other_docu
     header.write_text("#define VALUE 2\n")
     await parts.inspect_file()
     assert look_up_status(parts) == "stale"
+
+
+async def test_an_import_right_after_a_save_judges_what_was_saved(parts: Parts, other_document: dict[str, Any]) -> None:
+    """The watcher has seen the save, and no worker has inspected the file yet."""
+    header = parts.write_file("#define VALUE 1\n", "cfg.h")
+    kernel = await parts.inspect_file(make_kernel_text())
+    assert (await import_document(parts, other_document)).status == "fresh"
+    header.write_text("#define VALUE 2\n")
+    parts.catalog.mark_suspect_files({kernel.file})
+    assert (await import_document(parts, other_document, dry_run=True)).status == "stale"
 
 
 @pytest.mark.parametrize(
