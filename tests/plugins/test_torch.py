@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +44,15 @@ Compile = Callable[..., tuple[Compiled, Path]]
 
 TRACE_ONLY = {"backend": "eager"}
 """Options with which torch.compile traces but does not compile."""
+
+
+@pytest.fixture(autouse=True)
+def _compile_in_one_thread() -> Generator[None]:
+    """Inductor compiles in the calling thread, as in a worker; a pool's threads would outlive the test."""
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):
+        yield
 
 
 @pytest.fixture
