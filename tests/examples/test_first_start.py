@@ -89,7 +89,7 @@ def test_what_is_missing_is_named_before_anything_is_made(machine: Machine, miss
     if missing == "wheels":
         shutil.rmtree(machine.directory / "dist")
     else:
-        machine.add_python(**{missing: 1})
+        machine.add_python(version=int(missing == "version"), headers=int(missing == "headers"))
     done = machine.run_script()
     assert done.returncode == 1
     assert remedy in done.stderr
