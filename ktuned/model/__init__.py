@@ -54,6 +54,7 @@ from ktuned.model.keys import (
 from ktuned.model.objective import (
     ENERGY,
     EXACT,
+    JUDGED,
     LATENCY,
     NUMERICS,
     TOLERANCE,
@@ -151,6 +152,7 @@ __all__ = [
     "FAILURES",
     "FLOAT32",
     "HOME",
+    "JUDGED",
     "LATENCY",
     "MADE",
     "MEMORY",

@@ -10,6 +10,7 @@ from ktuned.catalog import Catalog, Traces, make_root_environment, read_problem
 from ktuned.devices import Machine, explain_unmeasurable
 from ktuned.fleet import Fleet
 from ktuned.model import (
+    LATENCY,
     PRESETS,
     KernelFileError,
     KernelInfo,
@@ -78,11 +79,13 @@ class Preparation:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment, machine = make_root_environment(root), self._known.machine
         found = machine.find_job_devices(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
-        objective = kernel.objective(job.objective)
+        objective = LATENCY if job.plan.is_judged else kernel.objective(job.objective)
         for device in found.devices:
             if unmeasurable := explain_unmeasurable(objective, device):
                 raise Unsupported(unmeasurable)
         context = machine.build_context(kernel, environment, job.problem, found.representative)
+        if job.plan.is_judged:
+            context = context.judged
         declared_default = kernel.default
         find_state = partial(self._find_state, kernel)
         anchor = job.plan.anchor or find_state().anchors.get((context.problem, context.device))

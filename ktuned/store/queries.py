@@ -42,6 +42,9 @@ MAX_TWINS = 8
 
 Order = Literal["newest", "fastest"]
 
+_TUNED = "contexts.measuring_version > 0"
+"""The condition that a trial was not judged, but is a tuning's."""
+
 _OF_CONTEXT = f"WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -227,7 +230,8 @@ class Queries:
         return self._reader.fetch_values(
             rows.decode_known_trial,
             f"""{rows.build_known_trials_sql(objective)} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
-                SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
+                SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) AND {_TUNED}
+                ORDER BY id DESC LIMIT ?)
                 AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
             ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
                 trials.outcome <> 'measured', {cost} IS NULL, {cost},
