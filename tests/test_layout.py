@@ -55,6 +55,7 @@ ORDER = (
     "fleet",
     "store",
     "worker",
+    "judging",
     "measuring",
     "checking",
     "search",
@@ -87,7 +88,7 @@ WORKER_MAY_IMPORT = {
     "model",
     "user_directories",
 }
-WORKER = {"worker", "measuring", "checking"}
+WORKER = {"worker", "judging", "measuring", "checking"}
 """The inside of a worker process."""
 
 PLUGINS_MAY_IMPORT = {"dropin", "declaration", "dependencies", "backends", "model"}

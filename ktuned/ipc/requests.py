@@ -359,6 +359,11 @@ class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
         known_us: the units' latencies in µs as far as they are known, if only the bits are wanted.
         hold_s: how long, in seconds, items may be held back, to be sent together.
         same_bits: how to compare bits; None to compare none.
+        judged: judge configs that are not trusted (:mod:`ktuned.judging`) instead of measuring configs that are. The
+            verdicts are in the results' details (``judged``). Nothing else of the request but ``preset``, ``quick`` and
+            ``peaks`` matters then.
+        quick: judge by fewer launches.
+        peaks: the device's limits, to find judged latencies that are below them.
     """
 
     first_phase: ClassVar = Phase.LOAD
@@ -373,6 +378,9 @@ class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
     known_us: tuple[float | None, ...] = ()
     hold_s: float = 0.0
     same_bits: SameBits | None = None
+    judged: bool = False
+    quick: bool = False
+    peaks: Peaks | None = None
 
 
 class Time(Request[replies.Measurement, Never], frozen=True):

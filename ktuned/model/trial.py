@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final, Self
 
 import msgspec
@@ -161,6 +162,34 @@ class FinalRounds(Stage, frozen=True):
     reference_spread_us: float | None = None
 
 
+class JudgeVerdict(StrEnum):
+    """What ``ktuned judge`` says of a candidate that is not trusted, from the best to the worst."""
+
+    RIGHT = "right"
+    REFUSED = "refused"
+    COMPILE_ERROR = "compile_error"
+    WRONG = "wrong"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    CHEATING = "cheating"
+
+
+class Judgement(Stage, frozen=True):
+    """The verdict on a config that was judged, and what it rests on.
+
+    Attributes:
+        verdict: a :class:`JudgeVerdict`; empty if the config was not judged.
+        reason: why, in one sentence.
+        checked: what was checked, each in a sentence.
+        not_enforced: what the system does not allow to enforce, each in a sentence.
+    """
+
+    verdict: str = ""
+    reason: str = ""
+    checked: tuple[str, ...] = ()
+    not_enforced: tuple[str, ...] = ()
+
+
 class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     """The facts about a trial besides its figures: a struct for each stage, empty if the trial did not get there.
 
@@ -175,6 +204,7 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     numerics: Numerics = Numerics()
     profile: Profile = Profile()
     final: FinalRounds = FinalRounds()
+    judged: Judgement = Judgement()
 
 
 NO_DETAIL: Final = TrialDetail()

@@ -1,0 +1,1 @@
+"""Judges programs that are not trusted: see ``docs/judge.md``."""
