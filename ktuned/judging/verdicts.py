@@ -1,4 +1,4 @@
-"""Verdicts: what the outcome of a judged trial says of its config, and what the verdicts on several problems say. No IO.
+"""Verdicts: what a judged trial's outcome says of its config, and what the verdicts on several problems say. No IO.
 
 A config that reached the referee has the referee's verdict in its trial's detail. All others ended before, because they
 do not compile, or beside it, because the referee itself died: their verdict follows from the outcome.
@@ -7,9 +7,11 @@ do not compile, or beside it, because the referee itself died: their verdict fol
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from ktuned.model import Judgement, JudgeVerdict, Outcome, TrialResult
+
+T = TypeVar("T")
 
 _VERDICTS: Final[Mapping[Outcome, JudgeVerdict]] = {
     Outcome.COMPILE_ERROR: JudgeVerdict.COMPILE_ERROR,
@@ -47,9 +49,9 @@ def find_worst(judgements: Iterable[Judgement]) -> Judgement:
     return max(judgements, key=lambda one: SEVERITY[JudgeVerdict(one.verdict)], default=nothing)
 
 
-def unite_sentences(judgements: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    """Return all sentences of several judgements, each once, in their order."""
-    return tuple(dict.fromkeys(sentence for sentences in judgements for sentence in sentences))
+def unite(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
+    """Return what several problems have shown, such as the sentences of their judgements, each once, in their order."""
+    return tuple(dict.fromkeys(one for group in groups for one in group))
 
 
 def compute_factor(base_us: float | None, latency_us: float | None) -> float | None:

@@ -4,6 +4,7 @@ Plain and frozen. They need only the standard library and msgspec, because worke
 """
 
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
+from ktuned.model.compiler_errors import MAX_ERRORS, CompilerError, find_compiler_errors
 from ktuned.model.device import (
     ARCHITECTURES,
     NO_COUNTER,
@@ -157,6 +158,7 @@ __all__ = [
     "JUDGED",
     "LATENCY",
     "MADE",
+    "MAX_ERRORS",
     "MEMORY",
     "NOT_TRIED",
     "NO_COUNTER",
@@ -179,6 +181,7 @@ __all__ = [
     "CallKey",
     "Checks",
     "Compiled",
+    "CompilerError",
     "Config",
     "Device",
     "DeviceModel",
@@ -239,6 +242,7 @@ __all__ = [
     "escape_controls_in_json",
     "escape_surrogates",
     "extend_digest",
+    "find_compiler_errors",
     "find_first_error",
     "find_rule_fault",
     "format_objective_suffix",

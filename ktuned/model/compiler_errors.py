@@ -10,7 +10,9 @@ import msgspec
 MAX_ERRORS: Final = 10
 """Errors of one message that are returned; later ones mostly follow from the first."""
 
-_GCC: Final = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<message>.+)$")
+_GCC: Final = re.compile(
+    r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<message>.+)$"
+)
 """GCC, Clang and linkers: ``gemm.cpp:3:7: error: expected ';'``."""
 
 _NVCC: Final = re.compile(
@@ -18,9 +20,7 @@ _NVCC: Final = re.compile(
 )
 """nvcc and NVRTC: ``gemm.cu(3): error: identifier "y" is undefined``."""
 
-_PTXAS: Final = re.compile(
-    r"^ptxas (?P<file>[^,\n]+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<message>.+)$"
-)
+_PTXAS: Final = re.compile(r"^ptxas (?P<file>[^,\n]+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<message>.+)$")
 _LINKER: Final = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+): (?P<message>undefined reference to .+)$")
 _PLACE: Final = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d+): (?P<message>.+)$")
 """ktuned's own errors in kernel files: ``tune_gemm.py:3: NameError: …``."""

@@ -613,7 +613,7 @@ class Jobs:
 
     async def _submit_given_up_configs(self, job: Job) -> None:
         """Request the configs whose compiles a job has given up for time, to be tried when nothing else waits."""
-        if job.plan.configs or PRESETS[job.plan.preset].straggler_times is None:
+        if job.plan.configs or job.plan.is_judged or PRESETS[job.plan.preset].straggler_times is None:
             return
         late = self._store.list_trials(job=job.id, outcome=Outcome.COMPILE_TIMEOUT)
         if late:

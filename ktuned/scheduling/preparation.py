@@ -12,6 +12,7 @@ from ktuned.fleet import Fleet
 from ktuned.model import (
     LATENCY,
     PRESETS,
+    Config,
     KernelFileError,
     KernelInfo,
     NotFound,
@@ -21,7 +22,7 @@ from ktuned.model import (
     UsageError,
     is_exact,
 )
-from ktuned.protocol import Job
+from ktuned.protocol import Job, Trial
 from ktuned.tuning import AwaitShared, Compiler, Grants, JobBrief, PresentKey, merge_deadlines
 
 
@@ -36,6 +37,18 @@ def find_present_key(
     environment = catalog.find_kernel_environment(kernel)
     found = machine.find_device(environment, kernel.backend, device)
     return PresentKey(kernel, problem, machine.build_context(kernel, environment, problem, found), objective)
+
+
+def find_judged_trial(
+    known: Knowledge, kernel: KernelInfo, problem: Problem, device: str, config: Config
+) -> Trial | None:
+    """Return a config's latest judged trial in the context of a measurement that is made now, if there is one.
+
+    Raises:
+        KtunedError: The kernel's root or the device does not exist.
+    """
+    present = find_present_key(known.catalog, known.machine, kernel, problem, device, LATENCY)
+    return known.store.find_trial(present.context.judged, config)
 
 
 class Preparation:

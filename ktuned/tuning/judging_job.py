@@ -4,8 +4,8 @@ A judged config is not trusted (:mod:`ktuned.judging`), so a judged job differs 
 
 * *Nothing is shared.* Each config has a request for itself, in a lane whose worker has run no config of a tuning.
 * *Nothing is taken over.* A config is judged again although it was judged before; only quarantined configs are not.
-* *Nothing wins.* The trials are in a context of their own (:attr:`~ktuned.store.Context.judged`), which lookups, exports
-  and later searches do not see. A job with bad configs has not failed, and is not given up.
+* *Nothing wins.* The trials are in a context of their own (:attr:`~ktuned.store.Context.judged`), which lookups,
+  exports and later searches do not see. A job with bad configs has not failed, and is not given up.
 
 The reference is timed while the first config compiles. It is timed once for all configs, which cannot disturb it.
 """
@@ -163,9 +163,7 @@ class Judging:
 
     def _make_attempt(self, trial: int, proposal: replies.Proposal) -> Attempt:
         unit = requests.UnitRef("", {}) if proposal.build is None else self.brief.make_unit(proposal.build)
-        return Attempt(
-            trial, proposal.config, unit, cores=proposal.cores, declares_cores=proposal.cores is not None
-        )
+        return Attempt(trial, proposal.config, unit, cores=proposal.cores, declares_cores=proposal.cores is not None)
 
     async def _judge_compiled(self, compiled: MemoryObjectReceiveStream[Attempt]) -> None:
         """Judge the compiled configs, one after the other."""
