@@ -103,9 +103,7 @@ class JudgeMethods:
         against = params.against
         file = against if isinstance(against, str) and against != WINNER else None
         if file is not None and not os.path.isabs(file):
-            raise UsageError(
-                f"against is {file!r}", hint="give winner, a config, or the absolute path of a kernel file"
-            )
+            raise UsageError(f"against is {file!r}", hint="give winner, a config, or a file's absolute path")
         request = TuningRequest(
             problem=params.problem,
             device=params.device,
