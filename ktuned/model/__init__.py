@@ -140,6 +140,7 @@ from ktuned.model.values import (
     median,
     sha256,
 )
+from ktuned.model.verdicts import compute_factor, find_worst, read_judgement, unite
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
@@ -232,6 +233,7 @@ __all__ = [
     "canonical",
     "choose_peaks",
     "choose_search_objective",
+    "compute_factor",
     "compute_gain",
     "compute_shares",
     "convert_to_cost",
@@ -245,6 +247,7 @@ __all__ = [
     "find_compiler_errors",
     "find_first_error",
     "find_rule_fault",
+    "find_worst",
     "format_objective_suffix",
     "get_project_name",
     "have_same_bits",
@@ -269,6 +272,7 @@ __all__ = [
     "needs_own_launches",
     "parse_key_problem",
     "read_device_kind",
+    "read_judgement",
     "read_objective",
     "read_variable",
     "reduce_digest",
@@ -276,5 +280,6 @@ __all__ = [
     "sha256",
     "strip_numerics",
     "suggest_name",
+    "unite",
     "with_numerics",
 ]

@@ -26,7 +26,7 @@ _PLACE: Final = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d+): (?P<mes
 """ktuned's own errors in kernel files: ``tune_gemm.py:3: NameError: …``."""
 
 _FRAME: Final = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
-_EXCEPTION: Final = re.compile(r"^(?P<message>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning)\b.*)$")
+_EXCEPTION: Final = re.compile(r"^(?P<message>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*|$))")
 _TRITON: Final = re.compile(r"^at (?P<line>\d+):(?P<column>\d+):$")
 """Triton counts lines from the function's own first line, and names no file."""
 

@@ -18,7 +18,6 @@ from msgspec.structs import asdict, replace
 
 from ktuned.answers import Knowledge
 from ktuned.catalog import complete_config
-from ktuned.judging.verdicts import compute_factor, find_worst, judge_result, unite
 from ktuned.model import (
     MAX_ERRORS,
     Config,
@@ -30,8 +29,12 @@ from ktuned.model import (
     Outcome,
     UsageError,
     canonical,
+    compute_factor,
     compute_shares,
     find_compiler_errors,
+    find_worst,
+    read_judgement,
+    unite,
 )
 from ktuned.protocol import (
     JUDGE,
@@ -242,14 +245,14 @@ class _Judged(msgspec.Struct, frozen=True):
 def _judge_trial(job: Job, trial: Trial | None) -> Judgement:
     """Return the judgement on a trial of an ended job; without a trial, its job failed or did not try the config."""
     if trial is not None:
-        return judge_result(trial.result)
+        return read_judgement(trial.result)
     failed = job.message.partition("\n")[0] or f"the job was {job.state}"
     return Judgement(JudgeVerdict.REFUSED, _NOT_IN_SPACE if job.state is JobState.DONE else failed)
 
 
 def _read_latency_us(trial: Trial) -> float | None:
     """Return a trial's latency in µs, if it is right."""
-    return trial.latency_us if judge_result(trial.result).verdict == JudgeVerdict.RIGHT else None
+    return trial.latency_us if read_judgement(trial.result).verdict == JudgeVerdict.RIGHT else None
 
 
 def _describe_candidate(config: Config, judged: Sequence[_Judged]) -> Candidate:

@@ -24,8 +24,7 @@ from msgspec import structs
 
 from ktuned.fleet import COURTESY_S, DeadlineExpired, Fleet, Lane, LaneSick, RequestFailed, WorkerDied
 from ktuned.ipc import replies, requests
-from ktuned.judging.verdicts import judge_result
-from ktuned.model import JUDGED, PRESETS, JudgeVerdict, Outcome, Role, StoreError, TrialResult
+from ktuned.model import JUDGED, PRESETS, JudgeVerdict, Outcome, Role, StoreError, TrialResult, read_judgement
 from ktuned.protocol import ChannelInfo, JobState, PublishEvent, Trial, TrialDone
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.compile_stage import CompileStage, Enqueue
@@ -134,8 +133,10 @@ class Judging:
             await self._record_stopped_trials()
 
     async def _propose_configs(self, enqueue: Enqueue) -> None:
-        """Have the configs' Builds made, and start each config."""
+        """Have the configs' Builds made, and start each config that the space holds."""
         brief, plan = self.brief, self.brief.job.plan
+        if plan.configs and not any(await brief.check_configs(plan.configs)):
+            return
         async with self._fleet.lend_worker(Role.EXPLORE, brief.environment) as worker:
             async with self._fleet.gate.hold_for_computing(COURTESY_S), brief.in_hand.hold_trials(brief.job.id):
                 found = await open_space(worker, brief.make_explore_request(), brief.kernel, brief.deadlines)
@@ -218,7 +219,7 @@ class Judging:
         self.progress.add_cost("open_s", attempt.open_s)
         self.progress.add_cost("lane_s", result.lane_s)
         self.progress.count_outcome(result, is_default=attempt.config == brief.kernel.default)
-        self._verdicts[judge_result(result).verdict] += 1
+        self._verdicts[read_judgement(result).verdict] += 1
         kernel = brief.kernel
         trial = Trial(
             **structs.asdict(result),

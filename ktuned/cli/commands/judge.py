@@ -112,7 +112,8 @@ def _make_row(candidate: Candidate, problem: JudgedProblem) -> list[str]:
 def _explain_verdict(candidate: Candidate) -> Iterator[str]:
     if candidate.verdict is JudgeVerdict.RIGHT:
         return
-    yield f"{text.format_values(candidate.config)}: {candidate.verdict}: {text.first_line(candidate.reason)}"
+    reason = "" if candidate.errors else f": {text.first_line(candidate.reason)}"
+    yield f"{text.format_values(candidate.config)}: {candidate.verdict}{reason}"
     for error in candidate.errors:
         place = f"{error.file}:{error.line}" if error.column is None else f"{error.file}:{error.line}:{error.column}"
         yield f"  {place}: {text.first_line(error.message)}"

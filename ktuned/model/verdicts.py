@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
-from ktuned.model import Judgement, JudgeVerdict, Outcome, TrialResult
+from ktuned.model.trial import Judgement, JudgeVerdict, TrialResult
+from ktuned.model.values import Outcome
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ SEVERITY: Final = {verdict: place for place, verdict in enumerate(JudgeVerdict)}
 """How bad a verdict is, from the best to the worst."""
 
 
-def judge_result(result: TrialResult) -> Judgement:
+def read_judgement(result: TrialResult) -> Judgement:
     """Return the judgement on a trial that has ended: the referee's, or else the one that its outcome implies.
 
     Only the referee can find a config right: without its judgement a measured config is refused.
