@@ -8,7 +8,7 @@ import pytest
 from ktuned.protocol import JudgeAnswer
 from tests.daemon_parts import Parts, make_kernel_text
 from tests.fake_tensors import REFERENCE
-from tests.serve.test_methods import CountingPeer
+from tests.serve.test_methods import Methods
 
 pytestmark = pytest.mark.anyio
 
@@ -18,10 +18,8 @@ SPACE = "space(does=['work', 'wrong', 'segfault', 'compile_error', 'raise', 'uns
 
 async def judge(parts: Parts, **params: Any) -> JudgeAnswer:
     """Call the method ``judge`` while jobs run."""
-    handler = parts.api.handlers["judge"]
     async with parts.run_jobs():
-        answer = await handler.handle(handler.read_params(params), CountingPeer())
-    return msgspec.convert(msgspec.to_builtins(answer), JudgeAnswer)
+        return msgspec.convert(await Methods(parts).call_method("judge", **params), JudgeAnswer)
 
 
 async def inspect_judged_kernel(parts: Parts, **options: str) -> None:
