@@ -16,7 +16,7 @@ from ktuned_client import Client
 @click.command()
 @click.argument("kernel", shell_complete=complete_kernel)
 @click.option(
-    "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials with this outcome."
+    "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Delete only trials with this outcome."
 )
 @json_option
 def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
