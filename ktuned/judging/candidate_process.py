@@ -1,0 +1,242 @@
+"""The candidate's process, seen from the referee: born of a nursery, stopped except when it answers, killed at the end.
+
+A nursery is a process that has imported a backend (:mod:`ktuned.judging.candidate`). It forks the next candidate's
+process ahead of time, so that a judgement waits neither for imports nor for the sandbox.
+
+The candidate is stopped (``SIGSTOP``) whenever the referee does not wait for an answer: while inputs are written, while
+outputs are read. The clock runs from the moment before it goes on to the moment after it was stopped again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from time import monotonic, perf_counter_ns, sleep
+from typing import Any
+
+import msgspec
+
+from ktuned.ipc import frames
+from ktuned.judging.candidate import Answer, Birth, Born, Message, send_message
+from ktuned.judging.process_watch import ProcessFacts, continue_process, read_facts, stop_process
+from ktuned.judging.sandbox import Sandbox
+from ktuned.model import Device, JudgeVerdict, Outcome
+
+BIRTH_S = 60.0
+"""Deadline of a birth; the first one waits for the import of torch."""
+
+STOP_S = 5.0
+END_S = 1.0
+"""How long a process that has closed its socket may take to end, before it is killed."""
+
+_HIDDEN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT")
+
+
+class Ended(Exception):
+    """The judgement of a candidate has ended, with a verdict."""
+
+    def __init__(self, verdict: JudgeVerdict, outcome: Outcome, reason: str, *, signal_name: str = "") -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.outcome = outcome
+        self.reason = reason
+        self.signal_name = signal_name
+
+
+def make_cheating(reason: str) -> Ended:
+    """Return the end of a candidate that has cheated."""
+    return Ended(JudgeVerdict.CHEATING, Outcome.MISMATCH, reason)
+
+
+class CandidateProcess:
+    """A candidate's process.
+
+    Args:
+        connection: the socket to it.
+        scratch: its directory, which is removed when it is killed.
+
+    Attributes:
+        not_enforced: what the system does not allow to enforce.
+    """
+
+    def __init__(self, connection: socket.socket, scratch: str) -> None:
+        self._connection = connection
+        self._scratch = scratch
+        self._decoder = frames.Decoder()
+        self._answers: list[bytes] = []
+        self._born: Born | None = None
+
+    def await_birth(self) -> None:
+        """Wait until the process has confined itself.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        if self._born is None:
+            try:
+                born = self._receive_answer(BIRTH_S)
+            except Ended as ended:
+                raise RuntimeError("a candidate's process could not be started") from ended
+            assert isinstance(born, Born)
+            self._born = born
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What the system does not allow to enforce, in sentences."""
+        return () if self._born is None else self._born.not_enforced
+
+    def ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Answer, int]:
+        """Let the process go on until it answers; return the answer, and how long the process ran, in ns.
+
+        Raises:
+            Ended: it ended, hung, or did not answer as it was asked.
+        """
+        self.await_birth()
+        assert self._born is not None
+        pid = self._born.pid
+        send_message(self._connection, message, descriptors)
+        began = perf_counter_ns()
+        continue_process(pid)
+        answer = self._receive_answer(deadline_s)
+        with suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)
+        elapsed_ns = perf_counter_ns() - began
+        if not stop_process(pid, STOP_S):
+            raise self._explain_end()
+        if self._answers or select.select([self._connection], [], [], 0)[0]:
+            raise make_cheating("it sent the judge an answer that nobody had asked for")
+        if isinstance(answer, Born):
+            raise make_cheating("it forged an answer to the judge")
+        return answer, elapsed_ns
+
+    def read_facts(self) -> ProcessFacts:
+        """Return what the stopped process consists of."""
+        assert self._born is not None
+        return read_facts(self._born.pid)
+
+    def _receive_answer(self, deadline_s: float) -> Answer:
+        end = monotonic() + deadline_s
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while not self._answers:
+            if not poll.poll(max(0.0, end - monotonic()) * 1000):
+                raise Ended(JudgeVerdict.HUNG, Outcome.HUNG, f"it did not answer within {deadline_s:.3g} s")
+            try:
+                data = self._connection.recv(1 << 16)
+                self._answers += self._decoder.feed(data)
+            except ConnectionError:
+                data = b""
+            except frames.FrameError as error:
+                raise make_cheating("it forged an answer to the judge") from error
+            if not data:
+                raise self._explain_end()
+        try:
+            answer: Answer = msgspec.msgpack.decode(self._answers.pop(0), type=Answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise make_cheating("it forged an answer to the judge") from error
+        return answer
+
+    def _explain_end(self) -> Ended:
+        """Return how the process ended."""
+        end = monotonic() + END_S
+        status = None
+        while self._born is not None and status is None and monotonic() < end:
+            pid, found = os.waitpid(self._born.outer, os.WNOHANG)
+            if pid:
+                status = found
+                self._born = None
+            else:
+                sleep(0.001)  # noqa: TID251 - it ends at once, or never
+        if status is None:
+            return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, "it closed its connection to the judge")
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, f"it ended its process, with exit code {code}")
+        name = signal.Signals(-code).name
+        return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, f"{name} ended its process", signal_name=name)
+
+    def kill(self) -> None:
+        """Kill the process and all that it has started, and remove its directory."""
+        if self._born is None:
+            # It may be about to confine itself.
+            with suppress(Exception):
+                self.await_birth()
+        self._connection.close()
+        if self._born is not None:
+            for pid in (self._born.pid, self._born.outer):
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(self._born.outer, 0)
+            self._born = None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+class Nursery:
+    """Starts candidates' processes, each ahead of time.
+
+    Args:
+        backend: the name of the backend whose configs they load.
+        device: where they run.
+        hidden, readable: directories, as :class:`~ktuned.judging.sandbox.Sandbox` takes them.
+    """
+
+    def __init__(self, backend: str, device: Device, hidden: tuple[str, ...], readable: tuple[str, ...]) -> None:
+        self.key = backend, device, hidden, readable
+        self._hidden = hidden
+        self._readable = readable
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [sys.executable, "-m", "ktuned.judging.candidate", str(theirs.fileno()), str(os.getpid()), backend]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN_VARIABLES)}
+        self._process = subprocess.Popen(
+            [*command, msgspec.json.encode(device).decode()],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+        theirs.close()
+        self._next: CandidateProcess | None = None
+
+    def prepare_next(self) -> None:
+        """Start the next candidate's process, unless it was started before."""
+        if self._next is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            scratch = tempfile.mkdtemp(prefix="candidate-")
+            sandbox = Sandbox(os.getpid(), scratch, self._hidden, self._readable)
+            with theirs:
+                send_message(self._control, Birth(sandbox), (theirs.fileno(),))
+            self._next = CandidateProcess(ours, scratch)
+
+    def take_next(self) -> CandidateProcess:
+        """Return a process that has run no candidate yet.
+
+        Raises:
+            RuntimeError: none can be started.
+        """
+        self.prepare_next()
+        assert self._next is not None
+        self._next.await_birth()
+        taken, self._next = self._next, None
+        return taken
+
+    def close(self) -> None:
+        """End the nursery and the process that it has started ahead."""
+        if self._next is not None:
+            self._next.kill()
+            self._next = None
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def find_interpreter_directories() -> tuple[str, ...]:
+    """Return the directories that Python itself and its modules are in."""
+    found: list[Any] = [sys.prefix, sys.base_prefix, *sys.path]
+    return tuple(dict.fromkeys(os.path.realpath(path) for path in found if path and os.path.isdir(path)))
