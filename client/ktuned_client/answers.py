@@ -79,7 +79,7 @@ class DaemonUnavailable(Exception):
 
 
 class LoadError(Exception):
-    """A hit has no winner that can be loaded here; the message says why, and what to do."""
+    """A hit has no winner that may be loaded here; the message says why, and what to do."""
 
 
 class DaemonSilent(DaemonUnavailable):
@@ -156,20 +156,26 @@ class Hit(NamedTuple):
     objective: str | None = None
     expected_loss: float | None = None
 
-    def load(self, *, device: str | None = None, default: Callable[..., Any] | None = None) -> Any:
-        """Return the compiled winner as a callable, which takes the tensors of ``inputs`` by their names.
+    def load(self, *, device: str | None = None, default: Callable[..., Any] | None = None, stale: bool = False) -> Any:
+        """Return the compiled winner of a fresh answer as a callable, which takes the tensors of ``inputs`` by name.
 
         Loading takes milliseconds, so keep the result for as long as ``artifact`` stays the same.
 
         Args:
             device: the device that it runs on (``cuda:1``); by default the first one.
-            default: the callable to return if there is no compiled winner for this problem.
+            default: the callable to return if there is no such winner for this problem.
+            stale: whether the winner of a stale answer may be loaded, too; it may compute what an older source says.
 
         Raises:
-            LoadError: there is no compiled winner and no ``default``, or the backend's plugin is not installed here.
+            LoadError: there is no such winner and no ``default``, or the backend's plugin is not installed here.
             Exception: the plugin's own error: the artifact is damaged, the device cannot run it.
         """
-        return _load_winner(self, device, default)
+        reason = _explain_refusal(self, stale)
+        if not reason:
+            return _load_winner(self, device)
+        if default is not None:
+            return default
+        raise LoadError(f"{self.kernel} has no winner to load for {_describe_problem(self.problem)}: {reason}")
 
     @property
     def age_s(self) -> float | None:
@@ -177,19 +183,14 @@ class Hit(NamedTuple):
         return None if self.decided is None else max(0.0, time.time() - self.decided)
 
 
-def _load_winner(hit: Hit, device: str | None, default: Callable[..., Any] | None) -> Any:
-    """Return a hit's winner as a callable, or ``default`` if there is none; see :meth:`Hit.load`.
+def _load_winner(hit: Hit, device: str | None) -> Any:
+    """Return a hit's winner as a callable; see :meth:`Hit.load`.
 
     Raises:
-        LoadError: there is no compiled winner and no ``default``, or ktuned is not installed here.
+        LoadError: ktuned is not installed here.
     """
     from importlib.metadata import entry_points
 
-    reason = _explain_missing(hit)
-    if reason:
-        if default is not None:
-            return default
-        raise LoadError(f"{hit.kernel} has no compiled winner for {_describe_problem(hit.problem)}: {reason}")
     artifact = str(hit.artifact)
     for point in entry_points(group=LOADERS, name="winner"):
         return point.load()(artifact, hit.file, device, hit.problem)
@@ -198,11 +199,22 @@ def _load_winner(hit: Hit, device: str | None, default: Callable[..., Any] | Non
     raise LoadError(f"{hit.kernel} cannot be loaded: its backend is not installed for this Python; {remedy}")
 
 
-def _explain_missing(hit: Hit) -> str:
-    """Return why a hit has no winner to load; empty if it has one."""
+_CAUSES: Final = {
+    "stale": "something has changed since the winner was measured; `ktuned lookup KERNEL --why` names it",
+    "near": "the winner is another problem's; `ktuned tune` tunes this one",
+    "default": "not tuned yet for this problem",
+    "unknown": "the daemon does not know the kernel; `ktuned tune PATH` or `ktuned add PATH` makes it known",
+}
+"""Why an answer has its status, if its message does not say so."""
+
+
+def _explain_refusal(hit: Hit, stale: bool) -> str:
+    """Return why a hit's winner may not be loaded; empty if it may."""
+    if hit.status != "fresh" and not (stale and hit.status == "stale"):
+        remedy = "; load(stale=True) loads it all the same" if hit.status == "stale" and hit.artifact else ""
+        return f"the answer is {hit.status!r}: {hit.message or _CAUSES.get(hit.status, 'no reason is known')}{remedy}"
     if hit.artifact is None:
-        reason = f" ({hit.message})" if hit.message else ""
-        return f"the answer is {hit.status!r}{reason}"
+        return f"the {hit.status} winner has no compiled artifact here"
     if hit.measured is not None:
         # The artifact's launch sizes and scalars are those of the other problem.
         return (

@@ -20,6 +20,7 @@ from ktuned.backends.contract import (
     Layout,
     Unit,
     compile_together,
+    read_layout,
     unknown_tensor,
 )
 from ktuned.backends.cpu import CpuTicks, read_ticks
@@ -112,6 +113,7 @@ __all__ = [
     "on_path",
     "process_directory",
     "ptxas",
+    "read_layout",
     "read_ticks",
     "redirect_compiler",
     "refuse_unit",

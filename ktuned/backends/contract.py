@@ -56,6 +56,15 @@ EnergyCounter = Callable[[], float]
 """Returns the joules that a device has used since some fixed moment."""
 
 
+def read_layout(tensor: Any) -> Layout | None:
+    """Return the layout of a tensor or an array; a sparse tensor has no strides, and thus no layout."""
+    if str(getattr(tensor, "layout", "")).startswith("torch.sparse"):
+        return None
+    if hasattr(tensor, "stride"):
+        return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride())
+    return str(tensor.dtype), tuple(tensor.shape), tuple(step // tensor.itemsize for step in tensor.strides)
+
+
 @dataclass(frozen=True)
 class Build:
     """Result of a kernel function: the recipe to compile and call one config, as plain values.
@@ -229,6 +238,7 @@ class Backend(ABC):
         lowers: whether it has :meth:`lower`, so that compile workers import none of the user's code.
         needs_kernel_file: whether :meth:`load` reads ``unit.kernel_file`` or files beside it.
         times_on_host: whether a launch ends with its work even on a GPU, so that the host's clock can time it.
+        reads_strides: whether a call reads the strides of its tensors, so that an application may pass any view.
         reports_time: whether a launch returns its own time whatever the kernel file says.
         decisive_files: the required files that, together with the Build, decide everything that runs: a measurement of
             one artifact then holds for all others with the same bytes. Empty if other code runs as well, such as a
@@ -245,6 +255,7 @@ class Backend(ABC):
     required_files: ClassVar[tuple[str, ...]]
     decisive_files: ClassVar[tuple[str, ...]] = ()
     times_on_host: ClassVar[bool] = False
+    reads_strides: ClassVar[bool] = False
     reports_time: ClassVar[bool] = False
     lowers: ClassVar[bool] = False
     needs_kernel_file: ClassVar[bool] = False

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ktuned.backends import cpu
-from ktuned.backends.contract import Absent, Backend, Kernel, Launch, Unit
+from ktuned.backends.contract import Absent, Backend, Kernel, Launch, Layout, Unit, read_layout
 from ktuned.backends.cuda import cuda_devices
 from ktuned.backends.registry import Registry
 from ktuned.ipc import DamagedArtifact, manifest
 from ktuned.model import BackendError, Device, NotFound, canonical, listed
 
-ANY = -1
-"""Stands for any size in a shape."""
-
 MOST_ACCEPTED = 1_000
-"""Most combinations of shapes that a callable remembers as right; a combination takes some 500 bytes."""
+"""Most combinations of layouts that a callable remembers as right; a combination takes some 500 bytes."""
 
 GPU_PREFIX = "sm_"
 """Prefix of the targets of NVIDIA's GPUs, and of no other device."""
@@ -31,13 +29,25 @@ class LoadedKernel:
     """
 
     def __init__(
-        self, name: str, kernel: Kernel, tensors: tuple[str, ...], device: str, allowed: Sequence[manifest.Tensors]
+        self,
+        name: str,
+        kernel: Kernel,
+        tensors: tuple[str, ...],
+        device: str,
+        known: Mapping[str, manifest.Tensors],
+        problem: Mapping[str, Any] | None = None,
+        *,
+        reads_strides: bool = False,
     ) -> None:
         self.name = name
         self.tensors = tensors
         self._kernel = kernel
         self._device = device
-        self._allowed = allowed
+        # If the artifact was measured for other problems alone, as in a bucket, their sizes do not count.
+        exact = None if problem is None else known.get(canonical(problem))
+        self._takes_any_size = exact is None
+        self._known = list(known.values()) if exact is None else [exact]
+        self._reads_strides = reads_strides
         self._accepted: set[tuple[Any, ...]] = set()
 
     def __call__(self, *args: Any, **tensors: Any) -> Any:
@@ -63,31 +73,47 @@ class LoadedKernel:
         named = tensors if not args and tensors.keys() == set(self.tensors) else self._order_tensors(args, tensors)
         kinds = tuple([_find_kind(named[name]) for name in self.tensors])
         if kinds not in self._accepted:
-            self._check_tensors(dict(zip(self.tensors, kinds, strict=True)))
+            for name in self.tensors:
+                self._check_tensor(name, named[name])
             if len(self._accepted) >= MOST_ACCEPTED:
                 self._accepted.clear()
             self._accepted.add(kinds)
         return named
 
-    def _check_tensors(self, kinds: Mapping[str, tuple[Any, ...]]) -> None:
-        """Check the dtype, shape and device of each tensor: a kernel that gets others reads past their ends.
+    def _check_tensor(self, name: str, tensor: Any) -> None:
+        """Check a tensor's dtype, shape, strides and device: a kernel that gets others reads past its end.
 
         Raises:
-            TypeError: a dtype is another one.
-            ValueError: a shape or a device is.
+            TypeError: it is no tensor, or its dtype is another one.
+            ValueError: its shape, its strides or its device is, or it is read-only.
         """
-        for name, (dtype, shape, device) in kinds.items():
-            wanted = [one[name] for one in self._allowed if name in one]
-            dtypes = {known for known, _ in wanted}
-            found = str(dtype).removeprefix("torch.")
-            if dtypes and found not in dtypes:
-                raise TypeError(f"{self!r}: {name} is {found}, and the winner was measured with {', '.join(dtypes)}")
-            if wanted and not any(_fits(tuple(shape), known) for _, known in wanted):
-                such = " or ".join(sorted({_format_shape(known) for _, known in wanted}))
-                raise ValueError(f"{self!r}: {name} has the shape {_format_shape(shape)}, and the problem has {such}")
-            place = "cpu" if device is None else str(device)
-            if place not in (self._device, self._device.removesuffix(":0")):
-                raise ValueError(f"{self!r}: {name} is on {place}, and the winner was loaded for {self._device}")
+        if not hasattr(tensor, "stride") and not hasattr(tensor, "strides"):
+            raise TypeError(f"{self!r}: {name} is a {type(tensor).__name__}, not a tensor")
+        if not getattr(getattr(tensor, "flags", None), "writeable", True):
+            raise ValueError(f"{self!r}: {name} is a read-only array: pass a copy of it")
+        place = str(getattr(tensor, "device", None) or "cpu")
+        if place not in (self._device, self._device.removesuffix(":0")):
+            raise ValueError(f"{self!r}: {name} is on {place}, and the winner was loaded for {self._device}")
+        layout = read_layout(tensor)
+        wanted = [tensors[name] for tensors in self._known if name in tensors]
+        if layout is None or not wanted:
+            return
+        found, shape, strides = layout
+        if found not in (dtypes := {dtype for dtype, _, _ in wanted}):
+            raise TypeError(f"{self!r}: {name} is {found}, and the winner was measured with {', '.join(dtypes)}")
+        fitting = [known for known in wanted if self._fits_shape(shape, known[1])]
+        if not fitting:
+            such = " or ".join(sorted({_format_shape(known, is_any=self._takes_any_size) for _, known, _ in wanted}))
+            raise ValueError(f"{self!r}: {name} has the shape {_format_shape(shape)}, and the problem has {such}")
+        if not self._reads_strides and not any(_fits_strides(shape, strides, known) for known in fitting):
+            such = " or ".join(sorted({str(known) for _, _, known in fitting}))
+            raise ValueError(
+                f"{self!r}: {name} has the strides {strides}, and the winner was measured with {such}: "
+                "pass a copy that has these"
+            )
+
+    def _fits_shape(self, shape: tuple[int, ...], known: tuple[int, ...]) -> bool:
+        return len(shape) == len(known) if self._takes_any_size else shape == known
 
     def _order_tensors(self, args: tuple[Any, ...], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         if len(args) > len(self.tensors):
@@ -105,30 +131,33 @@ class LoadedKernel:
 
 
 def _find_kind(tensor: Any) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, getattr(tensor, "device", None)
+    """Return, fast, all that :meth:`LoadedKernel._check_tensor` reads. No two tensors that it tells apart are equal."""
+    try:
+        strides = tensor.stride() if hasattr(tensor, "stride") else (tensor.strides, tensor.flags.writeable)
+        return tensor.dtype, tensor.shape, strides, getattr(tensor, "device", None)
+    except (AttributeError, RuntimeError):
+        # A sparse tensor has a device to check, and anything else is refused.
+        return type(tensor), getattr(tensor, "device", None)
 
 
-def _fits(shape: tuple[int, ...], known: tuple[int, ...]) -> bool:
-    """Return whether a shape is a known one; ``ANY`` stands for any size."""
-    return len(shape) == len(known) and all(one in (size, ANY) for one, size in zip(known, shape, strict=True))
+def _fits_strides(shape: tuple[int, ...], strides: tuple[int, ...], known: Layout) -> bool:
+    """Return whether strides are those of a known tensor, or both are contiguous; a size of 1 needs no stride."""
+    _, known_shape, known_strides = known
+    if _is_contiguous(known_shape, known_strides):
+        return _is_contiguous(shape, strides)
+    return all(size == 1 or one == other for size, one, other in zip(shape, strides, known_strides, strict=True))
 
 
-def _format_shape(shape: Sequence[int]) -> str:
-    sizes = ["any" if size == ANY else str(size) for size in shape]
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    return all(
+        size == 1 or stride == math.prod(shape[axis + 1 :])
+        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True))
+    )
+
+
+def _format_shape(shape: Sequence[int], *, is_any: bool = False) -> str:
+    sizes = ["any" if is_any else str(size) for size in shape]
     return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
-
-
-def find_allowed_tensors(directory: Path, problem: Mapping[str, Any] | None) -> list[manifest.Tensors]:
-    """Return the tensors that an artifact may be called with for a problem: those that it was measured with.
-
-    If it was measured for other problems alone, as in a bucket, their dtypes and numbers of dimensions count.
-    """
-    known = manifest.read_tensors(directory)
-    if problem is not None and (exact := known.get(canonical(problem))) is not None:
-        return [exact]
-    return [
-        {name: (dtype, (ANY,) * len(shape)) for name, (dtype, shape) in tensors.items()} for tensors in known.values()
-    ]
 
 
 def load_winner(
@@ -175,8 +204,15 @@ def load_winner(
         target=recipe.target,
     )
     found_device = _find_device(backend, recipe.target, device)
-    kernel, allowed = backend.load(directory, unit, found_device), find_allowed_tensors(directory, problem)
-    return LoadedKernel(recipe.kernel, kernel, build.tensors, str(found_device.name), allowed)
+    return LoadedKernel(
+        recipe.kernel,
+        backend.load(directory, unit, found_device),
+        build.tensors,
+        str(found_device.name),
+        manifest.read_tensors(directory),
+        problem,
+        reads_strides=backend.reads_strides,
+    )
 
 
 def _find_device(backend: Backend, target: str, name: str | None) -> Device:

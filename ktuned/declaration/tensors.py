@@ -187,11 +187,9 @@ def find_layout(entry: Any) -> Layout | None:
     if isinstance(entry, TensorSpec):
         strides = tuple(math.prod(entry.shape[axis + 1 :]) for axis in range(len(entry.shape)))
         return entry.dtype, entry.shape, strides
-    if str(getattr(entry, "layout", "")).startswith("torch.sparse"):
-        return None
-    if hasattr(entry, "stride"):
-        return str(entry.dtype).removeprefix("torch."), tuple(entry.shape), tuple(entry.stride())
-    return str(entry.dtype), tuple(entry.shape), tuple(step // entry.itemsize for step in entry.strides)
+    from ktuned.backends import read_layout
+
+    return read_layout(entry)
 
 
 def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> torch.Tensor:

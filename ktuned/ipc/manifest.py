@@ -21,8 +21,8 @@ MANIFEST_NAME = "manifest.json"
 TENSORS_NAME = "tensors.json"
 """A file beside the manifest, which grows with each problem that the artifact is measured for: the tensors of each."""
 
-Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
-"""The dtype and the shape of each tensor of a problem, by name."""
+Tensors = Mapping[str, tuple[str, tuple[int, ...], tuple[int, ...]]]
+"""The dtype, the shape, and the strides in elements of each tensor of a problem, by name."""
 
 MANIFEST_VERSION = 1
 

@@ -120,14 +120,17 @@ class Publication:
 
     async def run_until_cancelled(self) -> None:
         """Publish the winners of all kernels, and confirm that the daemon watches files, until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._confirm_watch_periodically)
-            await self._publish_kernels(FIRST_SLICE_S)
-            while True:
-                await self._change.wait()
-                self._change = anyio.Event()
-                await self._publish_kernels()
-                await anyio.sleep(SHORTEST_PAUSE_S)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._confirm_watch_periodically)
+                await self._publish_kernels(FIRST_SLICE_S)
+                while True:
+                    await self._change.wait()
+                    self._change = anyio.Event()
+                    await self._publish_kernels()
+                    await anyio.sleep(SHORTEST_PAUSE_S)
+        finally:
+            self._table.end_watch()
 
     async def _confirm_watch_periodically(self) -> None:
         while True:

@@ -29,7 +29,8 @@ not be given at all, because they were forgotten, are *revoked*: the generation'
 another upper half are absent. Kernels that share a slot only cause each other unnecessary requests.
 
 **Fresh only while watched.** The header says until when (``CLOCK_MONOTONIC``) a daemon watches the files behind fresh
-answers. A running daemon moves that time ahead every few seconds; once it has passed, fresh answers count as stale.
+answers. A running daemon moves that time ahead every few seconds; once it has passed, fresh answers count as stale. A
+daemon that stops ends the watch itself, so only a killed daemon's answers stay fresh until then.
 
 A file never grows. To get a larger table, the daemon writes a new file beside the old one, renames it to the table's
 name, and then marks the old file as replaced and changes all its generations, so that every reader looks for the new
@@ -148,6 +149,11 @@ class WinnerTable:
     def confirm_watch(self) -> None:
         """Confirm that this daemon watches the files behind fresh answers; the confirmation is valid for WATCHED_S."""
         self._words[WATCHED_WORD] = clock_gettime_ns(CLOCK_MONOTONIC) + int(WATCHED_S * 1e9)
+
+    def end_watch(self) -> None:
+        """End the watch now, and every kept answer: from here on, entries are only a last resort."""
+        self._words[WATCHED_WORD] = clock_gettime_ns(CLOCK_MONOTONIC)
+        self.bump_all_generations()
 
     def publish_entry(self, kernel: str, key: bytes, payload: bytes, *, asks_first: bool = False) -> bool:
         """Publish an entry under a kernel's present generation; return whether there was room for it.

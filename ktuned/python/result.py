@@ -107,13 +107,13 @@ class Result:
         with Client() as client:
             return Trials(load_all_trials(client, wanted))
 
-    def load(self, *, device: str | None = None) -> Any:
+    def load(self, *, device: str | None = None, stale: bool = False) -> Any:
         """Return the winner as a callable, which takes the tensors of ``inputs`` by their names.
 
         Raises:
             LoadError: see :meth:`ktuned_client.Hit.load`.
         """
-        return self.hit.load(device=device)
+        return self.hit.load(device=device, stale=stale)
 
     def to_pandas(self) -> Any:
         """Return the trials as a data frame; see :meth:`Trials.to_pandas`."""

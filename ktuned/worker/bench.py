@@ -18,11 +18,11 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ktuned.backends import Backend, Kernel, Registry
+from ktuned.backends import Backend, Kernel, Registry, read_layout
 from ktuned.checking import (
     DEFAULT_CONFIG,
     Guards,
@@ -132,7 +132,8 @@ class Bench:
         costs = Costs(
             strip_numerics(choose_search_objective(objective)), partial(kernel.evaluate_metrics, request.problem)
         )
-        self._described = canonical(request.problem), _describe_tensors(data.tensors)
+        layouts = {name: layout for name, tensor in data.tensors.items() if (layout := read_layout(tensor))}
+        self._described = canonical(request.problem), layouts
         self._open = OpenProblem(
             request.device,
             data,
@@ -414,10 +415,3 @@ def _digest_identity(kernel: DeclaredKernel, problem: Problem, data: ProblemData
     work = repr(kernel.evaluate_work(problem))
     identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
     return hashlib.sha256(identity.encode()).hexdigest()
-
-
-def _describe_tensors(tensors: Mapping[str, Any]) -> manifest.Tensors:
-    return {
-        name: (str(tensor.dtype).removeprefix("torch."), tuple(map(int, tensor.shape)))
-        for name, tensor in tensors.items()
-    }

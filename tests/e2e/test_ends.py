@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ktuned_client import Client, LoadError
 from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import Daemon, make_kernel_text
 
@@ -48,6 +49,22 @@ def test_a_job_ends_if_its_file_becomes_wrong_meanwhile(daemon: Daemon) -> None:
         gate.open()
         jobs = [event["job_state"] for event in tuning if event["type"] == "job_done"]
     assert [job["state"] for job in jobs] in (["failed"], ["done"])
+
+
+def test_no_answer_is_fresh_after_a_stop(daemon: Daemon) -> None:
+    """The table says so itself: nobody watches the files, also for an answer that a process keeps."""
+    daemon.tune(path=str(daemon.write_kernel(TEXT)))
+    # Once, so that the daemon publishes it, and again, from the table.
+    assert {daemon.client.lookup("it", dict(n=64)).status for _ in range(2)} == {"fresh"}
+    assert daemon.stop() == 0
+    kept = daemon.client.lookup("it", dict(n=64))
+    with Client(str(daemon.socket)) as other:
+        asked = other.lookup("it", dict(n=64))
+    for hit in (kept, asked):
+        assert (hit.status, hit.config) == ("stale", dict(us=20.0, tag="a"))
+        assert "no daemon serves" in hit.message
+        with pytest.raises(LoadError, match="the answer is 'stale': no daemon serves"):
+            hit.load()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda one: one.name)

@@ -4,10 +4,12 @@ import timeit
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ktuned.backends import load_winner
+from ktuned.backends.winner import _fits_strides
 from ktuned_client import Client, Hit, LoadError
 from tests.e2e.harness import Daemon
 
@@ -105,7 +107,7 @@ def test_wrong_tensors_are_named(client: Client, args: tuple[int, ...], tensors:
 def test_without_a_winner_there_is_the_default_or_a_reason(client: Client) -> None:
     """A problem that was never tuned has no compiled winner."""
     hit = client.lookup("compiled", {"n": 65})
-    with pytest.raises(LoadError, match="no compiled winner for n=65: the answer is 'near'"):
+    with pytest.raises(LoadError, match="no winner to load for n=65: the answer is 'near': the winner is another"):
         hit.load()
     assert hit.load(default=torch.add) is torch.add
 
@@ -134,6 +136,34 @@ def test_a_winner_refuses_other_tensors(client: Client, kernel: str) -> None:
     assert torch.equal(y, 2 * x)
 
 
+def test_a_compiled_winner_refuses_views(client: Client) -> None:
+    """A kernel that was compiled for contiguous tensors reads a view's neighbours; a function of torch does not."""
+    call, eager = (client.lookup(kernel, {"n": 64}).load() for kernel in ("compiled", "eager"))
+    y, strided = torch.empty(64), torch.rand(128)[::2]
+    for run in (call, call.bind):
+        with pytest.raises(ValueError, match=r"x has the strides \(2,\), and the winner was measured with \(1,\)"):
+            run(strided, y)
+    with pytest.raises(ValueError, match=r"x has the strides \(2,\)"):
+        call(strided.numpy(), y.numpy())
+    eager(strided, y)
+    assert torch.equal(y, 2 * strided)
+    call(strided.contiguous().numpy(), y)
+    assert torch.equal(y, 2 * strided)
+
+
+def test_what_is_no_writable_tensor_is_refused(client: Client) -> None:
+    """A list and a read-only array each get one line that names them."""
+    call = client.lookup("compiled", {"n": 64}).load()
+    x, y = np.zeros(64, "float32"), np.empty(64, "float32")
+    for _ in range(2):
+        with pytest.raises(TypeError, match="x is a list, not a tensor"):
+            call([0.0] * 64, y)
+    call(x, y)
+    x.flags.writeable = False
+    with pytest.raises(ValueError, match="x is a read-only array: pass a copy of it"):
+        call(x, y)
+
+
 def test_an_artifact_that_is_loaded_for_any_size_checks_the_rest(client: Client) -> None:
     """The number of dimensions and the dtypes are those that it was measured with."""
     hit = client.lookup("eager", {"n": 32})
@@ -145,6 +175,25 @@ def test_an_artifact_that_is_loaded_for_any_size_checks_the_rest(client: Client)
         call(x.view(4, 8), y)
     with pytest.raises(TypeError, match="float16"):
         call(x.half(), y)
+
+
+@pytest.mark.parametrize(
+    ("known", "shape", "strides", "fits"),
+    [
+        (((4, 8), (8, 1)), (4, 8), (8, 1), True),
+        (((4, 8), (8, 1)), (4, 8), (1, 4), False),
+        (((4, 8), (1, 4)), (4, 8), (1, 4), True),
+        (((4, 8), (1, 4)), (4, 8), (8, 1), False),
+        (((4, 8), (8, 1)), (1, 8), (99, 1), True),
+        (((4, 8), (8, 1)), (2, 16), (16, 1), True),
+        (((4, 8), (0, 1)), (4, 8), (0, 1), True),
+    ],
+)
+def test_strides_fit_what_was_measured(
+    known: tuple[tuple[int, ...], tuple[int, ...]], shape: tuple[int, ...], strides: tuple[int, ...], fits: bool
+) -> None:
+    """A size of 1 needs no stride, and contiguous tensors of other sizes fit each other."""
+    assert _fits_strides(shape, strides, ("float32", *known)) is fits
 
 
 def test_the_check_of_known_shapes_is_cheap(client: Client) -> None:
@@ -180,5 +229,7 @@ def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, tmp_path: 
     x, y = torch.rand(64), torch.empty(64)
     exported = offline_client.lookup("compiled", {"n": 64})
     assert isinstance(exported, Hit)
-    exported.load()(x, y)
+    with pytest.raises(LoadError, match=r"is 'stale': from .*: not checked against .*; load\(stale=True\) loads it"):
+        exported.load()
+    exported.load(stale=True)(x, y)
     torch.testing.assert_close(y, 2 * x)

@@ -55,6 +55,7 @@ class Torch(backends.Backend):
     compiling_variables = (*COMPILING_VARIABLES, "PYTORCH_*", "TORCHINDUCTOR_*", "TORCH_*", "TRITON_*")
     required_files = (KERNEL_FILE,)
     needs_kernel_file = True
+    reads_strides = True
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of torch, Triton, this plugin and the C++ compiler that Inductor calls."""
