@@ -126,7 +126,7 @@ class NumPyTensors:
         strides: tuple[int, ...],
         first: int,
     ) -> Any:
-        """Return a tensor on ``size`` bytes of a buffer from ``start`` on, with its first element ``first`` bytes later.
+        """Return a tensor on ``size`` bytes of a buffer from ``start`` on; its first element is ``first`` bytes later.
 
         Strides are in elements.
         """

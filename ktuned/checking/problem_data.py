@@ -351,9 +351,7 @@ class ProblemData:
             return replace(file_verdict, message=f"{unwritten[0]} was never written; {file_verdict.message}")
         return verdict
 
-    def _compare_with_expected(
-        self, tensors: Mapping[str, Any], expected: Mapping[str, Any] | None = None
-    ) -> Verdict:
+    def _compare_with_expected(self, tensors: Mapping[str, Any], expected: Mapping[str, Any] | None = None) -> Verdict:
         """Compare outputs with the expected ones. If none are expected, the verdict is good."""
         kernel = self._kernel
         return compare_outputs(

@@ -187,7 +187,6 @@ class ProblemInputs:
         seed_text = self._seed_text + (f" inputs {seed}" if seed else "")
         return {name: self._make_tensor(name, spec, seed_text) for name, spec in changed if spec is not None}
 
-
     def write_fresh_inputs(self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float) -> bool:
         """Write inputs with other random numbers, drawn by a secret; return whether any were.
 

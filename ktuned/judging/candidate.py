@@ -1,7 +1,7 @@
 """The candidate's process: loads one config that is not trusted, and launches it when the referee orders it.
 
-``python -m ktuned.judging.candidate`` is the *nursery*, which has imported everything that candidates of a backend need,
-and forks one process for each. It runs no code of a candidate, so all of them start from the same state.
+:func:`main` is the *nursery*: a process that has imported everything that candidates of a backend need, and forks one
+process for each. It runs no code of a candidate, so all of them start from the same state.
 
 A candidate's process confines itself (:mod:`ktuned.judging.sandbox`), and then answers the referee's messages. Nothing
 here is protected from the candidate's code: it may change this module, the tensors and the answers. So nothing here
@@ -19,14 +19,13 @@ import gc
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
-from ktuned.backends import Launch, Registry, Unit
+from ktuned.backends import Kernel, Launch, Registry, Unit
 from ktuned.checking import choose_library
 from ktuned.ipc import frames, parent
 from ktuned.judging.arena import Arena, Layout
@@ -42,15 +41,40 @@ class Birth(msgspec.Struct, frozen=True):
     sandbox: Sandbox
 
 
+class PlainUnit(msgspec.Struct, frozen=True):
+    """A config's compiled unit as plain data: a :class:`~ktuned.backends.Unit`, its backend and its artifact."""
+
+    backend: str
+    artifact: str
+    key: str
+    build: Mapping[str, Any]
+    sources: tuple[str, ...]
+    kernel_file: str
+    kernel: str
+    target: str
+    lowered: bytes
+
+    @classmethod
+    def from_unit(cls, unit: Unit, backend: str, artifact: Path) -> PlainUnit:
+        """Return a unit as plain data."""
+        sources, build = tuple(map(str, unit.sources)), unit.build.to_plain()
+        file = str(unit.kernel_file)
+        return cls(backend, str(artifact), unit.key, build, sources, file, unit.kernel, unit.target, unit.lowered)
+
+    def load(self, registry: Registry, device: Device) -> Kernel:
+        """Load the artifact."""
+        backend = registry.load(self.backend)
+        sources, build = tuple(map(Path, self.sources)), backend.build.from_plain(self.build)
+        unit = Unit(self.key, build, sources, Path(self.kernel_file), self.kernel, self.target, self.lowered)
+        return backend.load(Path(self.artifact), unit, device)
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """To a candidate, with the memory's descriptor: load a config. Without a ``backend``, its launches do nothing."""
+    """To a candidate, with the memory's descriptor: load a config. Without a unit, its launches do nothing."""
 
     layout: Layout
     device: Device
-    backend: str = ""
-    artifact: str = ""
-    unit: Mapping[str, Any] = {}
-    build: Mapping[str, Any] = {}
+    unit: PlainUnit | None = None
 
 
 class Bind(msgspec.Struct, frozen=True, tag=True):
@@ -137,7 +161,8 @@ def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Regis
         if os.fork():
             os._exit(0)
         while os.getppid() != referee:
-            time.sleep(0.0002)  # noqa: TID251 - the process in between ends at once
+            # The process in between ends at once.
+            os.sched_yield()
         outer = os.getpid()
         confinement = enter_sandbox(birth.sandbox._replace(descriptors=(descriptor,)))
         with socket.socket(fileno=descriptor) as connection:
@@ -192,12 +217,8 @@ class Candidate:
         library = choose_library(message.device)
         self._arena = Arena(message.layout, library, descriptor)
         os.close(descriptor)
-        if message.backend:
-            backend = self._registry.load(message.backend)
-            unit = msgspec.convert(
-                {**message.unit, "build": backend.build.from_plain(message.build)}, Unit, strict=False
-            )
-            self._bind = backend.load(Path(message.artifact), unit, message.device).bind
+        if message.unit is not None:
+            self._bind = message.unit.load(self._registry, message.device).bind
 
     def _bind_sets(self, count: int) -> None:
         import numpy
@@ -222,7 +243,3 @@ class Candidate:
             for words in touched[place]:
                 bitwise_or(words, words, words)
             launches[place]()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

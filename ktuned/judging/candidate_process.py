@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from time import monotonic, perf_counter_ns, sleep
+from time import monotonic, perf_counter_ns
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from ktuned.judging.process_watch import ProcessFacts, continue_process, read_fa
 from ktuned.judging.sandbox import Sandbox
 from ktuned.model import Device, JudgeVerdict, Outcome
 
+_NURSERY = "import sys; from ktuned.judging import candidate; candidate.main(sys.argv[1:])"
 BIRTH_S = 60.0
 """Deadline of a birth; the first one waits for the import of torch."""
 
@@ -36,7 +37,8 @@ STOP_S = 5.0
 END_S = 1.0
 """How long a process that has closed its socket may take to end, before it is killed."""
 
-_HIDDEN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT")
+_HIDDEN_VARIABLES = "KTUNED_"
+_OBSERVED_BY = ("LD_PRELOAD", "LD_AUDIT")
 
 
 class Ended(Exception):
@@ -145,15 +147,15 @@ class CandidateProcess:
 
     def _explain_end(self) -> Ended:
         """Return how the process ended."""
-        end = monotonic() + END_S
         status = None
-        while self._born is not None and status is None and monotonic() < end:
-            pid, found = os.waitpid(self._born.outer, os.WNOHANG)
-            if pid:
-                status = found
+        if self._born is not None:
+            descriptor = os.pidfd_open(self._born.outer)
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            if poll.poll(END_S * 1000):
+                status = os.waitpid(self._born.outer, 0)[1]
                 self._born = None
-            else:
-                sleep(0.001)  # noqa: TID251 - it ends at once, or never
+            os.close(descriptor)
         if status is None:
             return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, "it closed its connection to the judge")
         code = os.waitstatus_to_exitcode(status)
@@ -193,13 +195,12 @@ class Nursery:
         self._hidden = hidden
         self._readable = readable
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = [sys.executable, "-m", "ktuned.judging.candidate", str(theirs.fileno()), str(os.getpid()), backend]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN_VARIABLES)}
+        command = [sys.executable, "-c", _NURSERY, str(theirs.fileno()), str(os.getpid()), backend]
         self._process = subprocess.Popen(
             [*command, msgspec.json.encode(device).decode()],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env=_make_environment(),
         )
         theirs.close()
         self._next: CandidateProcess | None = None
@@ -234,6 +235,17 @@ class Nursery:
         self._control.close()
         self._process.kill()
         self._process.wait()
+
+
+def _make_environment() -> dict[str, str]:
+    """Return the variables of this process without those of ktuned. No observer runs in a candidate's process."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN_VARIABLES)}
+    for name in _OBSERVED_BY:
+        kept = [one for one in found.pop(name, "").split(":") if one and "ktuned_observer" not in one]
+        found |= {name: ":".join(kept)} if kept else {}
+    if sys.pycache_prefix is not None:
+        found["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    return found
 
 
 def find_interpreter_directories() -> tuple[str, ...]:

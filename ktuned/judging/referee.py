@@ -35,14 +35,11 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
-
-from ktuned.backends import Unit
 from ktuned.checking import PATTERN, ProblemData
 from ktuned.judging.arena import MAX_SETS, Arena, plan_layout
-from ktuned.judging.candidate import Bind, Finished, Load, Message, Order, Raised
+from ktuned.judging.candidate import Bind, Finished, Load, Message, Order, PlainUnit, Raised
 from ktuned.judging.candidate_process import CandidateProcess, Ended, Nursery, make_cheating
 from ktuned.judging.process_watch import ProcessFacts, describe_changes
 from ktuned.measuring import Samples, make_failed_result
@@ -72,14 +69,6 @@ LEAST_ORDER_S, SLOWER = 2.0, 20
 
 FRESH_S = 0.02
 """Seconds that the kernel file's code may take to make the inputs of an order."""
-
-
-class Candidate(NamedTuple):
-    """A config that is to be judged: its unit, its artifact's directory and its backend's name."""
-
-    unit: Unit
-    artifact: str
-    backend: str
 
 
 class Referee:
@@ -118,14 +107,12 @@ class Referee:
         """End the referee's own process."""
         self.calibrator.kill()
 
-    def judge_candidate(
-        self, candidate: Candidate, begin_phase: Callable[[Phase], None], *, is_quick: bool
-    ) -> TrialResult:
+    def judge_candidate(self, unit: PlainUnit, begin_phase: Callable[[Phase], None], *, is_quick: bool) -> TrialResult:
         """Judge a config. Its process has ended when this returns, and the next one's was started."""
         process = self._nursery.take_next()
         judging = _Judging(self, process, begin_phase, is_quick=is_quick)
         try:
-            result = judging.judge_candidate(candidate)
+            result = judging.judge_candidate(unit)
         except Ended as ended:
             result = make_ended_result(ended, judging.phase)
         finally:
@@ -157,24 +144,15 @@ class _Judging:
         self._varies = True
         self._begun: ProcessFacts | None = None
 
-    def judge_candidate(self, candidate: Candidate) -> TrialResult:
+    def judge_candidate(self, unit: PlainUnit) -> TrialResult:
         """Load, launch, time and check the config.
 
         Raises:
             Ended: it is not right.
         """
         self._enter_phase(Phase.LOAD)
-        arena, unit = self._referee.arena, candidate.unit
-        plain = {name: getattr(unit, name) for name in unit.__struct_fields__ if name != "build"}
-        load = Load(
-            arena.layout,
-            self._referee.device,
-            candidate.backend,
-            candidate.artifact,
-            msgspec.to_builtins(plain, enc_hook=str),
-            unit.build.to_plain(),
-        )
-        self._ask(load, LOAD_S, (arena.descriptor,))
+        arena = self._referee.arena
+        self._ask(Load(arena.layout, self._referee.device, unit), LOAD_S, (arena.descriptor,))
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
         self._carry_out_order(1, LAUNCH_S, must_compare=True)
@@ -300,7 +278,9 @@ class _Judging:
         arena = self._referee.arena
         outputs = {name: arena.view_sets(name, self._bound)[place] for name in self._data.roles.outputs}
         begun = {name: tensors[place] for name, tensors in inputs.items()}
-        verdict = self._data.judge_launch(begun, {name: self._library.pack_tensor(one) for name, one in outputs.items()})
+        verdict = self._data.judge_launch(
+            begun, {name: self._library.pack_tensor(one) for name, one in outputs.items()}
+        )
         if verdict.ok:
             return
         message = f"{verdict.message} (launch {self._launches})"
@@ -317,9 +297,8 @@ class _Judging:
         if not self._launches:
             return ()
         return (
-            f"{self._launches:,} launches, each on inputs and addresses drawn at random, by a clock outside the process",
-            f"{self._compared:,} of them, drawn at random after they had run, were compared with expected outputs that the "
-            "process never had",
+            f"{self._launches:,} launches, each on inputs drawn at random, were timed by a clock outside the process",
+            f"{self._compared:,} of them, drawn at random after they had run, were compared with the expected outputs",
             "each had written its outputs, and nothing else, when the process was stopped",
         )
 
