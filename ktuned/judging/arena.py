@@ -26,10 +26,16 @@ import msgspec
 if TYPE_CHECKING:
     from ktuned.checking import Span, TensorLibrary
 
-MAX_BYTES = 32 << 20
-"""Most memory for sets. A single set may be larger."""
+SETS_BYTES = 4 << 20
+"""Memory for small sets, which stays in the last cache while the referee writes it and the candidate reads it."""
 
-MAX_SETS = 2048
+FEW_SETS, FEW_SETS_BYTES = 4, 16 << 20
+"""So many sets may take more memory. A single set may take any."""
+
+MAX_SETS = 1024
+
+PRIVATE_CACHE_BYTES = 1 << 20
+"""Sets up to this size are touched before each launch: under ``tune``, they are in a core's own cache."""
 
 _BODY = 64
 """Alignment of the end of a tensor: a cache line."""
@@ -65,6 +71,11 @@ class Layout(msgspec.Struct, frozen=True):
     sets: int
 
     @property
+    def is_touched(self) -> bool:
+        """True if each set is brought into a core's own cache before a launch."""
+        return sum(size for _, size in self.bodies) <= PRIVATE_CACHE_BYTES
+
+    @property
     def total_bytes(self) -> int:
         """The size of the whole memory."""
         return self.sets * self.set_bytes
@@ -98,7 +109,8 @@ def plan_layout(values: Mapping[str, Any], spans: Iterable[Span], library: Tenso
             fields[name] = Field(name, dtype, shape, strides, start, size, start + first)
     if missing := values.keys() - fields.keys():
         raise ValueError(min(missing))
-    sets = max(1, min(MAX_SETS, MAX_BYTES // max(end, 1)))
+    few = min(FEW_SETS, FEW_SETS_BYTES // max(end, 1))
+    sets = max(1, few, min(MAX_SETS, SETS_BYTES // max(end, 1)))
     return Layout(tuple(fields[name] for name in values), tuple(bodies), max(end, mmap.PAGESIZE), sets)
 
 

@@ -230,7 +230,7 @@ class Candidate:
             self._touched.append(
                 tuple(
                     numpy.frombuffer(self._arena.memory, "uint64", size // 8, base + start)
-                    for start, size in layout.bodies
+                    for start, size in (layout.bodies if layout.is_touched else ())
                 )
             )
             self._launches.append(self._bind(self._arena.view_set(place)))

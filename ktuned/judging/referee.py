@@ -34,8 +34,9 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from statistics import median
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from ktuned.checking import PATTERN, ProblemData
 from ktuned.judging.arena import MAX_SETS, Arena, plan_layout
@@ -45,16 +46,18 @@ from ktuned.judging.process_watch import ProcessFacts, describe_changes
 from ktuned.measuring import Samples, make_failed_result
 from ktuned.model import Device, Judgement, JudgeVerdict, Outcome, Phase, Timing, TrialDetail, TrialResult
 
-ORDER_US = 4_000.0
-"""How long the launches of an order take together: continuing and stopping a process takes some 50 µs."""
+ORDER_US = 1_000.0
+"""How long the launches of an order take together. Continuing and stopping a process takes some 50 µs; a longer order
+is more often disturbed by other programs.
+"""
 
 FIRST_LAUNCHES = 8
 """Launches of the second order, by which the latency is estimated."""
 
 UNTIMED_ORDERS = 3
-ORDERS, QUICK_ORDERS = 9, 5
-FEWEST_ORDERS = 3
-TIMING_S, QUICK_TIMING_S = 2.0, 0.5
+ORDERS, QUICK_ORDERS = 40, 15
+FEWEST_ORDERS = 4
+TIMING_S, QUICK_TIMING_S = 0.6, 0.25
 """Seconds after which there are no further orders, but for the fewest."""
 
 FEWEST_COMPARED, MOST_COMPARED = 3, 90
@@ -69,6 +72,13 @@ LEAST_ORDER_S, SLOWER = 2.0, 20
 
 FRESH_S = 0.02
 """Seconds that the kernel file's code may take to make the inputs of an order."""
+
+
+class OrderTime(NamedTuple):
+    """How long an order took, in µs, and how long the same order takes with launches that do nothing."""
+
+    elapsed_us: float
+    overhead_us: float
 
 
 class Referee:
@@ -157,7 +167,8 @@ class _Judging:
         self._enter_phase(Phase.FIRST_LAUNCH)
         self._carry_out_order(1, LAUNCH_S, must_compare=True)
         few = min(FIRST_LAUNCHES, arena.layout.sets)
-        each_us = self._carry_out_order(few, LAUNCH_S)
+        first = self._carry_out_order(few, LAUNCH_S)
+        each_us = (first.elapsed_us - first.overhead_us) / few
         count = min(arena.layout.sets, math.ceil(ORDER_US / max(each_us, ORDER_US / MAX_SETS)))
         deadline_s = LEAST_ORDER_S + SLOWER * count * max(each_us, 1.0) / 1e6
         if count > few:
@@ -167,13 +178,16 @@ class _Judging:
         self._begun = self._process.read_facts()
         if self._begun.children:
             raise make_refusal("it has started a process, which the judge cannot stop")
-        samples = Samples()
         surely_compared = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_COMPARED - 1))
+        orders: list[OrderTime] = []
         end = monotonic() + self._timing_s
-        while len(samples) < self._orders and (len(samples) < FEWEST_ORDERS or monotonic() < end):
-            must_compare = len(samples) in surely_compared
-            samples.add_sample(self._carry_out_order(count, deadline_s, must_compare=must_compare))
+        while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
+            orders.append(self._carry_out_order(count, deadline_s, must_compare=len(orders) in surely_compared))
         self._enter_phase(Phase.CHECK)
+        overhead_us = median(find_undisturbed([order.overhead_us for order in orders]))
+        samples = Samples()
+        for elapsed_us in find_undisturbed([order.elapsed_us for order in orders]):
+            samples.add_sample((elapsed_us - overhead_us) / count)
         if samples.median_us <= 0:
             raise make_refusal("its launches take no time that could be measured")
         low_us, high_us = samples.interval_us
@@ -200,8 +214,8 @@ class _Judging:
             raise make_refusal(answer.message)
         raise Ended(JudgeVerdict.CRASHED, Outcome.LAUNCH_ERROR, answer.message)
 
-    def _carry_out_order(self, count: int, deadline_s: float, *, must_compare: bool = False) -> float:
-        """Have the candidate launch on ``count`` sets; return how long a launch took, in µs.
+    def _carry_out_order(self, count: int, deadline_s: float, *, must_compare: bool = False) -> OrderTime:
+        """Have the candidate launch on ``count`` sets; return how long that took.
 
         Raises:
             Ended: a launch failed, or something that it left is not as it must be.
@@ -209,11 +223,11 @@ class _Judging:
         if count > self._bound:
             self._ask(Bind(count), LOAD_S)
             self._bound = count
+        arena = self._referee.arena
         with self._use_one_thread():
             inputs = self._write_sets(count)
         places = self._random.sample(range(count), count)
         order = Order(self._random.getrandbits(63), array.array("H", places).tobytes())
-        _, overhead_ns = self._referee.calibrator.ask(order, deadline_s)
         answer, elapsed_ns = self._ask(order, deadline_s)
         self._launches += count
         if answer.number != order.number:
@@ -223,7 +237,10 @@ class _Judging:
         with self._use_one_thread():
             self._check_sets(count, inputs)
         self._compare_launches(places, inputs, must_compare=must_compare)
-        return (elapsed_ns - overhead_ns) / count / 1000
+        if arena.layout.is_touched:
+            self._write_again(count, inputs)
+        _, overhead_ns = self._referee.calibrator.ask(order, deadline_s)
+        return OrderTime(elapsed_ns / 1000, overhead_ns / 1000)
 
     def _write_sets(self, count: int) -> dict[str, Any]:
         """Write new inputs and the poison into ``count`` sets; return copies of what launches begin with, by name."""
@@ -231,13 +248,23 @@ class _Judging:
         sets = {name: arena.view_sets(name, count) for name in self._data.tensors}
         begun = {name: tensors for name, tensors in sets.items() if name not in roles.poisoned}
         self._varies = self._data.write_fresh_inputs(begun, secrets.token_hex(16), FRESH_S) or not begun
+        inputs = {name: self._library.pack_tensor(tensors) for name, tensors in begun.items()}
+        # The poison comes last, as under `tune`: what was written last is in the caches.
         for name in roles.poisoned:
             self._library.poison_tensor(sets[name])
-        inputs = {name: self._library.pack_tensor(tensors) for name, tensors in begun.items()}
         if self._data.has_setup:
             for place in range(count):
                 self._data.set_up(arena.view_set(place))
         return inputs
+
+    def _write_again(self, count: int, inputs: Mapping[str, Any]) -> None:
+        """Write the same into the sets, so that the caches are as they were before the candidate's launches."""
+        for name in self._data.tensors:
+            tensors = self._referee.arena.view_sets(name, count)
+            if name in inputs:
+                self._library.copy_elements(inputs[name], tensors)
+            else:
+                self._library.poison_tensor(tensors)
 
     def _check_sets(self, count: int, inputs: Mapping[str, Any]) -> None:
         """Check cheaply what all launches have left.
@@ -320,6 +347,11 @@ class _Judging:
             yield
         finally:
             module.set_num_threads(threads)
+
+
+def find_undisturbed(times_us: list[float]) -> list[float]:
+    """Return the faster half of the times: other programs only make an order slower."""
+    return sorted(times_us)[: (len(times_us) + 1) // 2]
 
 
 def make_refusal(reason: str) -> Ended:
