@@ -4,7 +4,9 @@ A nursery is a process that has imported a backend (:mod:`ktuned.judging.candida
 process ahead of time, so that a judgement waits neither for imports nor for the sandbox.
 
 The candidate is stopped (``SIGSTOP``) whenever the referee does not wait for an answer: while inputs are written, while
-outputs are read. The clock runs from the moment before it goes on to the moment after it was stopped again.
+outputs are read. The clock runs from the moment before it goes on to the moment after it was stopped again. Linux tells
+how long the candidate's thread waited for a core meanwhile. If no other thread of the candidate worked, nothing can
+have been done for it in that time, so it is subtracted. Otherwise a busy machine would disturb most orders.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ import sys
 import tempfile
 from contextlib import suppress
 from time import monotonic, perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ktuned.ipc import frames
 from ktuned.judging.candidate import Answer, Birth, Born, Message, send_message
-from ktuned.judging.process_watch import ProcessFacts, continue_process, read_facts, stop_process
+from ktuned.judging.process_watch import ProcessFacts, continue_process, read_cpu_time, read_facts, stop_process
 from ktuned.judging.sandbox import Sandbox
 from ktuned.model import Device, JudgeVerdict, Outcome
 
@@ -34,6 +36,9 @@ BIRTH_S = 60.0
 """Deadline of a birth; the first one waits for the import of torch."""
 
 STOP_S = 5.0
+OTHERS_SHARE = 0.01
+"""Share of an order in which other threads than the launching one may work unnoticed."""
+
 END_S = 1.0
 """How long a process that has closed its socket may take to end, before it is killed."""
 
@@ -55,6 +60,29 @@ class Ended(Exception):
 def make_cheating(reason: str) -> Ended:
     """Return the end of a candidate that has cheated."""
     return Ended(JudgeVerdict.CHEATING, Outcome.MISMATCH, reason)
+
+
+class RunTime(NamedTuple):
+    """How long a process ran, and how long of that it waited for a core, in µs."""
+
+    elapsed_us: float
+    waited_us: float
+
+
+class _Times(NamedTuple):
+    """How long a process's first thread has worked, and waited for a core, and how long all its threads have worked."""
+
+    worked_ns: int
+    waited_ns: int
+    process_ns: int
+
+
+def _read_times(pid: int) -> _Times:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat", encoding="ascii") as stream:
+        worked_ns, waited_ns, _ = map(int, stream.read().split())
+        return _Times(worked_ns, waited_ns, round(read_cpu_time(pid) * 1e9))
+    # Without these figures, other threads may have worked.
+    return _Times(0, 0, perf_counter_ns())
 
 
 class CandidateProcess:
@@ -94,8 +122,8 @@ class CandidateProcess:
         """What the system does not allow to enforce, in sentences."""
         return () if self._born is None else self._born.not_enforced
 
-    def ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Answer, int]:
-        """Let the process go on until it answers; return the answer, and how long the process ran, in ns.
+    def ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Answer, RunTime]:
+        """Let the process go on until it answers; return the answer, and how long the process ran.
 
         Raises:
             Ended: it ended, hung, or did not answer as it was asked.
@@ -104,6 +132,7 @@ class CandidateProcess:
         assert self._born is not None
         pid = self._born.pid
         send_message(self._connection, message, descriptors)
+        before, own_before = _read_times(pid), _read_times(os.getpid())
         began = perf_counter_ns()
         continue_process(pid)
         answer = self._receive_answer(deadline_s)
@@ -116,7 +145,13 @@ class CandidateProcess:
             raise make_cheating("it sent the judge an answer that nobody had asked for")
         if isinstance(answer, Born):
             raise make_cheating("it forged an answer to the judge")
-        return answer, elapsed_ns
+        after, own_after = _read_times(pid), _read_times(os.getpid())
+        waited_ns = after.waited_ns - before.waited_ns + own_after.waited_ns - own_before.waited_ns
+        worked_ns = after.worked_ns - before.worked_ns
+        others_ns = after.process_ns - before.process_ns - worked_ns
+        if others_ns > OTHERS_SHARE * elapsed_ns:
+            return answer, RunTime(elapsed_ns / 1000, waited_ns / 1000)
+        return answer, RunTime(max(worked_ns, elapsed_ns - waited_ns) / 1000, 0.0)
 
     def read_facts(self) -> ProcessFacts:
         """Return what the stopped process consists of."""

@@ -32,7 +32,7 @@ import array
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
 from time import monotonic
@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from ktuned.checking import PATTERN, ProblemData
 from ktuned.judging.arena import MAX_SETS, Arena, plan_layout
 from ktuned.judging.candidate import Bind, Finished, Load, Message, Order, PlainUnit, Raised
-from ktuned.judging.candidate_process import CandidateProcess, Ended, Nursery, make_cheating
+from ktuned.judging.candidate_process import CandidateProcess, Ended, Nursery, RunTime, make_cheating
 from ktuned.judging.process_watch import ProcessFacts, describe_changes
 from ktuned.measuring import Samples, make_failed_result
 from ktuned.model import Device, Judgement, JudgeVerdict, Outcome, Phase, Timing, TrialDetail, TrialResult
@@ -70,15 +70,18 @@ LOAD_S, LAUNCH_S = 60.0, 20.0
 LEAST_ORDER_S, SLOWER = 2.0, 20
 """An order may take this long, and this many times as long as the first launches suggest: the machine may be busy."""
 
+DISTURBED_SHARE = 0.02
+"""An order whose process waited for a core for a larger share is disturbed."""
+
 FRESH_S = 0.02
 """Seconds that the kernel file's code may take to make the inputs of an order."""
 
 
 class OrderTime(NamedTuple):
-    """How long an order took, in µs, and how long the same order takes with launches that do nothing."""
+    """How long an order took, and how long the same order takes with launches that do nothing."""
 
-    elapsed_us: float
-    overhead_us: float
+    run: RunTime
+    overhead: RunTime
 
 
 class Referee:
@@ -168,7 +171,7 @@ class _Judging:
         self._carry_out_order(1, LAUNCH_S, must_compare=True)
         few = min(FIRST_LAUNCHES, arena.layout.sets)
         first = self._carry_out_order(few, LAUNCH_S)
-        each_us = (first.elapsed_us - first.overhead_us) / few
+        each_us = (first.run.elapsed_us - first.overhead.elapsed_us) / few
         count = min(arena.layout.sets, math.ceil(ORDER_US / max(each_us, ORDER_US / MAX_SETS)))
         deadline_s = LEAST_ORDER_S + SLOWER * count * max(each_us, 1.0) / 1e6
         if count > few:
@@ -184,9 +187,9 @@ class _Judging:
         while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
             orders.append(self._carry_out_order(count, deadline_s, must_compare=len(orders) in surely_compared))
         self._enter_phase(Phase.CHECK)
-        overhead_us = median(find_undisturbed([order.overhead_us for order in orders]))
+        overhead_us = median(list_undisturbed(order.overhead for order in orders))
         samples = Samples()
-        for elapsed_us in find_undisturbed([order.elapsed_us for order in orders]):
+        for elapsed_us in list_undisturbed(order.run for order in orders):
             samples.add_sample((elapsed_us - overhead_us) / count)
         if samples.median_us <= 0:
             raise make_refusal("its launches take no time that could be measured")
@@ -200,15 +203,15 @@ class _Judging:
         self.phase = phase
         self._begin_phase(phase)
 
-    def _ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Finished, int]:
-        """Have the candidate's process do something; return its answer, and how long that took in ns.
+    def _ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Finished, RunTime]:
+        """Have the candidate's process do something; return its answer, and how long that took.
 
         Raises:
             Ended: it failed.
         """
-        answer, elapsed_ns = self._process.ask(message, deadline_s, descriptors)
+        answer, run = self._process.ask(message, deadline_s, descriptors)
         if isinstance(answer, Finished):
-            return answer, elapsed_ns
+            return answer, run
         assert isinstance(answer, Raised)
         if answer.is_unsupported:
             raise make_refusal(answer.message)
@@ -228,7 +231,7 @@ class _Judging:
             inputs = self._write_sets(count)
         places = self._random.sample(range(count), count)
         order = Order(self._random.getrandbits(63), array.array("H", places).tobytes())
-        answer, elapsed_ns = self._ask(order, deadline_s)
+        answer, run = self._ask(order, deadline_s)
         self._launches += count
         if answer.number != order.number:
             raise make_cheating("it forged an answer to the judge")
@@ -239,8 +242,8 @@ class _Judging:
         self._compare_launches(places, inputs, must_compare=must_compare)
         if arena.layout.is_touched:
             self._write_again(count, inputs)
-        _, overhead_ns = self._referee.calibrator.ask(order, deadline_s)
-        return OrderTime(elapsed_ns / 1000, overhead_ns / 1000)
+        _, overhead = self._referee.calibrator.ask(order, deadline_s)
+        return OrderTime(run, overhead)
 
     def _write_sets(self, count: int) -> dict[str, Any]:
         """Write new inputs and the poison into ``count`` sets; return copies of what launches begin with, by name."""
@@ -349,9 +352,11 @@ class _Judging:
             module.set_num_threads(threads)
 
 
-def find_undisturbed(times_us: list[float]) -> list[float]:
-    """Return the faster half of the times: other programs only make an order slower."""
-    return sorted(times_us)[: (len(times_us) + 1) // 2]
+def list_undisturbed(runs: Iterable[RunTime]) -> list[float]:
+    """Return the times, in µs, of the half of the runs that waited least for a core."""
+    ordered = sorted(runs, key=lambda run: run.waited_us / run.elapsed_us)
+    calm = [run for run in ordered if run.waited_us <= DISTURBED_SHARE * run.elapsed_us]
+    return [run.elapsed_us for run in (calm if 2 * len(calm) > len(ordered) else ordered[: -(-len(ordered) // 2)])]
 
 
 def make_refusal(reason: str) -> Ended:
