@@ -125,13 +125,13 @@ class Arena:
 
     def __init__(self, layout: Layout, library: TensorLibrary, descriptor: int | None = None) -> None:
         self.layout = layout
-        self.descriptor = descriptor
         self._library = library
         size = layout.total_bytes
         if descriptor is None:
-            self.descriptor = descriptor = os.memfd_create("tensors")
+            descriptor = os.memfd_create("tensors")
             os.ftruncate(descriptor, size)
             weakref.finalize(self, os.close, descriptor)
+        self.descriptor = descriptor
         # Any free address will do if the one that was drawn is not free.
         hint = 0x1000_0000_0000 + (secrets.randbelow(1 << 30) << 12)
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE

@@ -65,6 +65,8 @@ class PlainUnit(msgspec.Struct, frozen=True):
         """Load the artifact."""
         backend = registry.load(self.backend)
         sources, build = tuple(map(Path, self.sources)), backend.build.from_plain(self.build)
+        # Modules beside the kernel file can be imported, as in a bench.
+        sys.path.insert(0, str(Path(self.kernel_file).parent))
         unit = Unit(self.key, build, sources, Path(self.kernel_file), self.kernel, self.target, self.lowered)
         return backend.load(Path(self.artifact), unit, device)
 
@@ -75,6 +77,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     layout: Layout
     device: Device
     unit: PlainUnit | None = None
+    environment: Mapping[str, str] = {}
 
 
 class Bind(msgspec.Struct, frozen=True, tag=True):
@@ -190,7 +193,10 @@ class Candidate:
         """Answer each message, until the referee closes the socket."""
         decoder = frames.Decoder()
         while True:
-            data, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 16, 1)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 16, 1)
+            except ConnectionError:
+                return
             if not data:
                 return
             for message in decoder.feed(data):
@@ -218,6 +224,7 @@ class Candidate:
         self._arena = Arena(message.layout, library, descriptor)
         os.close(descriptor)
         if message.unit is not None:
+            os.environ |= message.environment
             self._bind = message.unit.load(self._registry, message.device).bind
 
     def _bind_sets(self, count: int) -> None:
@@ -227,12 +234,10 @@ class Candidate:
         layout = self._arena.layout
         for place in range(len(self._launches), count):
             base = place * layout.set_bytes
-            self._touched.append(
-                tuple(
-                    numpy.frombuffer(self._arena.memory, "uint64", size // 8, base + start)
-                    for start, size in (layout.bodies if layout.is_touched else ())
-                )
-            )
+            bodies = layout.bodies if layout.is_touched else ()
+            memory: Any = self._arena.memory
+            words = [numpy.frombuffer(memory, "uint64", size // 8, base + start) for start, size in bodies]
+            self._touched.append(tuple(words))
             self._launches.append(self._bind(self._arena.view_set(place)))
 
     def _launch(self, places: array.array[int]) -> None:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from time import monotonic, perf_counter_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -182,15 +182,7 @@ class CandidateProcess:
 
     def _explain_end(self) -> Ended:
         """Return how the process ended."""
-        status = None
-        if self._born is not None:
-            descriptor = os.pidfd_open(self._born.outer)
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            if poll.poll(END_S * 1000):
-                status = os.waitpid(self._born.outer, 0)[1]
-                self._born = None
-            os.close(descriptor)
+        status = self._await_end(END_S)
         if status is None:
             return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, "it closed its connection to the judge")
         code = os.waitstatus_to_exitcode(status)
@@ -198,6 +190,21 @@ class CandidateProcess:
             return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, f"it ended its process, with exit code {code}")
         name = signal.Signals(-code).name
         return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, f"{name} ended its process", signal_name=name)
+
+    def _await_end(self, within_s: float) -> int | None:
+        """Wait until the outermost process has ended, and return its status; None if it does not end in time."""
+        if self._born is None:
+            return None
+        descriptor = os.pidfd_open(self._born.outer)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        has_ended = bool(poll.poll(within_s * 1000))
+        os.close(descriptor)
+        if not has_ended:
+            return None
+        status = os.waitpid(self._born.outer, 0)[1]
+        self._born = None
+        return status
 
     def kill(self) -> None:
         """Kill the process and all that it has started, and remove its directory."""
@@ -207,13 +214,17 @@ class CandidateProcess:
                 self.await_birth()
         self._connection.close()
         if self._born is not None:
-            for pid in (self._born.pid, self._born.outer):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            # The others end with the candidate's process, the outermost one last.
             with suppress(OSError):
+                os.kill(self._born.pid, signal.SIGKILL)
+            if self._await_end(STOP_S) is None and self._born is not None:
+                os.kill(self._born.outer, signal.SIGKILL)
                 os.waitpid(self._born.outer, 0)
             self._born = None
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+Directories = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Nursery:
@@ -222,30 +233,36 @@ class Nursery:
     Args:
         backend: the name of the backend whose configs they load.
         device: where they run.
-        hidden, readable: directories, as :class:`~ktuned.judging.sandbox.Sandbox` takes them.
+
+    Attributes:
+        directories: the hidden and the readable directories, as :class:`~ktuned.judging.sandbox.Sandbox` takes them.
     """
 
-    def __init__(self, backend: str, device: Device, hidden: tuple[str, ...], readable: tuple[str, ...]) -> None:
-        self.key = backend, device, hidden, readable
-        self._hidden = hidden
-        self._readable = readable
+    def __init__(self, backend: str, device: Device) -> None:
+        self.backend = backend
+        self.directories: Directories = ((), ())
+        self._next_directories: Directories = ((), ())
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [sys.executable, "-c", _NURSERY, str(theirs.fileno()), str(os.getpid()), backend]
         self._process = subprocess.Popen(
             [*command, msgspec.json.encode(device).decode()],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            env=_make_environment(),
+            env=make_environment(),
         )
         theirs.close()
         self._next: CandidateProcess | None = None
 
     def prepare_next(self) -> None:
         """Start the next candidate's process, unless it was started before."""
+        if self._next is not None and self._next_directories != self.directories:
+            self._next.kill()
+            self._next = None
         if self._next is None:
+            self._next_directories = self.directories
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             scratch = tempfile.mkdtemp(prefix="candidate-")
-            sandbox = Sandbox(os.getpid(), scratch, self._hidden, self._readable)
+            sandbox = Sandbox(os.getpid(), scratch, *self.directories)
             with theirs:
                 send_message(self._control, Birth(sandbox), (theirs.fileno(),))
             self._next = CandidateProcess(ours, scratch)
@@ -272,7 +289,7 @@ class Nursery:
         self._process.wait()
 
 
-def _make_environment() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """Return the variables of this process without those of ktuned. No observer runs in a candidate's process."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN_VARIABLES)}
     for name in _OBSERVED_BY:
@@ -281,9 +298,3 @@ def _make_environment() -> dict[str, str]:
     if sys.pycache_prefix is not None:
         found["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     return found
-
-
-def find_interpreter_directories() -> tuple[str, ...]:
-    """Return the directories that Python itself and its modules are in."""
-    found: list[Any] = [sys.prefix, sys.base_prefix, *sys.path]
-    return tuple(dict.fromkeys(os.path.realpath(path) for path in found if path and os.path.isdir(path)))

@@ -38,10 +38,10 @@ from statistics import median
 from time import monotonic
 from typing import Any, NamedTuple
 
-from ktuned.checking import PATTERN, ProblemData
+from ktuned.checking import PATTERN, ProblemData, Verdict
 from ktuned.judging.arena import MAX_SETS, Arena, plan_layout
 from ktuned.judging.candidate import Bind, Finished, Load, Message, Order, PlainUnit, Raised
-from ktuned.judging.candidate_process import CandidateProcess, Ended, Nursery, RunTime, make_cheating
+from ktuned.judging.candidate_process import CandidateProcess, Ended, Nursery, RunTime, make_cheating, make_environment
 from ktuned.judging.process_watch import ProcessFacts, describe_changes
 from ktuned.measuring import Samples, make_failed_result
 from ktuned.model import Device, Judgement, JudgeVerdict, Outcome, Phase, Timing, TrialDetail, TrialResult
@@ -116,12 +116,16 @@ class Referee:
         for message in Load(layout, device), Bind(layout.sets):
             self.calibrator.ask(message, LOAD_S, (self.arena.descriptor,) if isinstance(message, Load) else ())
 
+    def prepare_next(self) -> None:
+        """Start the next candidate's process ahead."""
+        self._nursery.prepare_next()
+
     def close(self) -> None:
         """End the referee's own process."""
         self.calibrator.kill()
 
     def judge_candidate(self, unit: PlainUnit, begin_phase: Callable[[Phase], None], *, is_quick: bool) -> TrialResult:
-        """Judge a config. Its process has ended when this returns, and the next one's was started."""
+        """Judge a config. Its process has ended when this returns."""
         process = self._nursery.take_next()
         judging = _Judging(self, process, begin_phase, is_quick=is_quick)
         try:
@@ -130,7 +134,6 @@ class Referee:
             result = make_ended_result(ended, judging.phase)
         finally:
             process.kill()
-            self._nursery.prepare_next()
         return result.add_facts("judged", checked=judging.list_checks(), not_enforced=judging.list_gaps())
 
 
@@ -150,7 +153,7 @@ class _Judging:
         self._timing_s = QUICK_TIMING_S if is_quick else TIMING_S
         self._comparing_s = QUICK_COMPARING_S if is_quick else COMPARING_S
         self._random = random.SystemRandom()
-        self._bound = 0
+        self._bound = self._count = 0
         self._launches = 0
         self._compared = 0
         self._comparison_s = 0.0
@@ -165,7 +168,7 @@ class _Judging:
         """
         self._enter_phase(Phase.LOAD)
         arena = self._referee.arena
-        self._ask(Load(arena.layout, self._referee.device, unit), LOAD_S, (arena.descriptor,))
+        self._ask(Load(arena.layout, self._referee.device, unit, make_environment()), LOAD_S, (arena.descriptor,))
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
         self._carry_out_order(1, LAUNCH_S, must_compare=True)
@@ -191,13 +194,15 @@ class _Judging:
         samples = Samples()
         for elapsed_us in list_undisturbed(order.run for order in orders):
             samples.add_sample((elapsed_us - overhead_us) / count)
-        if samples.median_us <= 0:
-            raise make_refusal("its launches take no time that could be measured")
         low_us, high_us = samples.interval_us
+        if high_us <= 0:
+            raise make_refusal("its launches take less time than launches that do nothing")
+        # What cannot be told from nothing counts as the most that it may be.
+        latency_us = samples.median_us if 2 * samples.median_us > high_us - low_us else high_us
         timing = Timing(len(samples), tuple(round(value, 3) for value in samples.sorted_us), low_us, high_us)
         judged = Judgement(JudgeVerdict.RIGHT, "its outputs are right")
         detail = TrialDetail(timing=timing, judged=judged)
-        return TrialResult(Outcome.MEASURED, samples.median_us, samples.spread_us, detail=detail)
+        return TrialResult(Outcome.MEASURED, latency_us, samples.spread_us, detail=detail)
 
     def _enter_phase(self, phase: Phase) -> None:
         self.phase = phase
@@ -226,6 +231,7 @@ class _Judging:
         if count > self._bound:
             self._ask(Bind(count), LOAD_S)
             self._bound = count
+        self._count = count
         arena = self._referee.arena
         with self._use_one_thread():
             inputs = self._write_sets(count)
@@ -305,22 +311,27 @@ class _Judging:
             self._compared += 1
 
     def _compare_launch(self, place: int, inputs: Mapping[str, Any]) -> None:
-        arena = self._referee.arena
-        outputs = {name: arena.view_sets(name, self._bound)[place] for name in self._data.roles.outputs}
-        begun = {name: tensors[place] for name, tensors in inputs.items()}
-        verdict = self._data.judge_launch(
-            begun, {name: self._library.pack_tensor(one) for name, one in outputs.items()}
-        )
+        verdict = self._judge_launch(place, place, inputs)
         if verdict.ok:
             return
-        message = f"{verdict.message} (launch {self._launches})"
-        for other in range(self._bound):
-            if other != place and all(
-                self._library.hold_equal_bits(arena.view_sets(name, self._bound)[other], tensor)
-                for name, tensor in outputs.items()
-            ):
-                raise make_cheating(f"it replays the outputs of another launch: {message}")
-        raise make_mismatch(message)
+        views = [self._referee.arena.view_sets(name, self._count) for name in self._data.roles.outputs]
+        equal = (
+            other
+            for other in range(self._count)
+            if other != place and all(self._library.hold_equal_bits(view[other], view[place]) for view in views)
+        )
+        # Equal outputs may be equally wrong.
+        other = next(equal, None)
+        if other is not None and self._judge_launch(place, other, inputs).ok:
+            raise make_cheating(f"a launch left the outputs of another one: {verdict.message}")
+        raise make_mismatch(verdict.message)
+
+    def _judge_launch(self, outputs_of: int, inputs_of: int, inputs: Mapping[str, Any]) -> Verdict:
+        """Judge the outputs in one set as if they belonged to the inputs of another one."""
+        arena = self._referee.arena
+        outputs = {name: arena.view_sets(name, self._count)[outputs_of] for name in self._data.roles.outputs}
+        packed = {name: self._library.pack_tensor(tensor) for name, tensor in outputs.items()}
+        return self._data.judge_launch({name: tensors[inputs_of] for name, tensors in inputs.items()}, packed)
 
     def list_checks(self) -> tuple[str, ...]:
         """Return what was checked, in sentences."""

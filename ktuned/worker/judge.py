@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from ktuned.backends import Registry
 from ktuned.ipc import DamagedArtifact, Places, manifest, requests
-from ktuned.judging import Ended, Nursery, PlainUnit, Referee, find_interpreter_directories, make_ended_result
+from ktuned.judging import Ended, Nursery, PlainUnit, Referee, make_ended_result
 from ktuned.model import Phase, TrialResult
 from ktuned.user_directories import NoHomeDirectory, find_user_directories
 from ktuned.worker.compile import make_unit
 from ktuned.worker.open_problem import OpenProblem
 from ktuned.worker.reply import Phases
+from ktuned.worker.residues import end_processes, list_children
 
 
 class Judge:
@@ -25,6 +27,8 @@ class Judge:
         self._places = places
         self._nursery: Nursery | None = None
         self._referee: Referee | None = None
+        # No kernel file has added its directory yet.
+        self._interpreter = tuple(filter(os.path.isdir, (sys.prefix, sys.base_prefix, *sys.path)))
 
     def judge_config(
         self,
@@ -47,7 +51,13 @@ class Judge:
             referee = self._provide_referee(opened, problem)
         except Ended as ended:
             return make_ended_result(ended, Phase.LOAD)
-        return referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
+        children = list_children()
+        try:
+            return referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
+        finally:
+            # Only where the sandbox is not complete can a candidate have started processes.
+            end_processes(children)
+            referee.prepare_next()
 
     def _provide_referee(self, opened: requests.Open, problem: OpenProblem) -> Referee:
         """Return the referee of the open problem, with a nursery for its backend.
@@ -56,11 +66,10 @@ class Judge:
             Ended: the problem cannot be judged.
         """
         if self._referee is None:
-            hidden, readable = self._list_directories(opened.kernel.project)
-            wanted = opened.kernel.backend, opened.device, hidden, readable
-            if self._nursery is None or self._nursery.key != wanted:
+            if self._nursery is None or self._nursery.backend != opened.kernel.backend:
                 self.close()
-                self._nursery = Nursery(*wanted)
+                self._nursery = Nursery(opened.kernel.backend, opened.device)
+            self._nursery.directories = self._list_directories(opened.kernel.project)
             self._referee = Referee(problem.data, opened.device, self._nursery)
         return self._referee
 
@@ -70,7 +79,7 @@ class Judge:
         with suppress(NoHomeDirectory):
             directories = find_user_directories()
             hidden += map(str, directories)
-        readable = (str(self._places.locate_root(project)), self._places.artifacts, *find_interpreter_directories())
+        readable = (str(self._places.locate_root(project)), self._places.artifacts, *self._interpreter)
         return tuple(dict.fromkeys(map(os.path.realpath, hidden))), tuple(map(os.path.realpath, readable))
 
     def close_problem(self) -> None:
