@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 TILELANG := .venv-tilelang
-PROJECTS := . client plugins/command plugins/cutedsl plugins/inductor plugins/nvrtc plugins/optuna plugins/ray plugins/team plugins/torch plugins/triton plugins/tvm_ffi
+PROJECTS := . client plugins/command plugins/cutedsl plugins/inductor plugins/mcp plugins/nvrtc plugins/optuna plugins/ray plugins/team plugins/torch plugins/triton plugins/tvm_ffi
 # Beside them, in an environment of its own: plugins/tilelang.
 # torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one: `make install
 # CUDA=1` takes it from there.

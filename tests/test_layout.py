@@ -14,6 +14,7 @@ PLUGINS = {
     "ktuned_command": ROOT / "plugins/command",
     "ktuned_cutedsl": ROOT / "plugins/cutedsl",
     "ktuned_inductor": ROOT / "plugins/inductor",
+    "ktuned_mcp": ROOT / "plugins/mcp",
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_optuna": ROOT / "plugins/optuna",
     "ktuned_ray": ROOT / "plugins/ray",
@@ -29,10 +30,10 @@ STRATEGIES = {"ktuned_optuna"}
 PROGRAMS = {"ktuned_team"}
 """Plugins that the daemon only starts as a program: they import nothing of ktuned."""
 
-SERVICES = {"ktuned_ray"}
+SERVICES = {"ktuned_mcp", "ktuned_ray"}
 """Plugins that run in processes of their own; on other hosts, one runs workers with the fleet's own parts."""
 
-SERVICES_MAY_IMPORT = {"backends", "fleet", "ipc", "model"}
+SERVICES_MAY_IMPORT = {"backends", "declaration", "fleet", "ipc", "model"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 

@@ -47,6 +47,9 @@ class Exit(IntEnum):
     WRONG = 4
     CRASHED = 5
     HUNG = 6
+    CHEATING = 7
+    COMPILE_ERROR = 8
+    REFUSED = 9
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
@@ -114,7 +117,8 @@ def print_file_errors(errors: Iterable[FileError]) -> None:
 
     for error in errors:
         print_error(lines.format_file_error(error), error.hint)
-        for line in lines.format_excerpt(error):
+        # With --json, stderr has JSON alone, and the answer has the excerpt.
+        for line in [] if is_json else lines.format_excerpt(error):
             print_message(line)
 
 

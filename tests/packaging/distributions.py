@@ -9,6 +9,7 @@ PROJECTS = {
     "ktuned-command": (ROOT / "plugins/command", "ktuned_command"),
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
     "ktuned-inductor": (ROOT / "plugins/inductor", "ktuned_inductor"),
+    "ktuned-mcp": (ROOT / "plugins/mcp", "ktuned_mcp"),
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-optuna": (ROOT / "plugins/optuna", "ktuned_optuna"),
     "ktuned-ray": (ROOT / "plugins/ray", "ktuned_ray"),

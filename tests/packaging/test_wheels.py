@@ -115,6 +115,7 @@ def test_the_metadata_has_command_strategies_and_backend(wheels: dict[str, Path]
     assert read_entry_points(wheels["ktuned-inductor"]) == {
         "ktuned.backends": {"inductor": "ktuned_inductor.backend:Inductor"}
     }
+    assert read_entry_points(wheels["ktuned-mcp"]) == {}
     assert read_entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
     assert read_entry_points(wheels["ktuned-optuna"]) == {
         "ktuned.strategies": {
