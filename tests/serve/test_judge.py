@@ -111,8 +111,8 @@ async def test_what_cannot_be_judged_is_a_clear_error(parts: Parts) -> None:
         await Methods(parts).call_method("judge", kernel="it", against="nothing")
     with pytest.raises(UsageError, match="0 configs"):
         await Methods(parts).call_method("judge", kernel="it", configs=[])
-    two = parts.write_file(make_kernel_text() + make_kernel_text("second"), "tune_two.py")
-    with pytest.raises(UsageError, match="has 2 kernels: it, second"):
+    two = parts.write_file(make_kernel_text("one") + make_kernel_text("two"), "tune_two.py")
+    with pytest.raises(UsageError, match="has 2 kernels: one, two"):
         await Methods(parts).call_method("judge", path=str(two))
     broken = parts.write_file("1 / 0", "tune_broken.py")
     with pytest.raises(KernelFileError, match=r"tune_broken.py:1: ZeroDivisionError"):
