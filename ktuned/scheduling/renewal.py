@@ -175,7 +175,11 @@ class Renewal:
         )
 
     async def retune_changed_kernels(self, changes: Changes, *, saved: bool) -> None:
-        """Re-tune changed kernels: all of them if they were ``saved``, else those that have been tuned before."""
+        """Re-tune changed kernels: all of them if they were ``saved``, else those that have been tuned before.
+
+        A save in a project whose kernels were only judged tunes nothing. It may be another candidate that is not
+        trusted, and a tuning would run it without a sandbox.
+        """
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
 
@@ -217,7 +221,7 @@ class Renewal:
             return
         winners = self._known.store.list_winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
-        if not saved and not tuned:
+        if not tuned and (not saved or self._known.store.is_only_judged(kernel.project)):
             return
         known: dict[str, Problem] = {}
         for problem in kernel.problems:
