@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ktuned.backends import Registry
+from ktuned.dependencies import ACCESSES
 from ktuned.ipc import DamagedArtifact, Places, manifest, requests
 from ktuned.judging import Ended, Nursery, PlainUnit, Referee, make_ended_result
 from ktuned.model import Phase, TrialResult
@@ -47,17 +48,19 @@ class Judge:
             return TrialResult(None, message=str(error))
         made = make_unit(self._registry, self._places, opened.kernel, opened.target, unit)
         plain = PlainUnit.from_unit(made, opened.kernel.backend, artifact.resolve())
-        try:
-            referee = self._provide_referee(opened, problem)
-        except Ended as ended:
-            return make_ended_result(ended, Phase.LOAD)
-        children = list_children()
-        try:
-            return referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
-        finally:
-            # Only where the sandbox is not complete can a candidate have started processes.
-            end_processes(children)
-            referee.prepare_next()
+        # What the judge itself looks at, such as temporary directories, is not what the config depends on.
+        with ACCESSES.pause_recording():
+            try:
+                referee = self._provide_referee(opened, problem)
+            except Ended as ended:
+                return make_ended_result(ended, Phase.LOAD)
+            children = list_children()
+            try:
+                return referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
+            finally:
+                # Only where the sandbox is not complete can a candidate have started processes.
+                end_processes(children)
+                referee.prepare_next()
 
     def _provide_referee(self, opened: requests.Open, problem: OpenProblem) -> Referee:
         """Return the referee of the open problem, with a nursery for its backend.
