@@ -154,9 +154,8 @@ class KeyedCall(ABC):
     def refuse_fixed_config(self, reason: str) -> None:
         """Have calls launch the first config instead of the file's winner, because the function cannot take it."""
         assert self.machine.fixed is not None
-        self._fixed_state = (
-            f"its winner {spell_values(self.machine.fixed.config)} {reason}: the first config is launched"
-        )
+        winner = spell_values(json.loads(self.machine.fixed.config or "{}"))
+        self._fixed_state = f"its winner {winner} {reason}: the first config is launched"
         self.machine.fixed = None
 
     def _report_fixed_config(self) -> None:

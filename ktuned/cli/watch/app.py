@@ -92,7 +92,7 @@ class StdoutDriver(LinuxDriver):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._file = sys.__stdout__  # type: ignore[assignment]
+        self._file = sys.__stdout__
 
 
 class ShownText(Text):
