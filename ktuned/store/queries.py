@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ktuned.model import (
     FAILURES,
+    JUDGED,
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
@@ -24,8 +25,10 @@ from ktuned.model import (
     Outcome,
     Peaks,
     Problem,
+    ProjectName,
     WinnerKey,
     canonical,
+    make_full_name,
 )
 from ktuned.protocol import Job, JobState, Root, Trial
 from ktuned.store import rows
@@ -131,6 +134,18 @@ class Queries:
             values += tuple(states)
         select = f"{rows.SELECT_JOBS} {where} ORDER BY id DESC LIMIT ?"
         return self._reader.fetch_values(rows.decode_job, select, *values, limit)
+
+    def is_only_judged(self, project: ProjectName) -> bool:
+        """Return whether configs of a project's kernels were judged, and none was ever tuned."""
+        first = make_full_name(project, "")
+        # The range is that of all names with this beginning; a kernel's short name has no colon.
+        jobs = "SELECT 1 FROM jobs WHERE kernel >= ? AND kernel < ? AND instr(substr(kernel, ?), ':') = 0"
+        judged = "iif(json_valid(plan), plan ->> '$.objective', '')"
+        values = first, f"{first[:-1]};", len(first) + 1, JUDGED
+        ((was_judged, was_tuned),) = self._reader.fetch_rows(
+            f"SELECT EXISTS ({jobs} AND {judged} = ?), EXISTS ({jobs} AND {judged} <> ?)", *values, *values
+        )
+        return bool(was_judged and not was_tuned)
 
     # Trials
 
