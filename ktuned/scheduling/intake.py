@@ -217,7 +217,7 @@ class Intake:
                         await self._foreign_names.learn_names(kernel, named)
                         break
                 except KtunedError as error:
-                    _log.info("checkout_not_compared", kernel=kernel.name, other=other.name, reason=error.message)
+                    _log.info("compare_checkouts_failed", kernel=kernel.name, other=other.name, reason=error.message)
 
     async def _find_or_make_root(
         self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
