@@ -33,7 +33,7 @@ class Explainer(msgspec.Struct, frozen=True):
         if self.catalog.find_root(kernel.file) is None:
             return ()
         state = self.states.find_state(kernel)
-        # Winners from when other keys of the problem were specialised answer no lookups any more.
+        # Winners that were kept for other keys of the problem answer no lookups any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
         winners = state.winners.values()
         return tuple(self._explain_winner(state, winner) for winner in winners if keys in (None, set(winner.problem)))

@@ -132,7 +132,7 @@ class Outcomes:
         return f"no config could be measured{f'; {self.progress.lost}' if self.progress.lost else self._first_failure}"
 
     def _describe_success(self) -> str:
-        """Return what the search came to, with the notices that its results gave rise to."""
+        """Return the result of the search in words, with the notices about its results."""
         headline = self._shared or self.summary.describe_search(self.progress.done, self.progress.best)
         notices = (
             self.summary.prior_fault,
