@@ -256,7 +256,7 @@ def test_one_kernel_is_shown_with_its_place(run_cli: RunCli, start_daemon: Start
     assert result.code == 0
     assert result.out.splitlines() == [
         KERNEL,
-        "  declared at  /src/tune_gemm.py:7",
+        "  file         /src/tune_gemm.py:7",
         "  backend      tvm_ffi",
         "  space        2 configs of BM, constrained",
         "  problems     M=64",
