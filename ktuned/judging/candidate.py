@@ -165,11 +165,14 @@ def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Regis
     """Fork the candidate's process and end, so that the referee adopts it, as it adopts all its descendants."""
     code = 1
     try:
+        between = os.getpid()
         if os.fork():
             os._exit(0)
-        while os.getppid() != referee:
-            # The process in between ends at once.
+        while (adopter := os.getppid()) == between:
             os.sched_yield()
+        if adopter != referee:
+            # The referee has just died, and nobody waits for this process.
+            os._exit(1)
         outer = os.getpid()
         confinement = enter_sandbox(birth.sandbox._replace(descriptors=(descriptor,)))
         with socket.socket(fileno=descriptor) as connection:
