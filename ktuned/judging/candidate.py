@@ -92,6 +92,10 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     number: int
     places: bytes
 
+    def list_places(self) -> array.array[int]:
+        """Return the sets' numbers."""
+        return array.array("H", self.places)
+
 
 Message = Load | Bind | Order
 
@@ -213,8 +217,8 @@ class Candidate:
                     self._load(message, descriptors[0])
                 case Bind(count):
                     self._bind_sets(count)
-                case Order(number, places):
-                    self._launch(array.array("H", places))
+                case Order(number):
+                    self._launch(message.list_places())
                     return Finished(number)
         except Unsupported as error:
             return Raised(str(error), is_unsupported=True)
