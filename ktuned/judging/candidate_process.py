@@ -201,6 +201,11 @@ class CandidateProcess:
         glance.look()
         continue_process(pid)
 
+    def read_worked_us(self) -> float:
+        """Return how long the launching thread has worked, in µs."""
+        assert self._born is not None
+        return _read_times(self._born.pid).worked_ns / 1000
+
     def read_facts(self) -> ProcessFacts:
         """Return what the stopped process consists of."""
         assert self._born is not None

@@ -97,6 +97,9 @@ FEWEST_PROBED = 3
 PROBED_SHARE = 0.15
 """Further orders that are not timed, but probed, as a share of the timed ones."""
 
+ANSWER_US, ANSWER_SHARE = 200.0, 0.15
+"""How long it may take from the end of an order's last launch to the answer, or how large a share of the order."""
+
 LEAST_ORDER_S, SLOWER = 2.0, 20
 """An order may take this long, and this many times as long as the first launches suggest: the machine may be busy."""
 
@@ -309,27 +312,47 @@ class _Judging:
         inputs = self._write_sets(count, are_alike=True)
         order = self._draw_order(count)
         places = list(order.list_places())
-        glance = Glance(self._random.random() * order_us / 1e6, lambda: self._check_turns(places))
-        self._ask_for_order(order, glance if count > 1 else None)
-        self._check_sets(count, inputs)
-        self._compare_launches([place for place in places if place % 2] or places, inputs, must_compare=True)
+        done_us: list[float] = []
 
-    def _check_turns(self, places: list[int]) -> None:
-        """Check that the launches of a stopped process were done one after the other, and none ahead.
+        def look() -> None:
+            if self._check_turns(places, telling):
+                done_us.append(self._process.read_worked_us())
+
+        telling = self._list_telling_outputs(count)
+        glance = Glance(self._random.random() * order_us / 1e6, look)
+        self._ask_for_order(order, glance if count > 1 else None)
+        # The last launch ends right before the answer.
+        if done_us and self._process.read_worked_us() - done_us[0] > max(ANSWER_US, ANSWER_SHARE * order_us):
+            raise make_cheating("it does the work of several launches at once, so that others have nothing to do")
+        self._check_sets(count, inputs)
+        # Whoever replays does so in the later launch of a pair.
+        turns = {place: turn for turn, place in enumerate(places)}
+        later = [place for place in places if turns.get(place ^ 1, turns[place]) < turns[place]]
+        self._compare_launches(later or places, inputs, must_compare=True)
+
+    def _list_telling_outputs(self, count: int) -> list[str]:
+        """Return the outputs in which the poison, which was just written, can be told from what launches write."""
+        sets = {name: self._referee.arena.view_sets(name, count) for name in self._data.roles.poisoned}
+        return [name for name, tensors in sets.items() if any(self._library.count_poison(tensors))]
+
+    def _check_turns(self, places: list[int], telling: list[str]) -> bool:
+        """Check that the launches of a stopped process were done one after the other; return whether all have been.
 
         Raises:
             Ended: they were not.
         """
-        arena, roles = self._referee.arena, self._data.roles
-        for name in roles.poisoned:
-            tensors = arena.view_sets(name, len(places))
+        has_done_all = bool(telling)
+        for name in telling:
+            tensors = self._referee.arena.view_sets(name, len(places))
             size = math.prod(tensors.shape[1:])
             counts = self._library.count_poison(tensors)
             unwritten = [counts[place] for place in places]
             # A launch that is at work may have written anything.
             begun = next((number for number, count in enumerate(unwritten) if count), len(places))
-            if any(count < size for count in unwritten[begun + 1 :]) and any(counts):
+            if any(count < size for count in unwritten[begun + 1 :]):
                 raise make_cheating("it works on launches whose turn has not come, or leaves work for later")
+            has_done_all &= begun == len(places)
+        return has_done_all
 
     def _bind_sets(self, count: int) -> None:
         if count > self._bound:
