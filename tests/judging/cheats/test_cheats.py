@@ -21,7 +21,6 @@ NOT_RIGHT = {"cheating", "wrong", "crashed", "hung", "refused"}
 
 ENDS_AS = {
     "all_at_once": {"cheating"},
-    "all_in_the_first_launch": {"cheating"},
     "forged_answer": {"cheating"},
     "forged_noise": {"cheating"},
     "answers_patched": {"cheating"},
