@@ -275,7 +275,7 @@ def make_hit(answer: Answer | RefusedLookup) -> Hit:
         )
         return tuple.__new__(Hit, fields)
     except (KeyError, TypeError, AttributeError):
-        raise ValueError("the daemon's answer is not a lookup's") from None
+        raise ValueError("the daemon's reply is not the answer to a lookup") from None
 
 
 QuestionName = str | tuple[str, str | None, str | None]

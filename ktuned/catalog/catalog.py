@@ -496,7 +496,7 @@ def read_problem(kernel: KernelInfo, problem: Problem) -> Problem:
     size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
     if size > MAX_PROBLEM_SIZE:
         raise UsageError(
-            f"{kernel.name}: the problem takes {size} characters, and {MAX_PROBLEM_SIZE} are allowed",
+            f"{kernel.name}: the problem has {size} characters, at most {MAX_PROBLEM_SIZE} are allowed",
             hint="a problem is a few sizes and names; inputs= may load tensors: ktuned.load_tensors",
         )
     for key, value in problem.items():

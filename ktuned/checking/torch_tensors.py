@@ -53,7 +53,7 @@ class TorchTensors:
             if value.is_nested or not (value.layout is torch.strided or str(value.layout) in _SPARSE_PARTS):
                 kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
                 raise UsageError(
-                    f"it is a {kind} tensor, which no kernel is launched with",
+                    f"it is a {kind} tensor, which cannot be passed to a kernel",
                     hint="give its parts as tensors of their own",
                 )
             return value.detach()

@@ -243,7 +243,7 @@ def _find_axis_fault(values: object) -> str:
     if not isinstance(values, list | tuple | range):
         return f"its values are of type {type(values).__name__}, not a list (one value is written [value])"
     if not values:
-        return "it is empty, so the space is"
+        return "it is empty, so the space is empty, too"
     # A range holds distinct ints by construction and may be huge.
     if isinstance(values, range):
         return find_scalar_fault(values[0]) or find_scalar_fault(values[-1])

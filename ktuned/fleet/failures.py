@@ -47,7 +47,7 @@ class WorkerDied(WorkerError):
         self.stopped = stopped
         self.fault = fault
         if returncode == frames.OUT_OF_MEMORY:
-            stopped = "out of memory: the worker was refused what it asked for"
+            stopped = "out of memory: the worker's allocation failed"
         if stopped:
             super().__init__(f"{stopped} during {phase}")
             return

@@ -113,6 +113,6 @@ class IdlePolicy:
         if self._reading.on_battery:
             return "the machine runs on battery"
         if self._cpus.is_used:
-            return f"the machine is used: others take {self._reading.others:.0%} of its CPUs"
+            return f"the machine is busy: other programs use {self._reading.others:.0%} of its CPUs"
         used = sorted(name for name, use in self._gpus.items() if use.is_used)
         return f"other programs use {', '.join(used)}" if used else ""

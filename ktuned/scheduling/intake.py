@@ -284,7 +284,7 @@ class Intake:
         if not forgotten:
             return ""
         shown = ", ".join(forgotten[-MAX_SHOWN:])
-        return f"no longer watched, as the directory is gone: {shown}; `ktuned add PATH` watches one again"
+        return f"no longer watched, because the directory is gone: {shown}; `ktuned add PATH` watches one again"
 
     def is_configured(self, root: Root) -> bool:
         """Return whether ``config.toml`` names a root."""
@@ -307,7 +307,7 @@ class Intake:
                 await self._known.store.save_kernels([], changes.removed)
             except KtunedError as error:
                 # No harm is done: the next daemon finds no root for these kernels.
-                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
+                _log.warning("forget_kernels_failed", root=root.path, reason=error.message)
             await self._renewal.react_to_changes(changes, saved=False)
 
     async def inspect_roots(self, roots: Iterable[Root]) -> None:
@@ -319,7 +319,7 @@ class Intake:
             try:
                 await self._renewal.react_to_changes(await self._inspector.inspect_root(root), saved=False)
             except KtunedError as error:
-                _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
+                _log.error("inspect_root_failed", root=root.path, reason=error.message, hint=error.hint)
 
     async def check_missing_periodically(self) -> None:
         """Check the roots every :data:`LOOK_S`, until cancelled."""
@@ -327,7 +327,7 @@ class Intake:
             try:
                 await self.check_missing_roots(time())
             except StoreError as error:
-                _log.warning("absences_not_recorded", reason=error.message)
+                _log.warning("check_missing_roots_failed", reason=error.message)
             await anyio.sleep(LOOK_S)
 
     async def check_missing_roots(self, now: float) -> None:

@@ -117,7 +117,7 @@ class PortfolioFitter:
                 try:
                     await self.fit_kernel(name)
                 except KtunedError as error:
-                    _log.warning("portfolio_not_fitted", kernel=name, reason=error.message)
+                    _log.warning("fit_portfolio_failed", kernel=name, reason=error.message)
 
     async def fit_kernel(self, name: str) -> None:
         """Fit a kernel's portfolios to its present winners, if enough keys are tuned.
@@ -183,7 +183,7 @@ class PortfolioFitter:
         async with self._fleet.lend_worker(Role.INSPECT, self._known.catalog.find_kernel_environment(kernel)) as worker:
             reply, _ = await worker.send_request(request, self._fleet.deadlines)
         if reply.fault:
-            _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
+            _log.warning("fit_portfolio_failed", kernel=kernel.name, reason=reply.fault)
             return
         await self._known.store.save_portfolio(
             StoredPortfolio(kernel.name, device, objective, fitted_to, newest, reply.tree)

@@ -106,7 +106,7 @@ class Renewal:
         """Repeat re-tunings that the store could not record until they succeed; run until cancelled."""
         while True:
             await self._was_postponed.wait()
-            _log.warning("retune_put_off", kernels=sorted(self._postponed), reason=self._postponed_because)
+            _log.warning("retune_postponed", kernels=sorted(self._postponed), reason=self._postponed_because)
             while self._postponed:
                 await anyio.sleep(RETRY_S)
                 again, self._postponed = self._postponed, {}
@@ -207,7 +207,7 @@ class Renewal:
                 )
             except WorkerError as error:
                 # The job that is requested next checks the space again.
-                _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
+                _log.warning("restore_winner_failed", kernel=kernel.name, reason=error.message)
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
                 # The space may no longer hold the winner's config, without a better one to replace it.
@@ -298,7 +298,7 @@ class Renewal:
             try:
                 job = await self._queue_verification(kernel, winner, reason)
             except KtunedError as error:
-                _log.info("not_verified", kernel=kernel.name, reason=error.message)
+                _log.info("queue_verification_failed", kernel=kernel.name, reason=error.message)
             else:
                 queued += [job] if job is not None else []
         return queued

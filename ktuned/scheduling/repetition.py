@@ -210,7 +210,7 @@ class Repetition:
             names = [one.name for one in changed]
             return bool(winners) and await self._traces.replace_names(kernel, names, changed, winners) is not None
         except KtunedError as error:
-            _log.info("not_compared", kernel=name, reason=error.message)
+            _log.info("compare_change_failed", kernel=name, reason=error.message)
             return False
 
     def find_baseline(self, kernel: KernelInfo, winner: Winner) -> str:
@@ -298,7 +298,7 @@ class Repetition:
                     cpu_s = await self._compare_with_baseline(kernel, winner)
         except KtunedError as error:
             # A file may just have changed. Then an inspection follows, and the next repetition is of the new state.
-            _log.info("not_repeated", kernel=name, reason=error.message)
+            _log.info("repetition_failed", kernel=name, reason=error.message)
         self.record_repetition(name, cpu_s)
 
     def record_repetition(self, name: str, cpu_s: float) -> None:
@@ -317,7 +317,7 @@ class Repetition:
                 made = await self._remake_winner(kernel, winner)
                 cpu_s += made.cpu_s
                 if _join(made.parts, _PARTS) != self.find_baseline(kernel, winner):
-                    _log.info("noise_decides", kernel=kernel.name, names=[one.name for one in noise])
+                    _log.info("noise_changed_result", kernel=kernel.name, names=[one.name for one in noise])
                     await self._learn(kernel, noise, [replace(one, alike=()) for one in noise])
                     break
         return cpu_s

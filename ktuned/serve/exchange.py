@@ -263,7 +263,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 if made != winner.made:
                     return False
         except KtunedError as error:
-            _log.info("import_not_compared", kernel=kernel.name, reason=error.message)
+            _log.info("compare_import_failed", kernel=kernel.name, reason=error.message)
             return False
         return True
 

@@ -119,7 +119,7 @@ def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
         path = listening.getsockname()
         if not isinstance(path, str) or not os.path.isabs(path):
             raise CannotListen(
-                "the socket that systemd passed has no file, so nobody is kept away from it",
+                "the socket that systemd passed has no file, so any user could connect",
                 hint="ktuned.socket needs ListenStream= with an absolute path",
             )
         try:

@@ -437,7 +437,7 @@ class Store(Queries):
     async def _write_to_disk(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         if lost := self.lost:
             # SQLite would keep writing to the removed file, which vanishes when it is closed.
-            raise StoreError(lost, hint="restart ktuned: it makes a new one, or put it back first")
+            raise StoreError(lost, hint="restart ktuned, which makes a new store; or put the old store back first")
         try:
             return await self._writer.write(operation)
         except (sqlite3.Error, UnicodeDecodeError) as error:

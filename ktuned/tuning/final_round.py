@@ -416,7 +416,7 @@ class FinalRound:
                 computed, _ = await contest.lane.send_request(request, self._brief.deadlines)
         except WorkerError as error:
             # The metrics of single rounds stay.
-            _log.warning("metrics_not_computed", kernel=self._brief.kernel.name, reason=error.message)
+            _log.warning("compute_metrics_failed", kernel=self._brief.kernel.name, reason=error.message)
             return {}
         return {
             trial: replace(results[trial], metrics={**results[trial].metrics, **metrics})

@@ -256,8 +256,8 @@ class DisputedOutputs:
         count = len(self._differing) + self._agreeing
         return (
             f"{len(self._differing)} of {count} configs differ from the default's outputs, so ktuned rejected none: "
-            "correctness is unchecked (atomics, random numbers and buffers of a config's own shape may differ); give a "
-            "reference="
+            "correctness is unchecked (atomics, random numbers and outputs whose shape depends on the config may "
+            "differ); give a reference="
         )
 
 

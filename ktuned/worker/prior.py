@@ -79,7 +79,7 @@ def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
     promised = [pair for pair in scored if not math.isnan(pair[0])]
     if scored and not promised:
         fault = f"prior of kernel {kernel.name!r} is ignored: it gave NaN for all {len(scored)} configs; "
-        return PriorChoice(fault=f"{fault}return a number, the higher the more promising")
+        return PriorChoice(fault=f"{fault}return a number; a higher number is more promising")
     promised.sort(key=lambda pair: -pair[0])
     return PriorChoice(tuple(config for _, config in promised[:BEST_SCORED]))
 

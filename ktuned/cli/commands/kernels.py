@@ -191,7 +191,7 @@ def add(path: str, as_json: bool) -> int:
 def remove(path: str, as_json: bool) -> int:
     """Stop watching a directory.
 
-    Its jobs are cancelled and its kernels are forgotten; results stay for the time when it is watched again.
+    Its jobs are cancelled and its kernels are forgotten. Its results are kept for the next time.
     """
     with Client() as client:
         # Links are not resolved, because the directory may no longer exist.

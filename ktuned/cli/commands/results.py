@@ -55,7 +55,7 @@ def results(
     form: str | None,
     as_json: bool,
 ) -> int:
-    """List trials of KERNEL, or show everything about one.
+    """List trials of KERNEL, or show everything about one trial.
 
     The list has the trials of the kernel's current state, the fastest of each problem first; a star marks winners.
     --json is --format json.

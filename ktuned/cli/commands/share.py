@@ -184,7 +184,9 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
             columns = ["kernel", "problem", "device", "import", "because"]
             output.print_table(columns, [_winner_row(document, winner, dry_run) for _, document, winner in decisions])
         taken = sum(winner.taken for _, _, winner in decisions)
-        output.print_message(f"{taken} {'would be taken' if dry_run else 'taken'}, {len(decisions) - taken} left")
+        output.print_message(
+            f"{taken} {'would be imported' if dry_run else 'imported'}, {len(decisions) - taken} left out"
+        )
     is_unknown = decisions and all(winner.status is Status.UNKNOWN for _, _, winner in decisions)
     return Exit.NOT_REACHED if is_unknown else Exit.DONE
 
@@ -224,7 +226,7 @@ def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -
 
 
 def _winner_row(document: WinnersDocument, winner: ImportedWinner, dry_run: bool) -> list[str]:
-    verb = ("would be taken" if dry_run else "taken") if winner.taken else "left"
+    verb = ("would be imported" if dry_run else "imported") if winner.taken else "left out"
     status = f", {winner.status}" if winner.taken else ""
     problem = text.format_values(winner.problem) + format_objective_suffix(winner.objective)
     return [document.kernel, problem, document.device, f"{verb}{status}", winner.reason]
