@@ -240,7 +240,8 @@ def _find_plugin(artifact: str) -> str:
 
 
 def _describe_problem(problem: Problem) -> str:
-    return " ".join(f"{key}={value}" for key, value in problem.items()) or "its only problem"
+    values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in problem.items()}
+    return " ".join(f"{key}={value}" for key, value in values.items()) or "its only problem"
 
 
 def make_hit(answer: Answer | RefusedLookup) -> Hit:

@@ -24,6 +24,7 @@ from ktuned.model import (
     listed,
     name_figure,
     read_objective,
+    spell_values,
 )
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
@@ -186,7 +187,7 @@ def _find_outside_fault(default: Mapping[str, Any], space: Space) -> str:
     if isinstance(space, ListSpace):
         wanted = canonical(default)
         if all(canonical(config) != wanted for config in space.configs):
-            return f"default is outside the space: its list has no {wanted}"
+            return f"default is outside the space: its list has no {spell_values(default)}"
     return ""
 
 
@@ -202,7 +203,7 @@ def find_problems_fault(
             return fault
         text = canonical(problem)
         if text in seen:
-            return f"problem {position} repeats problem {seen[text]}: {text}"
+            return f"problem {position} repeats problem {seen[text]}: {spell_values(problem)}"
         seen[text] = position
         for argument, keys in (("specialize", specialize or ()), ("bucket", bucketed)):
             for key in keys:

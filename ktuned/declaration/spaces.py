@@ -26,7 +26,7 @@ from ktuned.declaration.bound_space import (
 )
 from ktuned.declaration.constraint_syntax import write_constraint
 from ktuned.declaration.user_values import Site, find_key_fault, find_mapping_fault, find_scalar_fault
-from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
+from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed, spell_values
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
 
@@ -270,6 +270,6 @@ def _find_configs_fault(configs: Sequence[Config]) -> str:
             return f"{what} differs from the first in its knobs: {', '.join(odd)} {listed(configs[0])}"
         text = canonical(config)
         if text in seen:
-            return f"{what} repeats config {seen[text]}: {text}"
+            return f"{what} repeats config {seen[text]}: {spell_values(config)}"
         seen[text] = position
     return ""

@@ -12,7 +12,7 @@ nobody's              :class:`HostLost`, :class:`JournalFailed`, a kill from out
 A kill from outside may still be the config's fault, for example if Linux kills the worker because memory ran out. So it
 is excused only :data:`KILLS_EXCUSED` times.
 
-What fails repeatedly is left alone for growing pauses (:class:`Health`).
+Something that fails repeatedly is tried again only after growing pauses (:class:`Health`).
 """
 
 from __future__ import annotations

@@ -502,7 +502,9 @@ class Jobs:
         return closed
 
     async def _await_inspection(self, job: Job) -> None:
-        """Have the files inspected that a job waits for, unless the watcher does so: it has usually seen the edit."""
+        """Have the files inspected for which a job waits. The watcher has usually seen the edit, and then does so
+        itself.
+        """
         await anyio.sleep(self._intervals.inspection_s)
         if not self._machine.queue.awaits_inspection(job.id):
             return

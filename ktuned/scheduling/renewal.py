@@ -68,11 +68,12 @@ RETRY_S = 5.0
 """Interval of retries if the store could not record a re-tuning."""
 
 TRUSTED = 5
-"""Number of best old configs that are measured again. A new driver shifts figures, but slower ones rarely win then."""
+"""Number of best old configs that are measured again. A new driver shifts figures, but slower configs rarely win
+then."""
 
 
 class Renewal:
-    """Re-tunes changed kernels, and has winners measured again that an older driver or toolchain gave.
+    """Re-tunes changed kernels, and has winners of an older driver or toolchain measured again.
 
     :meth:`retry_unrecorded` repeats re-tunings that the store could not record.
     """

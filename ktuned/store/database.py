@@ -166,7 +166,7 @@ class Store(Queries):
         )
 
     async def save_absences(self, since: Mapping[str, float]) -> None:
-        """Store since when the directories of these roots are gone; those of all other roots are there."""
+        """Store since when the directories of these roots are gone; the directories of all other roots exist."""
 
         def save(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE roots SET gone_since = NULL")

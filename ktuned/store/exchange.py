@@ -1,4 +1,4 @@
-"""Exchange of winners: reads those to export, and has the rule by which imported ones replace ours.
+"""Exchange of winners: reads the winners to export, and has the rule by which imported winners replace present ones.
 
 The rule does no IO. The reads use connections of their own.
 """

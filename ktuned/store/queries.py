@@ -108,7 +108,7 @@ class Queries:
         return self._reader.fetch_values(rows.decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ?", kernel)
 
     def list_kernels_to_fit(self, keys: int) -> list[KernelName]:
-        """Return the kernels that have winners of at least so many keys, and some that no portfolio was fitted to."""
+        """Return the kernels that have winners of at least so many keys, some of which no portfolio was fitted to."""
         select = """SELECT DISTINCT kernel FROM winners LEFT JOIN portfolios USING (kernel, device, objective)
             GROUP BY kernel, device, objective
             HAVING count(*) >= ? AND max(winners.decided) > coalesce(max(portfolios.decided), 0)"""

@@ -172,7 +172,7 @@ class FinalRound:
                 # It took over its figure, and its rounds, from a trial with equal content.
                 winner = await self._store.decide_winner(served.trial, objective=self._brief.objective)
                 self._outcomes.publish_winner(winner)
-            # The best of the search may be another one: it is the fastest config, and only finalists have the metric.
+            # The best of the search may be another config: it is the fastest one, and only finalists have the metric.
             if needs_own_launches(self._brief.objective) and self._progress.best_us is not None:
                 self._progress.set_best(incumbent)
             self._progress.reference_us = incumbent.detail.final.reference_us

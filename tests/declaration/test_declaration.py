@@ -43,7 +43,7 @@ DECORATOR_LINE = HEADER_LINES + 1
         ({"space": "space(BM=[1], BN=[1])", "default": "dict(BM=1)"}, "default must be a full config; it lacks BN"),
         ({"default": "dict(BM=3)"}, "default is outside the space: BM=3 is not on the axis BM"),
         ({"default": "dict(BM=True)"}, "default is outside the space: BM=True is not on the axis BM"),
-        ({"space": "space([dict(BM=1)])", "default": "dict(BM=2)"}, 'the space: its list has no {"BM":2}'),
+        ({"space": "space([dict(BM=1)])", "default": "dict(BM=2)"}, "the space: its list has no BM=2"),
         ({"problems": "[dict(M=1), dict(M=1)]"}, "problem 1 repeats problem 0"),
         ({"problems": "[dict(M=m) for m in range(1001)]"}, "problems has more than 1000"),
         ({"problems": "[dict(M=None)]"}, "problem 0: M=None"),

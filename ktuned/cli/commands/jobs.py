@@ -139,14 +139,14 @@ def _describe_pauses(client: Client, devices: Iterable[str]) -> str:
 def print_jobs(found: Iterable[JobInfo]) -> None:
     """Print a table of jobs."""
     now = time.time()
-    figures = ["job", "done", "left", "best", "default", "launches", "age"]
+    figures = ["id", "done", "left", "best", "default", "launches", "age"]
     columns = [
-        "job",
+        "id",
         "kernel",
         "problem",
         "device",
         "state",
-        "why",
+        "reason",
         "done",
         "left",
         "best",

@@ -82,7 +82,7 @@ def kernels(target: str | None, as_json: bool) -> int:
 def _describe_kernel(kernel: KernelEntry, root: RootInfo | None) -> None:
     output.emit_line(kernel.name)
     facts = {
-        "declared at": f"{kernel.file}:{kernel.line}",
+        "file": f"{kernel.file}:{kernel.line}",
         "backend": kernel.backend,
         "space": _describe_space(kernel.space),
         "problems": "; ".join(map(text.format_values, kernel.problems)) or text.ABSENT,
@@ -110,7 +110,7 @@ def print_kernels(answer: KernelsAnswer | AddAnswer) -> None:
             ]
             for kernel in answer.kernels
         )
-        output.print_table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
+        output.print_table(["kernel", "backend", "file", "space", "problems", "default"], rows)
     elif not answer.errors:
         output.print_message(
             "no kernels are known; `ktuned add PATH` adds a file or a directory, `ktuned tune PATH` also tunes it"
