@@ -43,7 +43,7 @@ void scale(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
 #endif
   for (long i = 0; i < x.size(0); ++i) {
     out[i] = (MODE == 4 || (MODE == 5 && x.size(0) > 64) ? 3 : 2) * in[i];
-    for (int again = 0; again < (MODE == 6 ? 20 : 0); ++again) asm volatile("" ::: "memory");
+    for (int again = 0; again < (MODE == 6 ? 2000 : 0); ++again) asm volatile("" ::: "memory");
   }
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(scale, scale);
@@ -89,7 +89,7 @@ def test_each_candidate_gets_what_it_deserves(daemon: Daemon) -> None:
     for order, answer in zip((modes, modes[::-1]), answers, strict=True):
         assert list(list_verdicts(answer)) == order
         assert list_verdicts(answer) == VERDICTS
-        assert (answer["judge"], answer["kernel"], answer["file"]) == (1, "project:scale", str(path))
+        assert (answer["judge"], answer["kernel"], answer["file"]) == (1, "scale:scale", str(path))
     by_mode = {candidate["config"]["MODE"]: candidate for candidate in answers[0]["candidates"]}
 
     # What is right has figures for each problem.
@@ -131,7 +131,7 @@ async def test_candidates_are_compared(daemon: Daemon) -> None:
     assert unknown["candidates"][0]["problems"][0]["factor_over"]["against"] is None
     daemon.tune(path=str(path), configs=name_configs(0, 6))
     trials = daemon.client.call("results", kernel="scale", details=True)["trials"]
-    assert {trial["outcome"] for trial in trials} == {"measured"}
+    assert {trial["outcome"] for trial in trials} <= {"measured", "slower"}
     assert all(trial["lane_s"] > 0 and "carried_from" not in trial["detail"].get("timing", {}) for trial in trials)
 
     for against in ("winner", dict(MODE=0)):
@@ -139,7 +139,7 @@ async def test_candidates_are_compared(daemon: Daemon) -> None:
         slow, wrong = (candidate["problems"][0] for candidate in answer["candidates"])
         assert 0 < slow["factor_over"]["against"] < 1 > slow["factor_over"]["winner"] > 0
         assert wrong["factor_over"] == dict(reference=None, default=None, winner=None, against=None)
-    other = write_scale(daemon, "other", source=SOURCE.replace("MODE == 6", "true").replace("20", "200"))
+    other = write_scale(daemon, "other", source=SOURCE.replace("MODE == 6", "true").replace("2000", "20000"))
     answer = await judge_with_asyncio(socket, kernel="scale", configs=name_configs(6), against=other)
     assert answer["candidates"][0]["problems"][0]["factor_over"]["against"] > 1
 
