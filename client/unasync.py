@@ -50,7 +50,7 @@ def derive_client(source: str) -> str:
             raise ValueError(f"{SOURCE.name} no longer contains {text!r}")
         source = source.replace(text, replacement)
     source = source.replace("Awaitable[Hit]", "Hit").replace(
-        "AsyncIterator, Awaitable, Callable, Iterable", "Callable, Iterable, Iterator"
+        "AsyncIterator, Awaitable, Callable, Iterable, Mapping", "Callable, Iterable, Iterator, Mapping"
     )
     lines = source.splitlines(keepends=True)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))

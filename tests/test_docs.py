@@ -39,6 +39,7 @@ from ktuned.serve import server
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.team_store import MIN_PULL_S, ShareSettings
 from ktuned.tuning.limits import DEFAULT_DEADLINES
+from ktuned.user_directories import find_user_directories
 from ktuned_client import wire
 from tests.daemon_parts import Parts
 from tests.trials import make_trial
@@ -158,6 +159,17 @@ def test_all_fills_and_deadlines_are_documented() -> None:
     assert set(read_names("docs/reference/kernel-files.md", "## Tensors")) == set(FILLS)
     told = {row[0].strip("`"): float(row[1]) for row in read_table("docs/reference/kernel-files.md", "## Deadlines")}
     assert told == dict(DEFAULT_DEADLINES)
+
+
+def test_the_directories_to_delete_are_those_of_the_code() -> None:
+    """The page about uninstalling names each of them, as does the table of where files lie."""
+    rows = read_table("docs/guide/install.md", "## Where files lie")
+    uninstall = (ROOT / "docs/guide/install.md").read_text().partition("\n## Uninstall\n")[2]
+    defaults = [f"~/{path.relative_to('/home/me')}" for path in find_user_directories({"HOME": "/home/me"})]
+    chosen = find_user_directories({"KTUNED_HOME": "/chosen"})
+    assert [row[1].strip("`") for row in rows[:3]] == defaults
+    assert [row[2].strip("`").replace("$KTUNED_HOME", "/chosen") for row in rows[:3]] == list(map(str, chosen))
+    assert f"rm -r {' '.join(defaults)} " in uninstall
 
 
 def test_the_example_of_config_toml_is_valid_and_complete() -> None:
@@ -379,6 +391,14 @@ def test_links_lead_to_files_and_headings(document: Path) -> None:
         if not target.exists() or (anchor and anchor not in list_anchors(target.read_text())):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_table_has_a_heading(document: Path) -> None:
+    """An empty line within a table would end it."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    tables = re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE)
+    assert [table for table in tables if not re.match(r".*\n *\|[-| ]+\|\n", table)] == []
 
 
 def list_anchors(text: str) -> set[str]:

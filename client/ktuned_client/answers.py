@@ -33,6 +33,9 @@ be started takes some tenths of a second."""
 CALL_DEADLINE_S: Final = 10.0
 """Deadline of any other request."""
 
+JUDGE_DEADLINE_S: Final = 86_400.0
+"""Deadline of a judging: a request may have 200 configs, and each may hang on several problems."""
+
 TUNE_DEADLINE_S: Final = 120.0
 """Deadline for accepting a tuning; it is long because the daemon imports the kernel file first, and torch with it."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from ktuned_client import paths
 from ktuned_client.answers import (
     CALL_DEADLINE_S,
+    JUDGE_DEADLINE_S,
     LOOKUP_DEADLINE_S,
     TUNE_DEADLINE_S,
     Config,
@@ -30,7 +31,7 @@ from ktuned_client.transport import Subscription, Transport
 from ktuned_client.wire import LOOKUP, ProtocolError
 
 if TYPE_CHECKING:
-    from ktuned_client.messages import Event, FileError, Job, TuneAnswer
+    from ktuned_client.messages import Event, FileError, Job, JudgeAnswer, TuneAnswer
 
 
 class Client:
@@ -211,6 +212,33 @@ class Client:
         file = None if path is None else os.path.abspath(path)
         accepted = self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=file, **options))
         return Tuning(self, accepted)
+
+    def judge(
+        self,
+        kernel: str | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        against: str | os.PathLike[str] | Config | None = None,
+        deadline_s: float = JUDGE_DEADLINE_S,
+        **options: Any,
+    ) -> JudgeAnswer:
+        """Return verdicts on configs that are not trusted, such as those that a program has written.
+
+        Give ``kernel`` or ``path`` (a kernel file). ``against`` is what candidates are compared with: a config,
+        ``"winner"``, or the path of another kernel file. ``options``: ``configs`` (the candidates; without it the
+        default), ``problem`` (without it all that are declared), ``device``, ``quick`` (fewer launches), ``python``. An
+        option that is ``None`` is left out.
+
+        Raises:
+            DaemonError: the daemon refused the request.
+            DaemonUnavailable: no daemon answered within ``deadline_s``.
+        """
+        file = None if path is None else os.path.abspath(path)
+        if against is not None and not isinstance(against, Mapping) and against != "winner":
+            against = os.path.abspath(against)
+        asked = drop_missing(kernel=kernel, path=file, against=against, **options)
+        answer: JudgeAnswer = self.call("judge", deadline_s=deadline_s, **asked)
+        return answer
 
     def close(self) -> None:
         """Close the shared connection and forget all answers; the next request opens another connection."""

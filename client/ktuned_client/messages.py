@@ -38,6 +38,8 @@ Outcome = Literal[
     "interrupted",
 ]
 
+JudgeVerdict = Literal["right", "refused", "compile_error", "wrong", "crashed", "hung", "cheating"]
+
 
 @final
 class Answer(TypedDict):
@@ -237,6 +239,106 @@ class TuneAnswer(StreamPosition):
     jobs: list[Job]
     errors: list[FileError]
     notices: list[str]
+
+
+class CompilerError(TypedDict):
+    """One error in a source.
+
+    Attributes:
+        file: the file as the compiler names it; empty if it names none.
+        line: the line, counted from 1.
+        column: the column, counted from 1, if the compiler names it.
+        message: the error.
+    """
+
+    file: str
+    line: int
+    column: int | None
+    message: str
+
+
+class Factors(TypedDict):
+    """How many times as fast as each base a candidate is; None if the base has no latency.
+
+    Attributes:
+        reference: the kernel file's reference.
+        default: the declared default.
+        winner: the current winner.
+        against: what the request has named.
+    """
+
+    reference: float | None
+    default: float | None
+    winner: float | None
+    against: float | None
+
+
+class JudgedProblem(TypedDict):
+    """A candidate on one problem.
+
+    Attributes:
+        verdict: the verdict on this problem.
+        reason: why, in one sentence.
+        latency_us, spread_us: the median latency of a launch, and its interquartile range; None unless it is right.
+        factor_over: its speed relative to others.
+        limit: what limits the device for this kernel, such as ``memory bandwidth``.
+        limit_share: the share of that limit that it reaches.
+        trial: the trial's id, for ``results``.
+    """
+
+    problem: Values
+    verdict: JudgeVerdict
+    reason: str
+    latency_us: float | None
+    spread_us: float | None
+    factor_over: Factors
+    limit: str | None
+    limit_share: float | None
+    trial: int | None
+
+
+class Candidate(TypedDict):
+    """A judged config.
+
+    Attributes:
+        config: the config.
+        verdict: the worst verdict of its problems.
+        reason: why, in one sentence.
+        problems: the verdict on each problem.
+        registers: the most registers of a thread, if the compiler says so.
+        spills: bytes of a thread's spilled registers, if the compiler says so.
+        errors: the compiler's first errors.
+        checked: what was checked, each in a sentence.
+        not_enforced: what this system could not enforce, each in a sentence.
+    """
+
+    config: Values
+    verdict: JudgeVerdict
+    reason: str
+    problems: list[JudgedProblem]
+    registers: int | None
+    spills: int | None
+    errors: list[CompilerError]
+    checked: list[str]
+    not_enforced: list[str]
+
+
+class JudgeAnswer(TypedDict):
+    """The verdicts on all candidates, in the order of the request.
+
+    Attributes:
+        judge: the version of this schema.
+        kernel: the kernel's full name.
+        file: its file.
+        device: the device model.
+        candidates: the verdicts.
+    """
+
+    judge: int
+    kernel: str
+    file: str
+    device: str
+    candidates: list[Candidate]
 
 
 class EventOfKernel(StreamPosition):

@@ -153,7 +153,7 @@ class Catalog:
         self._root_listeners.append(listener)
 
     def when_kernels_change(self, listener: Callable[[Collection[KernelName]], None]) -> None:
-        """Call ``listener`` with the kernels that an inspection changed or removed, at once; it must not raise."""
+        """Call ``listener`` with the kernels that have just changed or gone; it must not raise."""
         self._kernel_listeners.append(listener)
 
     def when_doubts_change(self, listener: Callable[[Collection[KernelName]], None]) -> None:
@@ -346,6 +346,13 @@ class Catalog:
     def add_learned_names(self, kernel: KernelInfo) -> KernelInfo:
         """Return a kernel with the names that were learned during its inspection, or during a job for it."""
         return kernel.with_observed(self._learned.get(kernel.name, {}).values())
+
+    def replace_learned(self, kernel: KernelInfo) -> None:
+        """Replace a kernel by its version with other learned names: it has changed if its digest has."""
+        before = self._kernels[kernel.name]
+        self.update_learned(kernel)
+        for listener in self._kernel_listeners if kernel.digest != before.digest else ():
+            listener({kernel.name})
 
     def update_learned(self, kernel: KernelInfo) -> None:
         """Replace a kernel by its version with newly learned names, which are watched from now on."""

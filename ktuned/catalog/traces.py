@@ -83,7 +83,7 @@ class Traces:
                 return None
             learned = now.without_names(names).with_observed(entries)
             await self._store.learned.replace_names(learned, names, entries, valid)
-            self._catalog.update_learned(learned)
+            self._catalog.replace_learned(learned)
         self._publish(NamesLearned(kernel=learned.name, names=()))
         return learned
 

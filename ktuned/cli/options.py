@@ -148,9 +148,14 @@ def _read_problem(context: click.Context, parameter: click.Parameter, words: tup
     return _read_pairs(words, "-p M=1024")
 
 
-def _read_configs(
+def read_configs(
     context: click.Context, parameter: click.Parameter, words: tuple[str, ...]
 ) -> list[dict[str, Scalar]] | None:
+    """Return the configs of an option that may be repeated; None if it is not given.
+
+    Raises:
+        click.BadParameter: a word is not a config.
+    """
     return [_read_pairs([word], "--config BM=64,BN=32") for word in words] or None
 
 
@@ -173,7 +178,7 @@ config_option = click.option(
     cls=AdvancedOption,
     multiple=True,
     metavar="KNOB=VALUE,…",
-    callback=_read_configs,
+    callback=read_configs,
     help="Try only this config; repeat --config to try several.",
 )
 

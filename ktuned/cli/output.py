@@ -47,6 +47,9 @@ class Exit(IntEnum):
     WRONG = 4
     CRASHED = 5
     HUNG = 6
+    CHEATING = 7
+    COMPILE_ERROR = 8
+    REFUSED = 9
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 

@@ -59,7 +59,7 @@ from ktuned.scheduling import (
     Renewal,
     Repetition,
 )
-from ktuned.serve import Events, TeamStore, WinnerExchange
+from ktuned.serve import Events, JudgeMethods, TeamStore, WinnerExchange
 from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
 
@@ -270,6 +270,8 @@ class Parts:
             list_configured=lambda: {root.path for root in self.settings.roots},
         )
 
+        judge = self.judge = JudgeMethods(known, intake=intake)
+
         portfolio_fitter = self.portfolio_fitter = PortfolioFitter(
             known,
             fleet=fleet,
@@ -322,7 +324,7 @@ class Parts:
 
         # Answers first: whoever acts on an event may need them.
         router = self.router = EventRouter(
-            events, states, lookups, artifact_cleanup, probes, team_store, portfolio_fitter
+            events, states, lookups, artifact_cleanup, probes, team_store, portfolio_fitter, judge
         )
 
 

@@ -133,6 +133,7 @@ class Daemon:
             *Subscriptions(events, jobs).list_handlers(),
             *parts.exchange.list_handlers(),
             *parts.team_store.list_handlers(),
+            *parts.judge.list_handlers(),
             *Checks(
                 known=parts.known,
                 fleet=fleet,

@@ -270,8 +270,7 @@ class ContentionWatch(LaunchObserver):
     def _make_contended_result(self, timed: TrialResult) -> TrialResult:
         """Return the result without a figure; the fastest of its timings stays, because disturbance only adds time."""
         used = f"other programs used {self._device.name} while this was timed"
-        result = make_failed_result(
-            Outcome.CONTENDED, f"{used} (`contention = false` keeps such timings)", Phase.TIMING
-        )
+        remedy = "`contention = false` in config.toml keeps such timings, `ktuned config` prints its path"
+        result = make_failed_result(Outcome.CONTENDED, f"{used} ({remedy})", Phase.TIMING)
         fastest = min(timed.detail.timing.samples or (), default=timed.detail.timing.low_us)
         return result.add_facts("timing", low_us=fastest)

@@ -4,6 +4,7 @@ Plain and frozen. They need only the standard library and msgspec, because worke
 """
 
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
+from ktuned.model.compiler_errors import MAX_ERRORS, CompilerError, find_compiler_errors
 from ktuned.model.device import (
     ARCHITECTURES,
     NO_COUNTER,
@@ -54,6 +55,7 @@ from ktuned.model.keys import (
 from ktuned.model.objective import (
     ENERGY,
     EXACT,
+    JUDGED,
     LATENCY,
     NUMERICS,
     TOLERANCE,
@@ -138,6 +140,7 @@ from ktuned.model.values import (
     median,
     sha256,
 )
+from ktuned.model.verdicts import compute_factor, find_worst, read_judgement, unite
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
@@ -153,8 +156,10 @@ __all__ = [
     "FAILURES",
     "FLOAT32",
     "HOME",
+    "JUDGED",
     "LATENCY",
     "MADE",
+    "MAX_ERRORS",
     "MEMORY",
     "NOT_TRIED",
     "NO_COUNTER",
@@ -177,6 +182,7 @@ __all__ = [
     "CallKey",
     "Checks",
     "Compiled",
+    "CompilerError",
     "Config",
     "Device",
     "DeviceModel",
@@ -227,6 +233,7 @@ __all__ = [
     "canonical",
     "choose_peaks",
     "choose_search_objective",
+    "compute_factor",
     "compute_gain",
     "compute_shares",
     "convert_to_cost",
@@ -237,8 +244,10 @@ __all__ = [
     "escape_controls_in_json",
     "escape_surrogates",
     "extend_digest",
+    "find_compiler_errors",
     "find_first_error",
     "find_rule_fault",
+    "find_worst",
     "format_objective_suffix",
     "get_project_name",
     "have_same_bits",
@@ -263,6 +272,7 @@ __all__ = [
     "needs_own_launches",
     "parse_key_problem",
     "read_device_kind",
+    "read_judgement",
     "read_objective",
     "read_variable",
     "reduce_digest",
@@ -270,5 +280,6 @@ __all__ = [
     "sha256",
     "strip_numerics",
     "suggest_name",
+    "unite",
     "with_numerics",
 ]

@@ -25,6 +25,9 @@ Objective = NewType("Objective", str)
 
 LATENCY: Final = Objective("latency")
 
+JUDGED: Final = Objective("judged")
+"""Stands for the objective of a judged job, which searches for no winner. So nothing else has the job's key."""
+
 ENERGY: Final = "energy"
 """The metric that every kernel has: the energy of a launch in J."""
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 from msgspec import structs
 
-from ktuned.model.objective import LATENCY, with_numerics
+from ktuned.model.objective import JUDGED, LATENCY, with_numerics
 from ktuned.model.values import Config
 
 
@@ -89,6 +89,11 @@ class Plan(msgspec.Struct, frozen=True):
     again: bool = False
     objective: str = LATENCY
     anchor: Config | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """True if configs are judged: each is measured in a process of its own that is not trusted, and none wins."""
+        return self.objective == JUDGED
 
 
 class PlanDefaults(msgspec.Struct, frozen=True):

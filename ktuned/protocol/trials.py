@@ -63,6 +63,7 @@ class ListedTrial(Trial, frozen=True, kw_only=True):
 class ResultsParams(Params, frozen=True):
     """``results``: a kernel's trials, or one trial with all its details.
 
+    With ``judged``, only the trials of judged jobs are listed; otherwise they are left out, unless the ``job`` is one.
     In the order ``newest``, ``before`` continues a list after the trial with that id. ``count`` requests the ``total``.
     """
 
@@ -73,6 +74,7 @@ class ResultsParams(Params, frozen=True):
     trial: int | None = None
     job: int | None = None
     current: bool = False
+    judged: bool = False
     order: Literal["fastest", "newest"] = "fastest"
     limit: int = 200
     before: int | None = None

@@ -8,7 +8,7 @@ from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import GIVEN_UP, Intervals, Jobs
 from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.portfolios import PortfolioFitter
-from ktuned.scheduling.preparation import Preparation
+from ktuned.scheduling.preparation import Preparation, find_judged_trial
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.quiet_work import work_in_quiet
 from ktuned.scheduling.renewal import Renewal
@@ -33,5 +33,6 @@ __all__ = [
     "Renewal",
     "Repetition",
     "TuningRequest",
+    "find_judged_trial",
     "work_in_quiet",
 ]

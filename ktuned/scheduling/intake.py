@@ -137,6 +137,9 @@ class Intake:
                     f"{path} declares no kernel {name!r} when it is imported",
                     hint="declare it at the top level, before the first call of ktuned.tune and outside of functions",
                 )
+            if request.is_judged and len(kernels) > 1:
+                names = ", ".join(kernel.kernel for kernel in kernels)
+                raise UsageError(f"{path} has {len(kernels)} kernels: {names}", hint="judge one of them, by its name")
             if request.strategy is not None:
                 # Check the strategy even if no kernel can be read yet.
                 environment = make_root_environment(found.root)

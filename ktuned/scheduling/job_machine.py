@@ -788,5 +788,8 @@ class JobMachine:
 
 
 def _try_same_configs(job: Job, other: Job) -> bool:
-    """Return whether two jobs try the same configs, even if they judge them by different objectives."""
-    return job.key._replace(objective=other.objective) == other.key
+    """Return whether two jobs try the same configs, even if they judge them by different objectives.
+
+    A judged job and a tuning do different work.
+    """
+    return job.plan.is_judged == other.plan.is_judged and job.key._replace(objective=other.objective) == other.key

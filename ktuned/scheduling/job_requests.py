@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from ktuned.answers import Knowledge
-from ktuned.catalog import read_problem
+from ktuned.catalog import complete_config, read_problem
 from ktuned.model import (
     EXACT,
+    JUDGED,
     LATENCY,
     PRESETS,
     UNTIL,
@@ -28,13 +29,18 @@ from ktuned.model import (
     canonical,
     with_numerics,
 )
-from ktuned.protocol import MAX_PRIORITY, Job, Priority
+from ktuned.protocol import MAX_PRIORITY, WINNER, Job, Priority
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.preparation import find_present_key
+from ktuned.scheduling.preparation import find_judged_trial, find_present_key
 
 
 class TuningRequest(msgspec.Struct, frozen=True):
-    """The options of a request to tune a kernel; ``None`` leaves an option to the kernel file."""
+    """The options of a request to tune a kernel; ``None`` leaves an option to the kernel file.
+
+    With ``is_judged``, configs are judged (:mod:`ktuned.tuning.judging_job`): the given ones, or else the default, or
+    else the first of the space. What they are compared ``against`` is judged, too: a config, or the winner
+    (:data:`~ktuned.protocol.WINNER`). So is the default, unless it was before.
+    """
 
     problem: Problem | None = None
     device: str | None = None
@@ -56,6 +62,8 @@ class TuningRequest(msgspec.Struct, frozen=True):
     arch: str | None = None
     configs: tuple[Config, ...] = ()
     again: bool = False
+    is_judged: bool = False
+    against: str | Config | None = None
 
     def apply_to_plan(self, declared: Plan) -> Plan:
         """Return the declared plan with the options of this request.
@@ -76,6 +84,10 @@ class TuningRequest(msgspec.Struct, frozen=True):
         names = ("preset", "trials", "time_limit_s", "strategy", "until", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         given |= {"configs": self.configs, "again": self.again}
+        if self.is_judged:
+            # Nothing is searched, so only the preset is left of the declared plan.
+            preset = declared.preset if self.preset is None else self.preset
+            return Plan("exhaustive", preset=preset, deadlines=declared.deadlines, objective=JUDGED)
         # Compiling does not depend on the objective.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         has_anchor = self.anchor is not None
@@ -84,6 +96,25 @@ class TuningRequest(msgspec.Struct, frozen=True):
         # Choosing an anchor implies exact numerics.
         objective = with_numerics(objective, EXACT if has_anchor else self.numerics)
         return replace(declared, **given, objective=objective, compile_only=self.compile_only)
+
+
+def _check_knobs(kernel: KernelInfo, config: Config) -> None:
+    """Check that a config has exactly the kernel's knobs.
+
+    Raises:
+        UsageError: It has others, or lacks one.
+    """
+    strange = [knob for knob in config if kernel.knobs and knob not in kernel.knobs]
+    missing = [knob for knob in kernel.knobs if knob not in config]
+    if strange or missing:
+        why = f"there is no knob {strange[0]!r}" if strange else f"it lacks {', '.join(missing)}"
+        raise _make_config_error(kernel, config, why)
+
+
+def _make_config_error(kernel: KernelInfo, config: Config, why: str) -> UsageError:
+    knobs = f", with {','.join(kernel.knobs)}" if kernel.knobs else ""
+    message = f"{kernel.name} cannot try {canonical(config)}: {why}"
+    return UsageError(message, hint=f"give a config of its space{knobs}")
 
 
 class PlannedJob(msgspec.Struct, frozen=True):
@@ -131,7 +162,7 @@ class JobRequests:
             NotFound: There is no such device.
         """
         plan, problems = await self._resolve_request(kernel, request)
-        objective = kernel.objective(plan.objective)
+        objective = JUDGED if request.is_judged else kernel.objective(plan.objective)
         model, fault = "", None
         try:
             model = self._find_target_model(kernel, request)
@@ -139,8 +170,14 @@ class JobRequests:
             fault = error
         planned = []
         for problem in problems:
+            key = kernel.make_winner_key(problem, DeviceModel(model), objective)
+            if request.is_judged:
+                configs = self._choose_judged_configs(kernel, problem, key, request)
+                judged = replace(plan, configs=configs, trials=len(configs) or 1)
+                planned.append(PlannedJob(key, problem, judged, fault))
+                continue
             await self._check_configs(kernel, problem, plan.configs)
-            job = PlannedJob(kernel.make_winner_key(problem, DeviceModel(model), objective), problem, plan, fault)
+            job = PlannedJob(key, problem, plan, fault)
             if fault is None:
                 anchor = await self._resolve_anchor(kernel, problem, request)
                 job = msgspec.structs.replace(job, plan=replace(plan, anchor=anchor or plan.anchor))
@@ -187,7 +224,8 @@ class JobRequests:
             UsageError: The kernel declares no problems and none was given, or an option of the request is not valid.
         """
         plan = request.apply_to_plan(kernel.plan)
-        kernel.objective(plan.objective)
+        if not request.is_judged:
+            kernel.objective(plan.objective)
         if request.problem is None:
             problems = kernel.problems
         else:
@@ -214,18 +252,35 @@ class JobRequests:
         """
         admitted = await self._known.admission.check_configs(kernel, problem, configs) if configs else []
         for config, is_admitted in zip(configs, admitted, strict=True):
-            if is_admitted:
-                continue
-            knobs = kernel.knobs
-            strange = [knob for knob in config if knobs and knob not in knobs]
-            missing = [knob for knob in knobs if knob not in config]
-            why = "it is not in the space for this problem"
-            if strange or missing:
-                why = f"there is no knob {strange[0]!r}" if strange else f"it lacks {', '.join(missing)}"
-            raise UsageError(
-                f"{kernel.name} cannot try {canonical(config)}: {why}",
-                hint=f"give a config of its space{f', with {chr(44).join(knobs)}' if knobs else ''}",
-            )
+            if not is_admitted:
+                _check_knobs(kernel, config)
+                raise _make_config_error(kernel, config, "it is not in the space for this problem")
+
+    def _choose_judged_configs(
+        self, kernel: KernelInfo, problem: Problem, key: WinnerKey, request: TuningRequest
+    ) -> tuple[Config, ...]:
+        """Return the candidates, and what they are compared with; nothing stands for the first config of the space.
+
+        A config that the space does not hold for this problem is left to the job, because it may be right for others.
+
+        Raises:
+            UsageError: A config has other knobs than the kernel, or there is no candidate to compare.
+        """
+        default, bases = kernel.default, list[Config]()
+        candidates = request.configs or (() if default is None else (default,))
+        if request.against == WINNER:
+            winner = self._known.store.get_winner(key._replace(objective=kernel.objective(None)))
+            bases += [] if winner is None else [complete_config(kernel, winner.config)]
+        elif isinstance(request.against, Mapping):
+            bases.append(request.against)
+        if bases and not candidates:
+            raise UsageError(f"{kernel.name} has no default to compare", hint="name the candidates: `--config …`")
+        for config in (*candidates, *bases):
+            _check_knobs(kernel, config)
+        if default is not None and key.device:
+            known = find_judged_trial(self._known, kernel, problem, key.device, default)
+            bases += [default] if known is None or known.latency_us is None else []
+        return tuple({canonical(config): config for config in (*candidates, *bases)}.values())
 
     async def _resolve_anchor(self, kernel: KernelInfo, problem: Problem, request: TuningRequest) -> Config | None:
         """Return the requested anchor, if there is one, with the default's values for knobs that it leaves out.

@@ -81,7 +81,7 @@ from ktuned.scheduling.job_machine import (
 )
 from ktuned.scheduling.queue import Arrival, LaunchCost
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import CompileOnly, JobBrief, JobStage, Pipeline
+from ktuned.tuning import CompileOnly, JobBrief, JobStage, Judging, Pipeline
 
 _log = structlog.get_logger()
 
@@ -117,7 +117,7 @@ class Intervals(msgspec.Struct, frozen=True):
 class PipelineTask(msgspec.Struct, eq=False):
     """A running job's pipeline; cancelling ``scope`` stops it."""
 
-    pipeline: Pipeline | CompileOnly
+    pipeline: Pipeline | CompileOnly | Judging
     scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
 
 
@@ -190,6 +190,8 @@ class Jobs:
     ) -> Arrival:
         """Request the winner of a key, by a new job or by one that waits or runs already.
 
+        A judged job is always new: each request is judged anew.
+
         A waiting job is joined if one plan can do the work of both; it gets the larger budget. A running job is joined
         if its budget is large enough. Otherwise there is a new job, which runs later and finds the other's results.
 
@@ -208,7 +210,7 @@ class Jobs:
         plan = replace(plan, objective=key.objective)
         wanted = None if any_plan else plan
         async with self._arriving:
-            found = self._machine.find_matching_job(key, wanted, self._outdated)
+            found = None if plan.is_judged else self._machine.find_matching_job(key, wanted, self._outdated)
             if found is not None:
                 await self._handle(Joined(found.id, priority, reason, wanted, is_fixed))
                 return Arrival(self.get_job(found.id) or found, is_new=False)
@@ -574,7 +576,7 @@ class Jobs:
         for job in self._machine.list_running_on(granted.device):
             task = self._pipelines.get(job.id)
             # A job whose preparation failed has no pipeline, and a job that only compiles needs no lane.
-            if task is None or not isinstance(task.pipeline, Pipeline):
+            if task is None or isinstance(task.pipeline, CompileOnly):
                 continue
             if job.id == job_id:
                 task.pipeline.grant_lanes()
@@ -611,7 +613,7 @@ class Jobs:
 
     async def _submit_given_up_configs(self, job: Job) -> None:
         """Request the configs whose compiles a job has given up for time, to be tried when nothing else waits."""
-        if job.plan.configs or PRESETS[job.plan.preset].straggler_times is None:
+        if job.plan.configs or job.plan.is_judged or PRESETS[job.plan.preset].straggler_times is None:
             return
         late = self._store.list_trials(job=job.id, outcome=Outcome.COMPILE_TIMEOUT)
         if late:
@@ -630,7 +632,7 @@ class Jobs:
                 if brief.context == task.pipeline.brief.context:
                     task.pipeline.add_lanes([self.get_lane(device) for device in brief.devices])
 
-    def _build_pipeline(self, brief: JobBrief) -> Pipeline | CompileOnly:
+    def _build_pipeline(self, brief: JobBrief) -> Pipeline | CompileOnly | Judging:
         job = brief.job
 
         def advance(stage: JobStage) -> None:
@@ -642,10 +644,21 @@ class Jobs:
             return CompileOnly(
                 brief, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish, on_stage=advance
             )
+        lanes = [self.get_lane(device) for device in brief.devices]
+        if job.plan.is_judged:
+            return Judging(
+                brief,
+                fleet=self._fleet,
+                lanes=lanes,
+                store=self._store,
+                artifacts=self._artifacts,
+                publish=self._publish,
+                on_stage=advance,
+            )
         return Pipeline(
             brief,
             fleet=self._fleet,
-            lanes=[self.get_lane(device) for device in brief.devices],
+            lanes=lanes,
             store=self._store,
             artifacts=self._artifacts,
             publish=self._publish,

@@ -10,7 +10,9 @@ from ktuned.catalog import Catalog, Traces, make_root_environment, read_problem
 from ktuned.devices import Machine, explain_unmeasurable
 from ktuned.fleet import Fleet
 from ktuned.model import (
+    LATENCY,
     PRESETS,
+    Config,
     KernelFileError,
     KernelInfo,
     NotFound,
@@ -20,7 +22,7 @@ from ktuned.model import (
     UsageError,
     is_exact,
 )
-from ktuned.protocol import Job
+from ktuned.protocol import Job, Trial
 from ktuned.tuning import AwaitShared, Compiler, Grants, JobBrief, PresentKey, merge_deadlines
 
 
@@ -35,6 +37,18 @@ def find_present_key(
     environment = catalog.find_kernel_environment(kernel)
     found = machine.find_device(environment, kernel.backend, device)
     return PresentKey(kernel, problem, machine.build_context(kernel, environment, problem, found), objective)
+
+
+def find_judged_trial(
+    known: Knowledge, kernel: KernelInfo, problem: Problem, device: str, config: Config
+) -> Trial | None:
+    """Return a config's latest judged trial in the context of a measurement that is made now, if there is one.
+
+    Raises:
+        KtunedError: The kernel's root or the device does not exist.
+    """
+    present = find_present_key(known.catalog, known.machine, kernel, problem, device, LATENCY)
+    return known.store.find_trial(present.context.judged, config)
 
 
 class Preparation:
@@ -78,11 +92,13 @@ class Preparation:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment, machine = make_root_environment(root), self._known.machine
         found = machine.find_job_devices(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
-        objective = kernel.objective(job.objective)
+        objective = LATENCY if job.plan.is_judged else kernel.objective(job.objective)
         for device in found.devices:
             if unmeasurable := explain_unmeasurable(objective, device):
                 raise Unsupported(unmeasurable)
         context = machine.build_context(kernel, environment, job.problem, found.representative)
+        if job.plan.is_judged:
+            context = context.judged
         declared_default = kernel.default
         find_state = partial(self._find_state, kernel)
         anchor = job.plan.anchor or find_state().anchors.get((context.problem, context.device))

@@ -337,7 +337,8 @@ def _is_still_wanted(kernel: KernelInfo, replaced: Container[WinnerKey], job: Jo
     """Return whether a job for an older state is still useful in the new state, and no new job does its work."""
     try:
         read_problem(kernel, job.problem)
-        key = kernel.make_winner_key(job.problem, job.device, kernel.objective(job.objective))
+        objective = job.objective if job.plan.is_judged else kernel.objective(job.objective)
+        key = kernel.make_winner_key(job.problem, job.device, objective)
     except UsageError:
         return False
     return key == job.key and (job.plan.compile_only or key not in replaced)

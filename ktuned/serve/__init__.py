@@ -7,6 +7,7 @@ from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
 from ktuned.serve.job_methods import JobMethods
+from ktuned.serve.judge_methods import JudgeMethods
 from ktuned.serve.kernel_methods import KernelMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable, remove_socket
 from ktuned.serve.lock import LOCK_NAME, LockHeld, find_holder, hold_lock
@@ -30,6 +31,7 @@ __all__ = [
     "Explainer",
     "Handler",
     "JobMethods",
+    "JudgeMethods",
     "KernelMethods",
     "LockHeld",
     "LookupMethods",

@@ -77,7 +77,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             is_fixed=params.priority is not None,
             stale_only=params.stale_only,
             until=params.until,
-            configs=_parse_configs(params.configs),
+            configs=parse_configs(params.configs),
             again=params.again,
             objective=None if params.objective is None else read_objective(params.objective),
             numerics=params.numerics,
@@ -234,7 +234,7 @@ def _explain_joined_job(job: Job) -> str:
     return f"joined job {job.id}, which already does this work and tries up to {job.plan.trials:,} configs{seconds}"
 
 
-def _parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:
+def parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:
     """Return the configs that a request names, without duplicates.
 
     Raises:

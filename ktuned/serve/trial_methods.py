@@ -74,6 +74,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             outcome=params.outcome,
             job=params.job,
             digest=digest,
+            judged=params.judged,
             before=params.before,
         )
         trials = chosen(limit=limit, order=params.order)
@@ -90,7 +91,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
         if params.count:
-            total = self.known.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digest)
+            total = self.known.store.count_trials(
+                kernel.name, problem, device, params.outcome, params.job, digest, judged=params.judged
+            )
         listed = _list_trials(trials, kernel, winners, classes, with_details=params.details)
         return ResultsAnswer(listed, tuple(numerics), total)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import ENVIRONMENT, LATENCY, DeviceModel, KernelName, KeyProblem, Objective, WinnerKey
 from ktuned.protocol import Change
 
 MEASURING_VERSION = 1
 """Raised whenever measuring changes, so that latencies that were measured in different ways are never compared."""
+
+JUDGING_VERSION = -1
+"""The version of judged trials: negative, and lowered whenever judging changes."""
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -28,6 +32,11 @@ class Context(msgspec.Struct, frozen=True):
     def key(self) -> WinnerKey:
         """The key of the winner by latency that a measurement in this context may become."""
         return self.key_for(LATENCY)
+
+    @property
+    def judged(self) -> Context:
+        """The context of judged trials, whose results are never mixed with those of tuning."""
+        return replace(self, measuring_version=JUDGING_VERSION)
 
     def key_for(self, objective: Objective) -> WinnerKey:
         """Return the key of the winner by an objective that a measurement in this context may become."""

@@ -35,6 +35,7 @@ _CONTEXTS = f"""SELECT contexts.id, {rows.CONTEXT_COLUMNS}, sums.trials, sums.me
     ) AS sums ON sums.context_id = contexts.id
     LEFT JOIN trials AS best ON best.id = (
         SELECT id FROM trials WHERE context_id = contexts.id AND outcome = 'measured' ORDER BY latency_us LIMIT 1)
+    WHERE {rows.TUNED}
     ORDER BY sums.last"""
 
 _TRIALS = f"""SELECT id, job_id, config, outcome, latency_us, spread_us, compile_s, lane_s,

@@ -227,7 +227,8 @@ class Queries:
         return self._reader.fetch_values(
             rows.decode_known_trial,
             f"""{rows.build_known_trials_sql(objective)} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
-                SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
+                SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) AND {rows.TUNED}
+                ORDER BY id DESC LIMIT ?)
                 AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
             ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
                 trials.outcome <> 'measured', {cost} IS NULL, {cost},
@@ -265,17 +266,21 @@ class Queries:
         outcome: Outcome | None = None,
         job: int | None = None,
         digest: str | None = None,
+        judged: bool = False,
         before: int | None = None,
         limit: int = 1000,
         order: Order = "newest",
     ) -> list[Trial]:
         """Return trials. ``problem`` is a canonical text; ``digest`` is the kernel's.
 
+        Judged trials are never in one list with others: they are listed if they are asked for (``judged``), or for
+        their ``job``.
+
         With the order ``newest``, the trials inserted last come first (a retried trial keeps its place), beginning just
         before the trial ``before``. The order ``fastest`` leaves out trials without a latency, and sorts by kernel,
         problem and device, then fastest first, with fully measured trials before those that were given up.
         """
-        conditions = _build_trial_conditions(kernel, problem, device, outcome, job, digest)
+        conditions = _build_trial_conditions(kernel, problem, device, outcome, job, digest, judged=judged)
         where, values = _make_where({**conditions, "trials.id < ?": before})
         if order == "newest":
             tail = "ORDER BY trials.id DESC"
@@ -298,9 +303,13 @@ class Queries:
         outcome: Outcome | None,
         job: int | None,
         digest: str | None,
+        *,
+        judged: bool = False,
     ) -> int:
         """Return how many trials :meth:`list_trials` would return without a limit; takes some 30 ms for a million."""
-        where, values = _make_where(_build_trial_conditions(kernel, problem, device, outcome, job, digest))
+        where, values = _make_where(
+            _build_trial_conditions(kernel, problem, device, outcome, job, digest, judged=judged)
+        )
         ((number,),) = self._reader.fetch_rows(f"SELECT count(*) {rows.FROM_TRIALS} {where}", *values)
         return int(number)
 
@@ -364,6 +373,8 @@ def _build_trial_conditions(
     outcome: Outcome | None,
     job: int | None,
     digest: str | None,
+    *,
+    judged: bool,
 ) -> dict[str, Any]:
     """Return conditions on trials with their values; a condition whose value is None is ignored."""
     return {
@@ -373,6 +384,7 @@ def _build_trial_conditions(
         "trials.outcome = ?": outcome,
         "trials.job_id = ?": job,
         "contexts.digest = ?": digest,
+        f"({rows.TUNED}) = ?": None if job is not None else not judged,
     }
 
 

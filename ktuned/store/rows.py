@@ -34,6 +34,9 @@ CONTEXT_COLUMNS = (
 )
 """In the order of :class:`~ktuned.store.Context`'s fields; unique together."""
 
+TUNED = "contexts.measuring_version > 0"
+"""The condition that a tuning has measured the trials of a context: judged trials have negative versions."""
+
 FROM_TRIALS = "FROM trials JOIN contexts ON contexts.id = trials.context_id"
 
 _TRIAL_COLUMNS = {

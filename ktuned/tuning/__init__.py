@@ -7,6 +7,7 @@ them out.
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.evidence import Grants
 from ktuned.tuning.job_brief import AwaitShared, Compiler, JobBrief, PresentKey
+from ktuned.tuning.judging_job import QUICK, Judging
 from ktuned.tuning.limits import DEFAULT_DEADLINES, merge_deadlines
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
@@ -15,6 +16,7 @@ from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
 
 __all__ = [
     "DEFAULT_DEADLINES",
+    "QUICK",
     "AwaitShared",
     "CheckResult",
     "CompileOnly",
@@ -22,6 +24,7 @@ __all__ = [
     "Grants",
     "JobBrief",
     "JobStage",
+    "Judging",
     "Pipeline",
     "PresentKey",
     "Sanitizers",

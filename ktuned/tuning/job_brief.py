@@ -18,6 +18,7 @@ from ktuned.catalog import Admission, Traces
 from ktuned.fleet import Environment
 from ktuned.ipc import requests
 from ktuned.model import (
+    LATENCY,
     Config,
     Device,
     DeviceModel,
@@ -189,7 +190,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     @property
     def objective(self) -> Objective:
         """The figure by which configs are judged."""
-        return self.job.objective
+        return LATENCY if self.job.plan.is_judged else self.job.objective
 
     @property
     def search_objective(self) -> Objective:

@@ -469,6 +469,9 @@ class MeasureStage:
         )
         identity = canonical({**data, "stamps": dict(brief.kernel.stamps), "objective": brief.objective})
         code = DATA_CODE if brief.kernel.is_data else KernelCode(brief.kernel.file, brief.kernel.code_digest)
+        if brief.job.plan.is_judged:
+            # A worker that has run a config of a tuning may have been changed by it, so it judges nothing.
+            code = replace(code, digest=f"judged {code.digest}")
         return Bench(
             brief.find_environment(lane.device), brief.kernel.backend, code, identity, request, brief.learn_names
         )

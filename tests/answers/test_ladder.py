@@ -123,6 +123,17 @@ def test_absent_device_makes_its_winner_stale() -> None:
     assert ask(winner(), is_here=False).status is Status.STALE
 
 
+def test_an_answer_for_a_device_that_is_not_here_promises_no_tuning() -> None:
+    here, elsewhere = (
+        find_answer(describe_kernel(is_here=is_here), Question(HERE, DEVICE, LATENCY, "", lambda _: True), tune=True)
+        for is_here in (True, False)
+    )
+    assert "its tuning is queued" in here.answer.message
+    assert here.tuning is not None
+    assert elsewhere.answer.message == "not tuned for this problem, and cpu-x is not here to measure on"
+    assert elsewhere.tuning is None
+
+
 def test_other_device_says_nothing() -> None:
     """Winners are kept by device model: another's is no answer, not even a near one."""
     assert ask(winner(device="gpu"), winner({**HERE, "M": 32}, device="gpu")).status is Status.DEFAULT

@@ -17,7 +17,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from ktuned import protocol
-from ktuned.model import Plan, Scalar, TrialDetail
+from ktuned.model import CompilerError, Plan, Scalar, TrialDetail
 from ktuned.protocol.events import Event
 from ktuned_client import messages
 
@@ -33,6 +33,11 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     protocol.FileError,
     protocol.StreamPosition,
     protocol.TuneAnswer,
+    CompilerError,
+    protocol.Factors,
+    protocol.JudgedProblem,
+    protocol.Candidate,
+    protocol.JudgeAnswer,
 )
 """The messages that are not events."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import subprocess
+from contextlib import closing
 
 import pytest
 
@@ -95,14 +97,24 @@ def test_a_sanitizer_finds_what_guards_do_not(daemon: Daemon) -> None:
     (path.parent / "twice.cc").write_text(SOURCE)
     daemon.tune(path=str(path))
     assert check_winner(daemon)[1]["verdict"] == "right"
+    known = read_learned_names(daemon)
+    assert known
     code, winner, errors = check_winner(daemon, "--sanitize")
     assert code == 1, errors
+    # The sanitizer's library and flag, and the daemon's directory, say nothing about the kernel.
+    assert read_learned_names(daemon) == known
     if not _has_library():
         assert "AddressSanitizer is not installed here" in str(winner["message"])
         return
     assert winner["verdict"] == "wrong", winner
     assert "heap-buffer-overflow" in str(winner["message"])
     assert "twice.cc" in str(winner["report"])
+
+
+def read_learned_names(daemon: Daemon) -> set[str]:
+    """Return the names of what compiling and measuring have read; the store keeps comparisons beside them."""
+    with closing(sqlite3.connect(f"file:{daemon.home}/ktuned.sqlite?mode=ro", uri=True)) as store:
+        return {name for (name,) in store.execute("SELECT name FROM learned WHERE name NOT LIKE 'made:%'")}
 
 
 def _has_library() -> bool:

@@ -106,6 +106,14 @@ def test_a_stopped_energy_counter_makes_the_config_contended(tenths: Iterator[in
     assert result.message.startswith("the energy counter of cpu:0: it did not move")
 
 
+def test_a_contended_timing_names_the_setting_its_file_and_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch_cpus(monkeypatch, is_contended=True)
+    result = run_observer(ContentionWatch(CPU), make_request())
+    assert result.outcome is Outcome.CONTENDED
+    assert "`contention = false` in config.toml" in result.message
+    assert "`ktuned config`" in result.message
+
+
 def test_a_contended_timing_has_no_energy_and_no_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """The observers do not even read the meter or evaluate the metrics."""
     watch_cpus(monkeypatch, is_contended=True)

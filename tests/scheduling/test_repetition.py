@@ -109,6 +109,7 @@ async def tune_noted(directory: Path, text: str = NOTED, **options: str) -> Asyn
     """Tune a kernel file that begins with ``text``, beside ``noted.txt`` with the content ``1``."""
     options = {"inputs": INPUTS, "reference": REFERENCE, **options}
     async with assemble_daemon(directory, start_process=subprocess.Popen) as parts, parts.run_jobs():
+        parts.open_gate("launch")
         parts.write_file("1", "noted.txt")
         kernel = await parts.inspect_file(text + make_kernel_text(**options))
         await parts.requests.request_jobs(kernel, TuningRequest())
@@ -170,6 +171,23 @@ async def test_noise_of_three_times_is_compared_by_repetitions(tmp_path: Path) -
         assert look_up(parts).status == "stale"
         await parts.recorder.wait_for_ended_jobs(2)
         assert look_up(parts).status == "fresh"
+
+
+async def test_a_job_that_runs_when_noise_decides_begins_again(tmp_path: Path) -> None:
+    """What it measures holds for a state that the kernel has left."""
+    inputs = "lambda p: dict(x=tensor((p.n * (1 + (noted() > 9)),)))"
+    body = "Build(us=c.us, gate='launch')"
+    async with tune_noted(tmp_path, READS_LATE, inputs=inputs, reference="", check="None", body=body) as parts:
+        for content in ("2", "3", "4", "10"):
+            assert await save_noted(parts, content) == ("fresh", 1)
+        parts.close_gate("launch")
+        kernel = parts.catalog.resolve_kernel("it")
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
+        await parts.wait_until_reached("launch")
+        await parts.daemon.repetition.repeat_kernel("project:it")
+        parts.open_gate("launch")
+        await parts.recorder.wait_for_ended_jobs(3)
+        assert parts.lookups.look_up("it", {"n": 128}, None, tune=False).answer.status == "fresh"
 
 
 async def test_another_environment_after_a_restart_is_compared(tmp_path: Path) -> None:

@@ -198,3 +198,8 @@ def test_an_unreachable_store_is_a_notice(start_member: StartMember, tmp_path: P
     assert "tuning continues without it" in notice
     assert "hush" not in pushed.stdout + pushed.stderr + notice + ci.log.read_text()
     assert not (tmp_path / "gone").exists()
+    if kind == "directory":
+        # The notice ends with its cause.
+        (tmp_path / "gone").mkdir()
+        assert ci.run_ktuned("share", "push").returncode == 0
+        assert list_notices(ci) == []
