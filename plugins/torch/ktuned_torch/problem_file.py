@@ -10,8 +10,10 @@ A problem file defines a module ``Model``, or a function ``reference``, and what
         def forward(self, x):
             return self.norm(x)
 
+
     def get_init_inputs():
         return [256]
+
 
     def get_inputs():
         return [torch.rand(16, 256)]
@@ -87,7 +89,7 @@ class ProblemFile:
         self._module = module
         function = module.Model.forward if "Model" in defined else module.reference
         self._parameters = [name for name in inspect.signature(function).parameters if name != "self"]
-        # The reference's model with its parameters and buffers, and the numbers among its inputs: made for the first run.
+        # The reference's model, its parameters and buffers, and the numbers among its inputs: made for the first run.
         self._model: Any = None
         self._state: dict[str, Any] = {}
         self._numbers: dict[str, Any] = {}
@@ -134,7 +136,7 @@ class ProblemFile:
         arguments += [_describe_argument(name, value, is_output=True) for name, value in outputs.items()]
         names = [argument.name for argument in arguments]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UsageError(f"two arguments of a candidate would have the name {twice[0]}: rename an argument of forward")
+            raise UsageError(f"{self._module.__file__}: two arguments of a candidate would have the name {twice[0]}")
         return arguments
 
     def read_tolerances(self, arguments: Sequence[Argument]) -> dict[str, float]:
@@ -181,4 +183,4 @@ def _describe_argument(name: str, value: Any, *, is_input: bool = False, is_outp
         return Argument(name, dtype, tuple(value.shape), is_input=is_input, is_output=is_output)
     if isinstance(value, bool | int | float) and is_input:
         return Argument(name, value=value, is_input=True)
-    raise UsageError(f"{name} is of type {type(value).__name__}, and a candidate takes only tensors and numbers")
+    raise UsageError(f"{name} is of type {type(value).__name__}; a candidate takes only tensors and numbers")

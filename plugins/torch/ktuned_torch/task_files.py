@@ -1,7 +1,8 @@
 """``ktuned judge --init``: turns problem files into kernel files, each beside the source file of one candidate.
 
 ``softmax.py`` becomes ``tune_softmax.py`` and ``candidate_softmax.cc`` (or ``.py``). The candidate does nothing at
-first, so its verdict is ``wrong``. Files that exist are left as they are: a candidate is somebody's work.
+first, so its verdict is ``wrong``. A problem that has a kernel file already is left as it is: its candidate may be
+somebody's work.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ktuned_torch import {imports}
 
 
 @kernel(
-    name="{problem}",
+    name="{kernel}",
     backend="{backend}",
     sources=["{candidate}"],
     depends=["{problem}.py"],
@@ -47,7 +48,7 @@ def candidate(p, c):
     return Build(function="{function}", args=({arguments}))
 '''
 
-CPP = '''\
+CPP = """\
 // The candidate for {problem}.py. `ktuned judge {kernel_file}` judges it.
 //
 {table}
@@ -61,7 +62,7 @@ void candidate({parameters}) {{
 }}
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(candidate, candidate);
-'''
+"""
 
 PYTHON = '''\
 """The candidate for {problem}.py. `ktuned judge {kernel_file}` judges it.
@@ -78,12 +79,12 @@ CPP_TYPES = {bool: "bool", int: "int64_t", float: "double"}
 
 
 class TaskFiles(msgspec.Struct, frozen=True):
-    """The files of one problem, and those of them that were written now; or the error of the problem file."""
+    """The files of one problem, and whether they were written now; or the error of the problem file."""
 
     problem: str
     kernel_file: str = ""
     candidate: str = ""
-    written: tuple[str, ...] = ()
+    is_new: bool = False
     error: str = ""
 
 
@@ -122,16 +123,12 @@ def _write_files(path: Path, language: Language) -> TaskFiles:
         message = str(error) if isinstance(error, KtunedError) else f"{path}: {type(error).__name__}: {error}"
         return TaskFiles(problem, error=message)
     texts = make_task_texts(problem, arguments, tolerances, language)
-    written = []
-    for name, text in texts.items():
-        try:
-            with (path.parent / name).open("x") as file:
-                file.write(text)
-            written.append(name)
-        except FileExistsError:
-            continue
     kernel_file, candidate = texts
-    return TaskFiles(problem, kernel_file, candidate, tuple(written))
+    is_new = not (path.parent / kernel_file).exists()
+    # The candidate first: an interrupted command then leaves no kernel file without one.
+    for name in (candidate, kernel_file) if is_new else ():
+        (path.parent / name).write_text(texts[name])
+    return TaskFiles(problem, kernel_file, candidate, is_new=is_new)
 
 
 def make_task_texts(
@@ -147,6 +144,8 @@ def make_task_texts(
     shapes = {one.name: _format_shape(one) for one in tensors if one.is_input}
     names = {
         "problem": problem,
+        # A kernel's name begins with a letter, unlike those of KernelBench's files.
+        "kernel": stem if stem[0].isalpha() else f"problem_{stem}",
         "kernel_file": kernel_file,
         "candidate": candidate,
         "backend": "tvm_ffi" if is_cpp else "torch",
@@ -158,7 +157,9 @@ def make_task_texts(
             f'        {one.name}=tensor({one.shape}, "{one.dtype}", output=True),' for one in outputs
         ),
         "tolerances": "".join(f"\n    {name}={value}," for name, value in tolerances.items()),
-        "arguments": "".join(f'"{one.name}", ' if one.dtype else f"{one.value!r}, " for one in arguments).rstrip(" "),
+        # At least an output; a tuple of one has a comma.
+        "arguments": ", ".join(f'"{one.name}"' if one.dtype else repr(one.value) for one in arguments)
+        + ("," if len(arguments) == 1 else ""),
     }
     mark = "// " if is_cpp else ""
     width = max(len(one.name) for one in arguments)

@@ -1,0 +1,223 @@
+"""Problem files in KernelBench's format become kernel files, whose candidates are right, wrong or neither."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ktuned_torch import load_problem, write_task_files
+from ktuned_torch.problem_file import Argument
+from tests.e2e.harness import Daemon
+
+PROBLEMS = Path(__file__).parent.parent / "fixtures" / "problems"
+
+CPP = {
+    "1_Matmul": """
+  const int64_t n = A.size(0);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < n; ++j) {
+      float sum = 0;
+      for (int64_t k = 0; k < n; ++k) sum += in(A)[i * n + k] * in(B)[k * n + j];
+      to(out)[i * n + j] = sum;
+    }
+""",
+    "23_Softmax": """
+  for (int64_t row = 0; row < x.size(0); ++row) {
+    const float* from = in(x) + row * x.size(1);
+    float* into = to(out) + row * x.size(1);
+    float sum = 0;
+    for (int64_t i = 0; i < x.size(1); ++i) sum += into[i] = std::exp(from[i]);
+    for (int64_t i = 0; i < x.size(1); ++i) into[i] /= sum;
+  }
+""",
+    "40_LayerNorm": """
+  const int64_t n = x.size(1) * x.size(2);
+  for (int64_t row = 0; row < x.size(0); ++row) {
+    const float* from = in(x) + row * n;
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < n; ++i) sum += from[i], squares += double(from[i]) * from[i];
+    const double mean = sum / n, scale = 1 / std::sqrt(squares / n - mean * mean + 1e-5);
+    for (int64_t i = 0; i < n; ++i)
+      to(out)[row * n + i] = (from[i] - mean) * scale * in(ln_weight)[i] + in(ln_bias)[i];
+  }
+""",
+    "50_Conv2D": """
+  const int64_t H = x.size(2), W = x.size(3), OH = out.size(2), OW = out.size(3);
+  float* into = to(out);
+  for (int64_t b = 0; b < x.size(0); ++b)
+    for (int64_t o = 0; o < out.size(1); ++o)
+      for (int64_t i = 0; i < OH; ++i)
+        for (int64_t j = 0; j < OW; ++j, ++into) {
+          float sum = in(conv1_bias)[o];
+          for (int64_t c = 0; c < 3; ++c)
+            for (int64_t p = 0; p < 5; ++p)
+              for (int64_t q = 0; q < 5; ++q) {
+                const int64_t y = 2 * i + p - 2, z = 2 * j + q - 2;
+                if (y < 0 || y >= H || z < 0 || z >= W) continue;
+                sum += in(x)[((b * 3 + c) * H + y) * W + z] * in(conv1_weight)[((o * 3 + c) * 5 + p) * 5 + q];
+              }
+          *into = sum;
+        }
+""",
+    "96_HuberLoss": """
+  double sum = 0;
+  for (int64_t i = 0; i < predictions.numel(); ++i) {
+    const double d = std::abs(in(predictions)[i] - in(targets)[i]);
+    sum += d < 1 ? d * d / 2 : d - 0.5;
+  }
+  *to(out) = sum / predictions.numel();
+""",
+    "scale_and_sum": """
+  for (int64_t row = 0; row < x.size(0); ++row) {
+    const float* from = in(x) + row * x.size(1);
+    for (int64_t i = 0; i < x.size(1); ++i) to(out0)[row * x.size(1) + i] = from[i] * factor;
+    static_cast<int64_t*>(out1.data_ptr())[row] = std::max_element(from, from + x.size(1)) - from;
+  }
+""",
+}
+"""The bodies of right candidates in C++, by problem."""
+
+PYTHON = {
+    "1_Matmul": "torch.matmul(A, B, out=out)",
+    "23_Softmax": "torch.softmax(x, dim=1, out=out)",
+    "40_LayerNorm": "out.copy_(torch.nn.functional.layer_norm(x, x.shape[1:], ln_weight, ln_bias))",
+    "50_Conv2D": "out.copy_(torch.conv2d(x, conv1_weight, conv1_bias, stride=2, padding=2))",
+    "96_HuberLoss": "out.copy_(torch.nn.functional.smooth_l1_loss(predictions, targets))",
+    "scale_and_sum": "torch.mul(x, factor, out=out0), torch.argmax(x, dim=1, out=out1)",
+}
+"""The bodies of right candidates in Python, by problem."""
+
+HELPERS = """
+#include <algorithm>
+#include <cmath>
+
+static const float* in(const TensorView& tensor) { return static_cast<const float*>(tensor.data_ptr()); }
+static float* to(const TensorView& tensor) { return static_cast<float*>(tensor.data_ptr()); }
+"""
+
+
+def fill_in(candidate: Path, body: str) -> None:
+    """Write a body into a candidate that does nothing yet."""
+    text = candidate.read_text()
+    if candidate.suffix == ".cc":
+        text = text.replace("using tvm::ffi::TensorView;\n", f"using tvm::ffi::TensorView;\n{HELPERS}")
+        text = text.replace(" {\n}", f" {{{body}}}")
+    else:
+        text = f"import torch\n\n{text}    {body}\n"
+    candidate.write_text(text)
+
+
+@pytest.fixture
+def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a directory with the problem files, whose modules are forgotten after the test."""
+    directory = tmp_path / "problems"
+    shutil.copytree(PROBLEMS, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.syspath_prepend(directory)
+    known = set(sys.modules)
+    yield directory
+    for name in set(sys.modules) - known:
+        if name in {path.stem for path in directory.glob("*.py")}:
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("problems")
+def test_the_arguments_are_inputs_parameters_and_outputs() -> None:
+    assert load_problem("40_LayerNorm").describe_arguments() == [
+        Argument("x", "float32", (4, 8, 32), is_input=True),
+        Argument("ln_weight", "float32", (8, 32)),
+        Argument("ln_bias", "float32", (8, 32)),
+        Argument("out", "float32", (4, 8, 32), is_output=True),
+    ]
+    assert load_problem("scale_and_sum").describe_arguments() == [
+        Argument("x", "float32", (8, 100), is_input=True),
+        Argument("factor", value=2.5, is_input=True),
+        Argument("out0", "float32", (8, 100), is_output=True),
+        Argument("out1", "int64", (8,), is_output=True),
+    ]
+    # A distribution checks its parameters, which tensors without content do not survive.
+    assert load_problem("96_HuberLoss").describe_arguments()[-1] == Argument("out", "float32", (), is_output=True)
+
+
+@pytest.mark.usefixtures("problems")
+def test_the_reference_computes_with_the_parameters_that_are_inputs() -> None:
+    """Each call of the inputs draws other numbers, also for the model's parameters."""
+    problem = load_problem("50_Conv2D")
+    one, other = problem.make_inputs(), problem.make_inputs()
+    assert one.keys() == other.keys() == {"x", "conv1_weight", "conv1_bias"}
+    assert not any(value.requires_grad for value in one.values())
+    for tensors in (one, other, one):
+        expected = torch.conv2d(tensors["x"], tensors["conv1_weight"], tensors["conv1_bias"], stride=2, padding=2)
+        assert torch.equal(problem.run_reference(tensors)["out"], expected)
+    assert not any(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_tolerances_are_the_file_s_or_those_of_half_precision(problems: Path) -> None:
+    half = "import torch\ndef reference(x): return x.bfloat16()\ndef get_inputs(): return [torch.ones(3)]\n"
+    (problems / "half.py").write_text(half)
+    found = {name: load_problem(name) for name in ("1_Matmul", "50_Conv2D", "half")}
+    read = {name: problem.read_tolerances(problem.describe_arguments()) for name, problem in found.items()}
+    assert read == {"1_Matmul": {}, "50_Conv2D": dict(rtol=1e-3, atol=1e-3), "half": dict(rtol=1e-2, atol=1e-2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_inputs(): return []", "defines get_inputs, and Model or reference"),
+        ("import no_such_module\ndef get_inputs(): return []", "no_such_module"),
+        ("def reference(x): return x\ndef get_inputs(): return ['a word']", "of type str; a candidate takes only"),
+        ("def reference(x): return x.no_such\ndef get_inputs(): return [1]", "no_such"),
+        ("def reference(out): return out\ndef get_inputs(): return [torch.ones(1)]\nimport torch", "the name out"),
+    ],
+)
+def test_a_problem_file_that_fails_does_not_keep_the_others_from_being_written(
+    problems: Path, text: str, message: str
+) -> None:
+    (problems / "broken.py").write_text(text)
+    (problems / "no_problem.py").write_text("x = (\n")
+    tasks = write_task_files(problems, "c++")
+    assert [task.problem for task in tasks if task.error] == ["broken"]
+    (error,) = (task.error for task in tasks if task.error)
+    assert message in error
+    assert len(list(problems.glob("tune_*.py"))) == len(list(problems.glob("candidate_*.cc"))) == len(CPP)
+
+
+def test_a_task_that_exists_is_left_as_it_is(problems: Path) -> None:
+    assert all(task.is_new for task in write_task_files(problems, "python"))
+    before = {path: path.read_bytes() for path in problems.iterdir() if path.is_file()}
+    assert not any(task.is_new for task in write_task_files(problems, "c++"))
+    assert {path: path.read_bytes() for path in problems.iterdir() if path.is_file()} == before
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("judge"), tensors="torch", env={"OMP_NUM_THREADS": "1"}) as process:
+        yield process
+
+
+@pytest.mark.parametrize(("language", "bodies"), [("c++", CPP), ("python", PYTHON)])
+def test_candidates_are_judged_as_they_are(
+    judge: Daemon, language: str, bodies: dict[str, str], tmp_path: Path
+) -> None:
+    """A candidate is wrong while it does nothing, and then right."""
+    directory = tmp_path / f"problems_{language.strip('+')}"
+    shutil.copytree(PROBLEMS, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    made = judge.run_ktuned("judge", "--init", str(directory), "--language", language, "--json")
+    assert (made.returncode, made.stderr) == (0, "")
+    tasks: list[dict[str, Any]] = json.loads(made.stdout)["tasks"]
+    assert {task["problem"] for task in tasks} == bodies.keys()
+    for task in tasks:
+        path = directory / task["kernel_file"]
+        assert find_verdict(judge, path) == "wrong"
+        fill_in(directory / task["candidate"], bodies[task["problem"]])
+        assert find_verdict(judge, path) == "right"
+
+
+def find_verdict(judge: Daemon, path: Path) -> str:
+    _, (job,) = judge.tune(path=str(path))
+    (outcome,) = job["outcomes"]
+    return {"mismatch": "wrong", "measured": "right"}[outcome]
