@@ -233,8 +233,19 @@ class Catalog:
             names = ", ".join(kernel.name for kernel in matches)
             raise AmbiguousName(f"the kernel {name!r} is in several projects", hint=f"say which: {names}")
         alike = self._kernels if ":" in name else {kernel.kernel for kernel in self.kernels}
+        meant = suggest_name(name, alike)
+        # A kernel is also unknown if its file was never read without an error.
+        read = {kernel.file for kernel in self._kernels.values()}
+        unread = [error for error in self.errors if error.path not in read]
+        short = name.rpartition(":")[2]
+        unread.sort(key=lambda error: short not in os.path.basename(error.path))
+        if unread and (not meant or short in os.path.basename(unread[0].path)):
+            error = unread[0]
+            named = error.message.startswith(error.path)
+            fault = error.message if named else f"{error.path}:{error.line}: {error.message}"
+            raise NotFound(f"no kernel {name!r} could be read", hint=f"a kernel file has an error: {fault}")
         hint = "`ktuned kernels` lists them; `ktuned tune PATH` adds some"
-        raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, alike), hint))))
+        raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (meant, hint))))
 
     def _choose_meant_kernels(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
         """Return the kernels whose project exists, and, with a directory, those of the checkout that it belongs to.
@@ -498,11 +509,15 @@ def read_problem(kernel: KernelInfo, problem: Problem) -> Problem:
     allowed = [set(declared) for declared in kernel.problems]
     needed = tuple(kernel.problems[0] if allowed else kernel.specialize or ())
     if set(problem) not in allowed if allowed else not set(needed) <= set(problem):
-        given = ", ".join(problem) or "nothing"
+        missing = [key for key in needed if key not in problem]
+        strange = [key for key in problem if key not in needed] if allowed else []
+        faults = [f"lacks {', '.join(missing)}"] if missing else []
+        faults += [f"does not take {', '.join(strange)}"] if strange else []
         such = ",".join(f"{key}={value}" for key, value in kernel.problems[0].items()) if allowed else ""
         example = f", such as {such}" if such else ""
         raise UsageError(
-            f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(needed) or 'nothing'}{example}"
+            f"{kernel.name}: the problem {' and '.join(faults)}",
+            hint=f"it takes {', '.join(needed) or 'nothing'}{example}",
         )
     if kernel.is_data or not allowed:
         return problem

@@ -141,7 +141,15 @@ class ProblemInputs:
                 from ktuned.checking.torch_tensors import lay_out_tensor
 
                 made[name] = lay_out_tensor(made[name], entry, made.get(entry.memory) if entry.memory != name else None)
+        self._check_elements(made)
         return made
+
+    def _check_elements(self, made: Mapping[str, Any]) -> None:
+        """Refuse a problem without work, such as one of size 0: every config would be right, and as fast as another."""
+        sizes = {name: find_library(tensor).count_element_bytes(tensor) for name, tensor in made.items()}
+        for kind, names in (("output", self.roles.outputs), ("input", sizes.keys() - set(self.roles.outputs))):
+            if names and not any(sizes[name] for name in names):
+                raise self._kernel.site.make_error(f"inputs(p): no {kind} has an element: there is nothing to measure")
 
     def _make_or_adopt_tensor(self, name: str, entry: Any, moved: dict[int, Any]) -> Any:
         from ktuned.declaration import TensorSpec

@@ -103,6 +103,8 @@ def _describe_open_job(view: JobView, now: float | None) -> str:
 def describe_news(news: News) -> list[str]:
     """Return the lines for one piece of news; none if other lines say it already."""
     match news:
+        case JobBegan(job) if job.plan.configs:
+            return [f"{name_job(job)}: job {job.id} tries {text.format_count(len(job.plan.configs), 'named config')}"]
         case JobBegan(job):
             of = f" of {job.total} configs" if job.total is not None else ""
             known = f", {job.done} known already" if job.done else ""

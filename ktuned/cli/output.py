@@ -117,7 +117,8 @@ def print_file_errors(errors: Iterable[FileError]) -> None:
 
     for error in errors:
         print_error(lines.format_file_error(error), error.hint)
-        for line in lines.format_excerpt(error):
+        # With --json, stderr has JSON alone, and the answer has the excerpt.
+        for line in [] if is_json else lines.format_excerpt(error):
             print_message(line)
 
 

@@ -155,6 +155,7 @@ def enter_sandbox(sandbox: Sandbox) -> Confinement:
             except OSError as error:
                 refused[LANDLOCK] = _explain(error)
 
+    os.makedirs(sandbox.scratch, exist_ok=True)
     os.chdir(sandbox.scratch)
     os.environ["TMPDIR"] = sandbox.scratch
     _set_limits()
@@ -312,10 +313,15 @@ def _drop_capabilities() -> None:
 
 
 def _find_views(sandbox: Sandbox) -> dict[str, str]:
-    """Return how each named directory is to look, the outer ones first."""
-    views = {os.path.realpath(path): _HIDDEN for path in sandbox.hidden}
-    views |= {os.path.realpath(path): _READABLE for path in sandbox.readable}
-    return {path: views[path] for path in sorted(views, key=lambda path: path.count("/")) if os.path.isdir(path)}
+    """Return how each named directory is to look, the outer ones first; without those that look so anyway."""
+    named = {os.path.realpath(path): _HIDDEN for path in sandbox.hidden}
+    named |= {os.path.realpath(path): _READABLE for path in sandbox.readable}
+    views: dict[str, str] = {}
+    for path in sorted(filter(os.path.isdir, named), key=lambda path: path.count("/")):
+        around = [outer for outer in views if path.startswith(outer.rstrip("/") + "/")]
+        if named[path] != (views[around[-1]] if around else _READABLE):
+            views[path] = named[path]
+    return views
 
 
 def _make_namespaces() -> None:

@@ -100,9 +100,10 @@ class ResultsAnswer(msgspec.Struct, frozen=True):
 
 
 class ForgetParams(Params, frozen=True):
-    """``forget``: a kernel's trials, either all or only those with one outcome."""
+    """``forget``: a kernel's trials, either all or only those of one problem or with one outcome."""
 
     kernel: str
+    problem: dict[str, Scalar] | None = None
     outcome: Outcome | None = None
     directory: str | None = None
 

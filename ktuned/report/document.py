@@ -16,7 +16,7 @@ from ktuned.store import ContextSums, Winner
 
 
 class Standing(Struct, frozen=True):
-    """The daemon's verdict on a winner: ``fresh``, or ``stale`` with the reasons."""
+    """The daemon's verdict on a winner: ``fresh``, or ``stale`` with the reasons; else ``failed`` or ``untuned``."""
 
     status: str
     reasons: Sequence[str] = ()

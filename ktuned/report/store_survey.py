@@ -16,6 +16,7 @@ from msgspec import structs
 
 from ktuned.ipc import MANIFEST_NAME, locate_artifact, manifest
 from ktuned.model import (
+    FAILURES,
     LATENCY,
     NOT_TRIED,
     Config,
@@ -38,7 +39,7 @@ from ktuned.model import (
     select_figure,
     strip_numerics,
 )
-from ktuned.protocol import Job, describe_change
+from ktuned.protocol import Job, JobState, describe_change
 from ktuned.report.columns import COARSE, PackedColumns, Packer
 from ktuned.report.document import (
     Bar,
@@ -79,8 +80,6 @@ COMPILE, LANE = "compile", "lane"
 """The kinds of places where a span of a trial ran: a compile slot, or a device's lane."""
 
 _NO_STANDING = Standing("unknown", ("no daemon was asked",))
-_UNTUNED = Standing("untuned")
-_NO_FAILURES = NOT_TRIED | {Outcome.MEASURED, Outcome.SLOWER}
 
 
 def survey_store(
@@ -123,7 +122,8 @@ def survey_store(
             jobs[key.kernel] = overview.list_jobs(kernel=key.kernel, limit=MAX_JOBS * 4)
         room = max_trials * shown[key].trials // total if total > max_trials else shown[key].trials
         winner = winners.get(key)
-        standing = _UNTUNED if winner is None else (standings or {}).get(key, _NO_STANDING)
+        own = [job for job in jobs[key.kernel] if job.key == key]
+        standing = _describe_untuned(own) if winner is None else (standings or {}).get(key, _NO_STANDING)
         sections.append(
             _build_section(
                 overview,
@@ -132,7 +132,7 @@ def survey_store(
                 groups[key],
                 shown[key],
                 winner,
-                [job for job in jobs[key.kernel] if job.key == key][:MAX_JOBS],
+                own[:MAX_JOBS],
                 standing,
                 room,
                 limits.get(key.device),
@@ -141,6 +141,14 @@ def survey_store(
             )
         )
     return Document(time(), version, sections, is_live)
+
+
+def _describe_untuned(jobs: Sequence[Job]) -> Standing:
+    """Return the standing of a section without a winner: ``failed`` with the reason if its newest job has failed."""
+    newest = next((job for job in jobs if not job.plan.configs), None)
+    if newest is None or newest.state is not JobState.FAILED:
+        return Standing("untuned")
+    return Standing("failed", [_first_line(newest.message)])
 
 
 def _choose_context(group: Sequence[ContextSums], winner: Winner | None) -> ContextSums:
@@ -356,7 +364,7 @@ def _count_failures(rows: Sequence[TrialRow], configs: Sequence[Config], knobs: 
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], int] = {}
     for place, row in enumerate(rows):
-        if row.outcome not in _NO_FAILURES:
+        if row.outcome in FAILURES:
             kind = row.outcome, _first_line(row.message)
             counts[kind] += 1
             first.setdefault(kind, place)

@@ -364,10 +364,17 @@ class Jobs:
                 stopped.append((await self.cancel_job(job.id, "replaced by a job for the newer state of its files")).id)
         return stopped
 
-    async def cancel_jobs_of_kernel(self, kernel: str) -> list[int]:
-        """Cancel all live jobs of a kernel; return their ids."""
-        self.mark_jobs_outdated([kernel])
-        return await self.restart_outdated_jobs(kernel, lambda job: False)
+    async def cancel_jobs_of_kernel(self, kernel: str, problem: KeyProblem | None = None) -> list[int]:
+        """Cancel all live jobs of a kernel, or those of one of its problems; return their ids."""
+        doomed = [job for job in self.list_live_jobs() if job.kernel == kernel and problem in (None, job.key.problem)]
+        # No request may join them.
+        self._outdated |= {job.id for job in doomed}
+        stopped = []
+        for job in doomed:
+            # The job may have ended meanwhile.
+            with suppress(NotFound):
+                stopped.append((await self.cancel_job(job.id, "its kernel or its trials were removed")).id)
+        return stopped
 
     async def restart_running_jobs(self, kernel: str, reason: str, is_outdated: Callable[[JobBrief], bool]) -> None:
         """Restart a kernel's running jobs whose brief is outdated."""

@@ -182,11 +182,13 @@ class Repetition:
             if self._asked.get(name) is not asked:
                 # The kernel has changed once more: that change was passed on, or is compared next.
                 continue
-            del self._asked[name]
-            self._show_compared()
             _log.info("change_compared", kernel=name, is_equal=is_equal)
             if not is_equal:
+                # Answers are in doubt until the kernel's jobs are queued.
                 await self._on_changes(Changes(changed=(KernelName(name),)), asked.saved)
+            if self._asked.get(name) is asked:
+                del self._asked[name]
+                self._show_compared()
 
     async def _compare_change(self, name: str, asked: _Asked) -> bool:
         """Return whether a kernel's winners are what they were before a change; then they hold from now on."""

@@ -86,7 +86,8 @@ class Explainer(msgspec.Struct, frozen=True):
         )
 
     def _read_log_since(self, winner: Winner) -> str:
-        return next((job.message for job in self._find_jobs(winner)), "")
+        # A job for named configs says nothing about the others.
+        return next((job.message for job in self._find_jobs(winner) if not job.plan.configs), "")
 
     def _collect_notices(self, winner: Winner) -> tuple[str, ...]:
         ended_well = (job.message for job in self._find_jobs(winner) if job.state is JobState.DONE)

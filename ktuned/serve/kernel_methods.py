@@ -59,7 +59,8 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             place = os.path.realpath(params.path)
             kernels, errors = self.catalog.list_kernels_below(place), self.catalog.list_errors_below(place)
         if params.kernel is not None:
-            kernels, errors = [self.catalog.resolve_kernel(params.kernel, params.directory)], []
+            kernels = [self.catalog.resolve_kernel(params.kernel, params.directory)]
+            errors = self.catalog.list_errors_below(kernels[0].file)
         entries = [
             replace(
                 KernelEntry.from_kernel(

@@ -33,6 +33,7 @@ from ktuned.model import (
     Bits,
     Config,
     KernelInfo,
+    KeyProblem,
     Objective,
     Outcome,
     Peaks,
@@ -393,15 +394,19 @@ class Store(Queries):
         now = time.time()
         await self._write_to_disk(lambda connection: writes.mark_same_bits(connection, context, anchor, now))
 
-    async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> tuple[int, int]:
-        """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs.
+    async def forget_trials(
+        self, kernel: str, outcome: Outcome | None = None, problem: KeyProblem | None = None
+    ) -> tuple[int, int]:
+        """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs; or only of one problem.
 
         Returns the numbers of trials and of winners among them.
 
         A deleted winner is replaced by the best remaining trial of its context, if there is one.
         """
         now = time.time()
-        return await self._write_to_disk(lambda connection: writes.forget_trials(connection, kernel, outcome, now))
+        return await self._write_to_disk(
+            lambda connection: writes.forget_trials(connection, kernel, problem, outcome, now)
+        )
 
     async def adopt_winners(self, kernel: str, device: str, offers: Sequence[Winner]) -> int:
         """Make each offer the winner of its problem, in place of any before; return the id of their job."""

@@ -15,6 +15,7 @@ from ktuned.model import (
     Bits,
     Config,
     FailureFacts,
+    KeyProblem,
     NotFound,
     Objective,
     Outcome,
@@ -277,13 +278,20 @@ def make_winner(
     return _make_winner(connection, trial_id, objective, now, is_final=is_final)
 
 
-def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> tuple[int, int]:
-    """Delete a kernel's ended trials (of one outcome, or all) with winners and contexts; return the numbers of both.
+def forget_trials(
+    connection: sqlite3.Connection, kernel: str, problem: KeyProblem | None, outcome: Outcome | None, now: float
+) -> tuple[int, int]:
+    """Delete a kernel's ended trials with winners and contexts; return the numbers of both.
 
-    A deleted winner is replaced by the best remaining trial of its context. Trials under way and open jobs stay.
+    ``problem`` and ``outcome`` choose some of the trials. A deleted winner is replaced by the best remaining trial of
+    its context. Trials under way and open jobs stay.
     """
-    doomed = "context_id IN (SELECT id FROM contexts WHERE kernel = ?) AND outcome IS NOT NULL"
-    values: tuple[str, ...] = (kernel,)
+    # COALESCE: without a problem, every problem is meant.
+    doomed = (
+        "context_id IN (SELECT id FROM contexts WHERE kernel = ? AND problem = COALESCE(?, problem))"
+        " AND outcome IS NOT NULL"
+    )
+    values: tuple[str | None, ...] = (kernel, problem)
     if outcome is not None:
         doomed += " AND outcome = ?"
         values += (outcome,)
@@ -301,9 +309,9 @@ def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome 
     )
     if outcome is None:
         connection.execute(
-            """DELETE FROM jobs WHERE kernel = ? AND state NOT IN (?, ?, ?)
+            """DELETE FROM jobs WHERE kernel = ? AND key_problem = COALESCE(?, key_problem) AND state NOT IN (?, ?, ?)
             AND NOT EXISTS (SELECT 1 FROM trials WHERE job_id = jobs.id)""",
-            (kernel, JobState.QUEUED, JobState.PAUSED, JobState.RUNNING),
+            (kernel, problem, JobState.QUEUED, JobState.PAUSED, JobState.RUNNING),
         )
     return deleted, len(bereft)
 

@@ -250,6 +250,18 @@ def test_a_short_name_resolves_while_it_is_the_only_one() -> None:
             catalog.resolve_kernel(name)
 
 
+def test_an_unknown_kernel_may_be_one_of_a_file_with_an_error(catalog: Catalog, files: list[Path]) -> None:
+    """The file's error is named, not a kernel with a similar name; other misspelt names are still corrected."""
+    wrong = make_inspection(files[1], errors=("SyntaxError: no",))
+    catalog.apply_inspections([make_inspection(files[0], make_kernel(files[0], "ba")), wrong])
+    for name in ("b", "p:b", "nothing"):
+        with pytest.raises(NotFound) as caught:
+            catalog.resolve_kernel(name)
+        assert caught.value.hint == f"a kernel file has an error: {files[1]}:1: SyntaxError: no"
+    with pytest.raises(NotFound, match="there is no kernel 'bax'"):
+        catalog.resolve_kernel("bax")
+
+
 def test_kernels_below_no_root_are_forgotten() -> None:
     """They disappear when their root is no longer configured."""
     assert Catalog([Root("/a", "a", "python")], [make_kernel("/b/tune_x.py")]).kernels == []
@@ -263,8 +275,8 @@ def test_kernels_below_no_root_are_forgotten() -> None:
         ({"M": 1}, {}, "it takes M, N, such as M=1,N=1"),
         ({"M": 1, "N": "2"}, {}, "give an integer, such as N=1"),
         ({"D": 2}, {"problems": ({"D": "half"},)}, "give a text, such as D=half"),
-        ({}, {}, "names nothing"),
-        ({"M": 1, "N": 2, "K": 3}, {}, "names M, N, K"),
+        ({}, {}, "the problem lacks M, N; it takes M, N"),
+        ({"M": 1, "N": 2, "K": 3}, {}, "the problem does not take K; it takes M, N"),
         ({"M": [1], "N": 2}, {}, "the problem's M is a list"),
         ({"M": None, "N": 2}, {}, "the problem's M is a NoneType"),
         ({"M": float("nan"), "N": 2}, {}, "finite"),

@@ -57,6 +57,41 @@ def test_a_kernel_that_writes_nothing_is_found_out(expected_path: Path, dtype: s
     assert run_config(data, lambda tensors: tensors["y"][1:].copy_(2 * tensors["x"][1:])).mismatched_ratio == 1 / LENGTH
 
 
+@pytest.mark.parametrize(
+    ("reference", "is_copied"),
+    [
+        (lambda x, y: x[:], True),
+        (lambda x, y: dict(y=x.sum().expand(LENGTH)), True),
+        (lambda x, y: 2 * x, False),
+        (lambda x, y: y.copy_(x), False),
+    ],
+    ids=["a view", "one element, repeated", "a new tensor", "the output itself"],
+)
+def test_a_view_that_the_reference_returns_is_written_while_it_is_timed(
+    monkeypatch: pytest.MonkeyPatch, reference: Any, is_copied: bool
+) -> None:
+    """A config writes its outputs, too; a view takes no time."""
+    data = ProblemData(declare_kernel(reference=reference), PROBLEM, CPU)
+    launch = data.make_reference_launch()
+    assert launch is not None
+    written: list[torch.Tensor] = []
+    monkeypatch.setattr(data.library, "copy_elements", lambda source, target: written.append(target.copy_(source)))
+    for number in (1, 2):
+        launch()
+        assert len(written) == number * is_copied
+
+
+@pytest.mark.parametrize(("sizes", "kind"), [((0, 1), "input"), ((1, 0), "output")])
+def test_a_problem_without_work_is_refused(sizes: tuple[int, int], kind: str) -> None:
+    """Every config would be right and equally fast, and a wrong problem would be tuned at each save."""
+
+    def inputs(p: Any) -> dict[str, Any]:
+        return dict(x=tensor(sizes[0]), bias=tensor(0), y=tensor(sizes[1], output=True))
+
+    with pytest.raises(KernelFileError, match=f"no {kind} has an element: there is nothing to measure"):
+        ProblemData(declare_kernel(inputs=inputs), PROBLEM, CPU)
+
+
 def test_an_overwritten_input_is_put_back(expected_path: Path) -> None:
     """A config that overwrites an input does not affect other configs."""
     data = make_problem_data(declare_kernel(), expected_path)

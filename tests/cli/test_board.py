@@ -208,6 +208,18 @@ def test_a_compiling_alone_has_no_row() -> None:
     assert catch_up(Board(), read_jobs([job])).rows == {}
 
 
+def test_a_trial_of_named_configs_does_not_fail_its_kernel() -> None:
+    """Somebody tried one config: the row keeps the winner and its job, unless that config is the new winner."""
+    probe = make_job_map(9, state="failed", message="no", plan={"time_limit_s": None, "configs": [{"BM": 7}]})
+    started = make_state_event("job_started", probe | {"state": "running"})
+    tried = fold_events(started, make_state_event("job_done", probe))
+    assert (find_row(tried).state, find_row(tried).job, find_row(tried).is_problem) == ("fresh", None, False)
+    assert (find_row(catch_up(tried, read_jobs([probe]))).state, tried.problems) == ("fresh", 0)
+    untuned = add_answers(Board(), [make_answer(status="default", config=None, latency_us=None)])
+    won = find_row(fold_events(make_winner_event(5.0, job=9), board=untuned))
+    assert (won.state, won.current) == ("fresh", 5.0)
+
+
 def test_a_save_makes_only_what_has_a_figure_stale() -> None:
     """A problem without a winner does not become stale."""
     failed = fold_events(make_state_event("job_done", make_job_map(state="failed", message="no")), board=Board())

@@ -192,6 +192,10 @@ def test_a_syntax_error_is_shown_with_its_caret(run_cli: RunCli, start_daemon: S
     excerpt = "    return )\n           ^\n"
     assert run_cli("kernels").out.endswith(excerpt)
     assert run_cli("tune", "gemm", "--detach").err.endswith(excerpt)
+    data = run_cli("tune", "gemm", "--detach", "--json")
+    # Each line of stderr is JSON, and the answer has the excerpt.
+    assert [json.loads(line)["error"]["code"] for line in data.err.splitlines()] == ["not_reached"]
+    assert json.loads(data.out)["errors"] == [wrong]
 
 
 def test_a_list_of_jobs_that_is_cut_says_so(
@@ -244,7 +248,10 @@ def test_one_kernel_is_shown_with_its_place(run_cli: RunCli, start_daemon: Start
         for path, name in (("/", "all"), ("/src", "project"), ("/sr", "no"))
     ]
     kernel = make_kernel_map(why=[])
-    daemon = start_daemon(kernels={"kernels": [kernel], "errors": [], "roots": roots})
+    failed = make_answer_map(status="default", message="its tuning failed: no config compiles")
+    daemon = start_daemon(
+        kernels={"kernels": [kernel], "errors": [], "roots": roots}, lookup_many={"answers": [failed]}
+    )
     result = run_cli("kernels", "gemm")
     assert result.code == 0
     assert result.out.splitlines() == [
@@ -258,9 +265,10 @@ def test_one_kernel_is_shown_with_its_place(run_cli: RunCli, start_daemon: Start
         "  python       /src/python",
         "  made again   –",
         "  environment  A=1",
-        f"{KERNEL}: not tuned yet",
+        f"{KERNEL} M=64 dtype=float32 on cpu-model: its tuning failed: no config compiles",
     ]
     assert daemon.find_params("kernels") == {"kernel": "gemm", "why": True}
+    assert daemon.find_params("lookup_many")["lookups"] == [{"kernel": KERNEL, "problem": {"M": 64}, "tune": False}]
 
 
 def test_roots_are_added_and_removed(run_cli: RunCli, start_daemon: StartDaemon, tmp_path: Path) -> None:

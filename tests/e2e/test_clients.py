@@ -182,7 +182,7 @@ def test_winners_are_shared_through_files(tuned_daemon: Daemon, tmp_path: Path) 
     file.write_text(winners.render_document(document))
     output = tuned_daemon.run_ktuned("import", str(shared)).stdout
     assert "taken, stale" in output
-    assert "refused: project:it: the problem names m" in output
+    assert "refused: project:it: the problem lacks n and does not take m" in output
     assert "refused: the kernel's space has no such config" in output
     assert tuned_daemon.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "stale"
 

@@ -160,6 +160,22 @@ def test_a_winner_slower_than_the_committed_one_is_a_regression(shared_daemon: D
     assert "slower" in result.stdout
 
 
+def test_a_mistaken_problem_can_be_forgotten(shared_daemon: Daemon, tmp_path: Path) -> None:
+    """The other problems keep their winners, and a save does not tune the mistaken one again."""
+    path = write_project(shared_daemon, "mistaken", make_kernel_text(SPACE))
+    for problem in ("n=64", "n=46"):
+        assert shared_daemon.run_ktuned("tune", str(path), "-p", problem).returncode == DONE
+    done = shared_daemon.run_ktuned("forget", "mistaken", "-p", "n=46")
+    assert done.stdout == "mistaken:mistaken: 2 trials forgotten, 1 winner among them\n"
+    assert shared_daemon.run_ktuned("export", str(tmp_path), "--kernel", "mistaken").returncode == DONE
+    (file,) = tmp_path.glob("*.json")
+    assert [winner["problem"] for winner in json.loads(file.read_text())["winners"]] == [{"n": 64}]
+    path.write_text(path.read_text().replace("us=90.0", "us=80.0"))
+    assert shared_daemon.run_ktuned("tune", "mistaken").returncode == DONE
+    jobs = shared_daemon.client.call("jobs", kernel="mistaken")["jobs"]
+    assert {job["problem"]["n"] for job in jobs} == {64}
+
+
 def test_a_lookup_says_why_it_is_the_default(shared_daemon: Daemon) -> None:
     """The line names the job that will tune the problem, or the name that was meant."""
     write_project(

@@ -302,3 +302,27 @@ say(after=os.listdir(plan["readable"][0]))
         (tmp_path / "daemon" / "artifact" / "library.so").write_text("bytes")
         assert said == {"before": []}
         assert process.communicate("go\n", 20)[0] == '{"after": ["library.so"]}\n'
+
+
+@pytest.mark.parametrize("layers", [LAYERS, {LANDLOCK, FILTER}], ids=["namespaces", "no namespaces"])
+def test_hidden_and_readable_directories_may_contain_each_other(tmp_path: Path, layers: frozenset[str]) -> None:
+    names = ["a/secret", "a/b/secret", "a/b/c/open", "a/b/c/d/secret", "a/b/c/e/open", "a/f/open"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("bytes")
+    hidden, readable = ["a", "a/b", "a/b/c/d", "a/absent"], ["a/b/c", "a/b/c/e", "a/f", "."]
+    sandbox = make_sandbox(tmp_path, tuple(layers))._replace(
+        hidden=tuple(str(tmp_path / name) for name in hidden), readable=tuple(str(tmp_path / name) for name in readable)
+    )
+    paths = {name: str(tmp_path / name) for name in names}
+    code = f"""
+found = []
+for name, path in {paths!r}.items():
+    try:
+        open(path).close()
+        found.append(name)
+    except OSError:
+        pass
+say(found=found)
+"""
+    assert run_confined(sandbox, code) == {"found": [name for name in names if name.endswith("open")]}

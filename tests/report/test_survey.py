@@ -78,13 +78,14 @@ def test_failures_are_counted_by_their_first_line(store_path: Path) -> None:
 
 
 def test_untried_configs_are_no_failures(tmp_path: Path) -> None:
-    """A job that ended early, or a killed daemon, leaves untried configs."""
+    """A job that ended early, or a killed daemon, leaves untried configs; a busy machine is no failure either."""
     path = tmp_path / "ktuned.sqlite"
     SampleStore(path).add_kernel("p:gemm", PROBLEM, 12)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE trials SET outcome = 'hung', message = 'no progress' WHERE id <= 4")
         connection.execute("UPDATE trials SET outcome = 'cancelled', message = '' WHERE id BETWEEN 5 AND 10")
-        connection.execute("UPDATE trials SET outcome = 'interrupted', message = '' WHERE id > 10")
+        connection.execute("UPDATE trials SET outcome = 'interrupted', message = '' WHERE id = 11")
+        connection.execute("UPDATE trials SET outcome = 'contended', message = '' WHERE id > 11")
     (gemm,) = make_document(path).sections
     assert [(failure.outcome, failure.count) for failure in gemm.failures] == [("hung", 4)]
 
@@ -109,6 +110,16 @@ def test_the_state_of_a_winner_is_the_daemon_s(store_path: Path) -> None:
     ).sections
     assert (dot.standing.status, gemm.standing.status) == ("untuned", "stale")
     assert make_document(store_path).sections[1].standing.status == "unknown"
+
+
+def test_a_failed_tuning_is_not_untuned(store_path: Path) -> None:
+    """The reason is the newest job's; a trial of named configs does not count."""
+    with closing(sqlite3.connect(store_path)) as connection, connection:
+        connection.execute("DELETE FROM winners")
+        connection.execute("UPDATE jobs SET state = 'failed', message = 'no config works' WHERE kernel = 'p:dot'")
+    dot, gemm = make_document(store_path).sections
+    assert dot.standing == Standing("failed", ["no config works"])
+    assert gemm.standing == Standing("untuned")
 
 
 def test_the_winner_has_its_share_of_the_limit(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from ktuned.model.errors import NotFound, StoreError, UsageError
 from ktuned.model.keys import DeviceModel, KeyProblem
+from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, canonical
-from ktuned.protocol.jobs import JobState
+from ktuned.protocol.jobs import JobState, Priority
 from ktuned.protocol.kernels import Root
 from ktuned.store.contexts import Context
 from ktuned.store.database import Store
@@ -439,6 +440,23 @@ async def test_forgetting_an_outcome_elects_the_next_best(store: Store) -> None:
     assert get_sample_winner(store) is None
     assert [trial.id for trial in store.list_trials(kernel=CONTEXT.kernel)] == [hung]
     assert len(store.list_winners()) == 1
+
+
+async def test_forgetting_a_problem_keeps_the_others(store: Store) -> None:
+    """Its trials, winner and ended jobs are gone."""
+    job = await create_job(store)
+    await run_trial(store, job, 1, make_measured_result(9.0))
+    other = replace(CONTEXT, problem=KeyProblem(canonical({"M": 1})))
+    mistaken = await store.create_job(
+        other.key, {"M": 1}, priority=Priority.ASKED, reason="asked", plan=Plan(), now=1000.0
+    )
+    number = await store.begin_trial(other, {"M": 1}, mistaken.id, {"BM": 1})
+    await store.finish_trial(number, make_measured_result(1.0))
+    for ended in (job, mistaken):
+        await store.update_job(replace(ended, state=JobState.DONE))
+    assert await store.forget_trials(CONTEXT.kernel, problem=other.problem) == (1, 1)
+    assert [winner.context.problem for winner in store.list_winners()] == [CONTEXT.problem]
+    assert [one.id for one in store.list_jobs()] == [job.id]
 
 
 async def test_forgetting_a_kernel_keeps_running_jobs(store: Store) -> None:

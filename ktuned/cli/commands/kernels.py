@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import datetime
 
 import click
@@ -16,12 +17,16 @@ from ktuned.model import SpaceInfo
 from ktuned.protocol import (
     ADD,
     KERNELS,
+    LOOKUP_MANY,
     UNWATCH,
     AddAnswer,
     AddParams,
+    Answer,
     KernelEntry,
     KernelsAnswer,
     KernelsParams,
+    LookupManyParams,
+    LookupParams,
     RootInfo,
     Status,
     UnwatchParams,
@@ -31,6 +36,9 @@ from ktuned.protocol import (
 )
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
+
+MAX_LOOKUPS = 500
+"""Most lookups in one request."""
 
 
 @click.command()
@@ -48,6 +56,7 @@ def kernels(target: str | None, as_json: bool) -> int:
         chosen = KernelsParams(kernel=target, why=True) if is_one else KernelsParams(path=resolve_path(target))
     with Client() as client:
         answer = call_method(client, KERNELS, chosen)
+        untuned = [] if as_json or not is_one else [found for one in answer.kernels for found in _ask_why(client, one)]
     if as_json and is_one:
         root = find_root(answer.kernels[0].file, answer.roots)
         output.emit_json(msgspec.structs.asdict(answer) | {"root": root or {}})
@@ -56,7 +65,7 @@ def kernels(target: str | None, as_json: bool) -> int:
     elif is_one:
         (kernel,) = answer.kernels
         _describe_kernel(kernel, find_root(kernel.file, answer.roots))
-        _explain_winners(kernel)
+        _explain_winners(kernel, untuned)
         _print_faults(answer)
     elif target is None or answer.kernels or answer.errors:
         print_kernels(answer)
@@ -117,11 +126,22 @@ def _print_faults(answer: KernelsAnswer | AddAnswer) -> None:
             output.emit_line(line)
 
 
-def _explain_winners(kernel: KernelEntry) -> None:
+def _ask_why(client: Client, kernel: KernelEntry) -> list[Answer]:
+    """Return the answers for the declared problems that no winner covers; their messages say why there is none."""
+    won = [standing.problem.items() for standing in kernel.why or ()]
+    problems = [problem for problem in kernel.problems if not any(one <= problem.items() for one in won)]
+    questions = [LookupParams(kernel.name, problem, tune=False) for problem in problems[:MAX_LOOKUPS]]
+    return call_method(client, LOOKUP_MANY, LookupManyParams(questions)).read_answers() if questions else []
+
+
+def _explain_winners(kernel: KernelEntry, untuned: Sequence[Answer]) -> None:
     for notice in kernel.quarantined:
         output.emit_line(f"notice: {notice}")
-    if not kernel.why:
+    if not kernel.why and not untuned:
         output.emit_line(f"{kernel.name}: not tuned yet")
+    for answer in untuned:
+        where = f" on {answer.device}" if answer.device else ""
+        output.emit_line(f"{kernel.name} {text.format_values(answer.problem)}{where}: {answer.message}")
     for standing in kernel.why or ():
         place = f"{kernel.name} {text.format_values(standing.problem)} on {standing.device}"
         day = datetime.fromtimestamp(standing.decided).astimezone().strftime("%Y-%m-%d %H:%M:%S")

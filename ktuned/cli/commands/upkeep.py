@@ -6,26 +6,28 @@ import click
 
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
-from ktuned.cli.options import json_option
+from ktuned.cli.options import json_option, problem_option
 from ktuned.cli.output import Exit
-from ktuned.model import Outcome
+from ktuned.model import Outcome, Scalar
 from ktuned.protocol import FORGET, ForgetParams, call_method
 from ktuned_client import Client
 
 
 @click.command()
 @click.argument("kernel", shell_complete=complete_kernel)
+@problem_option
 @click.option(
     "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials with this outcome."
 )
 @json_option
-def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
+def forget(kernel: str, problem: dict[str, Scalar], outcome: str | None, as_json: bool) -> int:
     """Delete a kernel's trials and winners, to try all again.
 
+    With `-p` only those of one problem, which then is no longer tuned at saves unless the kernel file declares it.
     `--outcome hung` lifts the quarantine of configs that hung, and keeps all other trials.
     """
     with Client() as client:
-        wanted = ForgetParams(kernel, None if outcome is None else Outcome(outcome))
+        wanted = ForgetParams(kernel, problem or None, None if outcome is None else Outcome(outcome))
         found = call_method(client, FORGET, wanted)
     lost = f", {text.format_count(found.winners, 'winner')} among them" if found.winners else ""
     output.emit_answer(found, as_json, f"{found.kernel}: {text.format_count(found.trials, 'trial')} forgotten{lost}")

@@ -204,8 +204,9 @@ def _take_save(board: Board, kernel: str, now: float) -> Board:
 
 def _take_job(board: Board, view: JobView, *, is_news: bool) -> Board:
     job = view.job
-    if job.plan.compile_only:
-        # A compile-only job measures nothing, so it has no figure that could be faster or stale.
+    if job.plan.compile_only or job.plan.configs:
+        # Neither says how its kernel fares: one measures nothing, the other tries configs that somebody named. If one
+        # of these wins, an event of its own follows.
         return board
     board, row = _adopt_row(board, BoardRow(job.kernel, job.problem, job.device, objective=job.objective))
     if row.job is not None and _keeps_job(row.job, job):
@@ -275,7 +276,7 @@ def _take_winner(board: Board, won: WinnerChanged) -> Board:
         of_job = won.job is not None and row.job is not None and row.job.id == won.job
         is_same = (row.kernel, row.device, row.objective) == (won.kernel, won.device, won.objective)
         if of_job or (is_same and won.problem.items() <= row.problem.items()):
-            state = "fresh" if row.state == "stale" else row.state
+            state = "fresh" if row.state in SETTLED else row.state
             board = _with_row(board, replace(row, current=won.figure, state=state, config=won.config))
     return board
 

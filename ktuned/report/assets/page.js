@@ -92,7 +92,7 @@ function named(kernel) {
 }
 
 function badge(standing) {
-  return make("span", { class: `badge ${["fresh", "stale", "untuned"].includes(standing.status) ? standing.status : "unknown"}`, title: (standing.reasons || []).join("\n") }, standing.status);
+  return make("span", { class: `badge ${["fresh", "stale", "failed", "untuned"].includes(standing.status) ? standing.status : "unknown"}`, title: (standing.reasons || []).join("\n") }, standing.status);
 }
 
 function noisyBadge() {
