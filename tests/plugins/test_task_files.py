@@ -221,3 +221,23 @@ def find_verdict(judge: Daemon, path: Path) -> str:
     _, (job,) = judge.tune(path=str(path))
     (outcome,) = job["outcomes"]
     return {"mismatch": "wrong", "measured": "right"}[outcome]
+
+
+def test_a_candidate_in_python_is_not_imported_where_it_is_compiled(judge: Daemon, tmp_path: Path) -> None:
+    """The compile worker only reads it; a wrong syntax is an error of the compiler with its line."""
+    (tmp_path / "scale_and_sum.py").write_text((PROBLEMS / "scale_and_sum.py").read_text())
+    (task,) = write_task_files(tmp_path, "python")
+    candidate = tmp_path / task.candidate
+    candidate.write_text("def candidate(x, factor, out0, out1):\n    return return\n")
+    _, (job,) = judge.tune(path=str(tmp_path / task.kernel_file))
+    assert f"{candidate.name}:2: SyntaxError: invalid syntax" in job["message"]
+    imported = tmp_path / "imported"
+    candidate.write_text(f"import os\nos.mkdir({str(imported)!r})\ndef candidate(x, factor, out0, out1): pass\n")
+    (begun,) = judge.client.call("compile", path=str(tmp_path / task.kernel_file))["jobs"]
+
+    def is_compiled() -> bool:
+        (job,) = judge.client.call("jobs", job=begun["id"])["jobs"]
+        return bool(job["outcomes"] == {"compiled": 1})
+
+    judge.wait_until(is_compiled, "the compile")
+    assert not imported.exists()

@@ -141,7 +141,9 @@ class ProblemFile:
 
     def read_tolerances(self, arguments: Sequence[Argument]) -> dict[str, float]:
         """Return the tolerances that differ from those of a kernel file."""
-        given = {name: vars(self._module)[name] for name in ("rtol", "atol") if name in vars(self._module)}
+        given: dict[str, float] = {
+            name: vars(self._module)[name] for name in ("rtol", "atol") if name in vars(self._module)
+        }
         has_half = any(one.is_output and one.dtype in HALF for one in arguments)
         return given or (dict.fromkeys(("rtol", "atol"), HALF_TOLERANCE) if has_half else {})
 
