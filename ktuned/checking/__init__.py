@@ -12,19 +12,24 @@ from ktuned.checking.bits import BitsComparison
 from ktuned.checking.free_memory import require_free_memory, require_free_memory_for_spare
 from ktuned.checking.guards import Guards
 from ktuned.checking.judged_outputs import JudgedOutputs
-from ktuned.checking.placement import Region
+from ktuned.checking.placement import PATTERN, Region, Span
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.reference import DEFAULT_CONFIG
+from ktuned.checking.tensor_library import TensorLibrary, choose_library
 from ktuned.checking.verdict import Verdict
 
 __all__ = [
     "DEFAULT_CONFIG",
+    "PATTERN",
     "BitsComparison",
     "Guards",
     "JudgedOutputs",
     "ProblemData",
     "Region",
+    "Span",
+    "TensorLibrary",
     "Verdict",
+    "choose_library",
     "require_free_memory",
     "require_free_memory_for_spare",
 ]

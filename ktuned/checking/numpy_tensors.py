@@ -116,6 +116,32 @@ class NumPyTensors:
         copy[...] = tensor
         return copy
 
+    def view_memory(
+        self,
+        memory: Any,
+        start: int,
+        size: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        first: int,
+    ) -> Any:
+        """Return a tensor on ``size`` bytes of a buffer from ``start`` on; its first element is ``first`` bytes later.
+
+        Strides are in elements.
+        """
+        item = self.count_item_bytes(dtype)
+        return self.module.ndarray(shape, dtype, memory, start + first, tuple(stride * item for stride in strides))
+
+    def describe_elements(self, tensor: Any) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
+        """Return a tensor's dtype, shape and strides for :meth:`view_memory`, and its first element's place."""
+        strides = tuple(stride // tensor.itemsize for stride in tensor.strides)
+        return str(tensor.dtype), tuple(tensor.shape), strides, tensor.ctypes.data - self.find_extent(tensor)[0]
+
+    def count_item_bytes(self, dtype: str) -> int:
+        """Return the size of a dtype's elements in bytes."""
+        return int(self.module.dtype(dtype).itemsize)
+
     def read_layout(self, tensor: Any) -> tuple[object, ...]:
         """Return shape, dtype, strides and address of a tensor: everything that writing in place does not change."""
         return tensor.shape, tensor.dtype, tensor.strides, tensor.ctypes.data
@@ -128,9 +154,17 @@ class NumPyTensors:
             return numpy.array(tensor, copy=True)
         return self.copy_into_memory(numpy.zeros(size, "uint8"), 0, tensor)
 
+    def pack_tensor(self, tensor: Any) -> Any:
+        """Return a copy without gaps."""
+        return self.module.array(tensor, copy=True, order="C")
+
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy the elements of a tensor into another one of the same shape and dtype."""
         target[...] = source
+
+    def repeat_tensor(self, tensor: Any, sets: Any) -> None:
+        """Copy a tensor into each of several tensors, which are one with a further first axis."""
+        sets[...] = tensor
 
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Return a tensor on the device of another one: itself if it is there already."""
@@ -158,6 +192,14 @@ class NumPyTensors:
             if not poison.is_distinct and not still.all():
                 still[...] = False
         return still
+
+    def count_unwritten(self, sets: Any) -> int:
+        """Count the tensors along the first axis that hold nothing but the poison, if no number equals it."""
+        numpy = self.module
+        still = numpy.ones(len(sets), "bool")
+        for bits, poison in self._view_number_parts(sets):
+            still &= poison.is_distinct and (bits == poison.pattern).reshape(len(sets), -1).all(1)
+        return int(still.sum()) if sets.size else 0
 
     def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Return whether two tensors of the same dtype and shape hold the same bits; equal NaNs are equal."""

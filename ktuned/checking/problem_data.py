@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from ktuned.backends import Kernel, Launch
 from ktuned.checking.guards import Guards
-from ktuned.checking.placement import Damage, Region
+from ktuned.checking.placement import Damage, Region, Span
 from ktuned.checking.problem_inputs import ProblemInputs
 from ktuned.checking.quick_look import QuickLook
 from ktuned.checking.reference import Reference
@@ -125,9 +125,24 @@ class ProblemData:
         return self._kernel.is_judged
 
     @property
+    def expects_default_outputs(self) -> bool:
+        """True if the default config's outputs are the expected ones."""
+        return self._kernel.expects_default_outputs
+
+    @property
+    def has_setup(self) -> bool:
+        """True if the kernel file's own code prepares each launch."""
+        return callable(self._kernel.setup)
+
+    def set_up(self, tensors: Mapping[str, Any]) -> None:
+        """Have the kernel file's own code prepare a launch on tensors."""
+        assert callable(self._kernel.setup)
+        self._kernel.setup(tensors)
+
+    @property
     def restores(self) -> bool:
         """True if something must be restored before each launch."""
-        return bool(self.roles.restored) or callable(self._kernel.setup)
+        return bool(self.roles.restored) or self.has_setup
 
     def restore_inputs(self) -> None:
         """Restore what the kernel's ``setup`` asks for before each launch."""
@@ -336,18 +351,42 @@ class ProblemData:
             return replace(file_verdict, message=f"{unwritten[0]} was never written; {file_verdict.message}")
         return verdict
 
-    def _compare_with_expected(self, tensors: Mapping[str, Any]) -> Verdict:
+    def _compare_with_expected(self, tensors: Mapping[str, Any], expected: Mapping[str, Any] | None = None) -> Verdict:
         """Compare outputs with the expected ones. If none are expected, the verdict is good."""
         kernel = self._kernel
         return compare_outputs(
             tensors,
-            self._expected,
+            self._expected if expected is None else expected,
             rtol=kernel.rtol,
             atol=kernel.atol,
             max_mismatched_ratio=kernel.max_mismatched_ratio,
             poisoned=self.roles.poisoned,
             has_exact_integers=kernel.has_exact_integers,
         )
+
+    def find_spans(self) -> list[Span]:
+        """Return how the tensors lie relative to each other in memory; one that is not plain numbers is in no span."""
+        return self._spans
+
+    def write_fresh_inputs(self, sets: Mapping[str, Any], secret: str, within_s: float) -> bool:
+        """Write inputs that no launch has seen (:meth:`ProblemInputs.write_fresh_inputs`)."""
+        return self._inputs.write_fresh_inputs(sets, self._pristine, secret, within_s)
+
+    def judge_launch(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Verdict:
+        """Judge the outputs that a launch on other inputs than the problem's has left.
+
+        Args:
+            inputs: the content that the launch began with, by the names of all tensors that are not poisoned.
+            outputs: the outputs.
+
+        Raises:
+            KernelFileError: the reference fails.
+        """
+        kernel = self._kernel
+        begun = {**self._pristine, **inputs}
+        expected = {} if kernel.reference is None else self._reference.compute_outputs(begun)
+        verdict = self._compare_with_expected(outputs, expected)
+        return verdict if not verdict.ok or kernel.check is None else run_check(kernel.check, begun, outputs)
 
     def find_overwritten_inputs(self) -> tuple[str, ...]:
         """Return the read-only inputs that launches have changed. Later launches do not see the same data."""

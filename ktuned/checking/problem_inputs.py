@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -91,6 +92,7 @@ class ProblemInputs:
         seed: int = 0,
     ) -> None:
         self._kernel = kernel
+        self._problem = problem
         self._device = device
         self._library = library
         self._seed = seed
@@ -192,6 +194,60 @@ class ProblemInputs:
         seed = max(0, number - len(HARD_FILLS))
         seed_text = self._seed_text + (f" inputs {seed}" if seed else "")
         return {name: self._make_tensor(name, spec, seed_text) for name, spec in changed if spec is not None}
+
+    def write_fresh_inputs(self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float) -> bool:
+        """Write inputs with other random numbers, drawn by a secret; return whether any were.
+
+        What the kernel file makes itself is made again, as often as ``within_s`` seconds allow.
+
+        Args:
+            sets: tensors with a further first axis, the number of the set of inputs; all have the same number of sets.
+            own: the problem's own tensors. What is not random is copied from them.
+            secret: what the numbers depend on.
+            within_s: how long, in seconds, the kernel file's code may take beyond its first call.
+        """
+        from ktuned.declaration import TensorSpec
+
+        has_fresh = False
+        made: list[str] = []
+        for name, tensors in sets.items():
+            entry = self._declared[name]
+            if not isinstance(entry, TensorSpec):
+                made.append(name)
+            elif not entry.file and not entry.memory and entry.resolved_fill in ("uniform", "normal", "integer"):
+                has_fresh = True
+                drawn = self._make_tensor(name, replace(entry, shape=tuple(tensors.shape), seed=None), secret)
+                self._library.copy_elements(drawn, tensors)
+            else:
+                self._library.repeat_tensor(own[name], tensors)
+        if made:
+            has_fresh |= self._make_again({name: sets[name] for name in made}, own, secret, within_s)
+        return has_fresh
+
+    def _make_again(self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float) -> bool:
+        """Call ``inputs(p)`` with other seeds for as many sets as there is time for; later sets repeat these."""
+        import random
+
+        from ktuned.declaration import load_tensors_to
+
+        count = len(next(iter(sets.values())))
+        has_fresh, known, end = False, 0, monotonic() + within_s
+        for place in range(count):
+            if not known or (place == known and monotonic() < end):
+                random.seed(f"{secret} {place}")
+                self._library.seed_generator(random.getrandbits(63))
+                with load_tensors_to("cpu"):
+                    declared = self._kernel.evaluate_inputs(self._problem)
+                known += 1
+                moved: dict[int, Any] = {}
+                for name, tensors in sets.items():
+                    tensor = self._make_or_adopt_tensor(name, declared[name], moved)
+                    self._library.copy_elements(tensor, tensors[place])
+                    has_fresh |= not self._library.hold_equal_bits(tensor, own[name])
+            else:
+                for tensors in sets.values():
+                    self._library.copy_elements(tensors[place % known], tensors[place])
+        return has_fresh
 
 
 def _change_spec(spec: TensorSpec, place: int, number: int) -> TensorSpec | None:

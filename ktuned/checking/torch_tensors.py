@@ -106,13 +106,33 @@ class TorchTensors:
 
     def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
         """Copy into a storage of that part of the buffer alone; torch keeps the buffer alive."""
-        import torch
-
-        size = count_bytes(tensor)
-        storage = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size).untyped_storage()
-        placed = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+        placed = self.view_memory(memory, offset, count_bytes(tensor), *self.describe_elements(tensor))
         self.copy_elements(tensor, placed)
         return placed
+
+    def view_memory(
+        self,
+        memory: Any,
+        start: int,
+        size: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        first: int,
+    ) -> torch.Tensor:
+        """Make a storage of that part of the buffer; ``first`` is 0, because no stride is negative."""
+        import torch
+
+        storage = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=size).untyped_storage()
+        return torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, 0, shape, strides)
+
+    def describe_elements(self, tensor: Any) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
+        """Count strides in elements, as torch does."""
+        return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()), 0
+
+    def count_item_bytes(self, dtype: str) -> int:
+        """Ask the dtype."""
+        return int(getattr(self.module, dtype).itemsize)
 
     def read_layout(self, tensor: Any) -> tuple[object, ...]:
         """Return shape, dtype and device, and where the elements are."""
@@ -132,6 +152,10 @@ class TorchTensors:
         self.copy_elements(tensor, copy)
         return copy
 
+    def pack_tensor(self, tensor: Any) -> Any:
+        """Clone without the tensor's strides."""
+        return tensor.clone(memory_format=self.module.contiguous_format)
+
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy, also between devices. An element that ``expand`` repeats is written once, as torch demands."""
         for written, held in zip(_list_parts(target), _list_parts(source), strict=True):
@@ -139,6 +163,10 @@ class TorchTensors:
                 if stride == 0 and size > 1:
                     held, written = held.narrow(axis, 0, 1), written.narrow(axis, 0, 1)
             written.copy_(held)
+
+    def repeat_tensor(self, tensor: Any, sets: Any) -> None:
+        """Copy, without the elements that ``expand`` repeats."""
+        self.copy_elements(tensor.expand(sets.shape), sets)
 
     def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Copy to the other tensor's device, unless it is there."""
@@ -171,6 +199,16 @@ class TorchTensors:
         if not poison.is_distinct and not bool(still.all()):
             still.zero_()
         return still
+
+    def count_unwritten(self, sets: Any) -> int:
+        """Look for the poison on the tensors' device."""
+        from ktuned.declaration import find_poison, view_as_bits
+
+        poison = find_poison(sets)
+        if not poison.is_distinct or not sets.numel():
+            return 0
+        still = view_as_bits(sets) == poison.signed_patterns[0]
+        return int(still.reshape(len(sets), -1).all(1).sum())
 
     def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""

@@ -342,10 +342,11 @@ def _hide_with_mounts(views: Mapping[str, str], scratch: str) -> None:
     opened = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path, view in views.items() if view == _READABLE}
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES if os.path.exists(f"/dev/{name}")}
     for path, view in views.items():
+        # Inside a hidden directory it is not there any more.
+        os.makedirs(path, exist_ok=True)
         if view == _HIDDEN:
             _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
         else:
-            os.makedirs(path, exist_ok=True)
             _mount(f"/proc/self/fd/{opened[path]}", path, None, _MS_BIND | _MS_REC)
     _mount("tmpfs", "/dev", "tmpfs", _MS_NOSUID, "mode=0755,size=1m")
     for name, descriptor in devices.items():

@@ -28,6 +28,7 @@ from ktuned.measuring.results import (
     make_raised_result,
     make_timed_result,
 )
+from ktuned.measuring.samples import Samples
 from ktuned.measuring.timed_launches import FINALIST_COMPARED, SURE_COMPARED, TimedLaunches, WrongLaunch
 
 Timer = HostTimer | CudaTimer
@@ -48,6 +49,7 @@ __all__ = [
     "Noise",
     "ObserverGroup",
     "RaceRules",
+    "Samples",
     "TimedLaunches",
     "Timer",
     "WrongLaunch",

@@ -65,6 +65,7 @@ from ktuned.worker.compile import make_unit
 from ktuned.worker.config_run import ConfigRun
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.inspect import load_kernel
+from ktuned.worker.judge import Judge
 from ktuned.worker.open_problem import OpenProblem, make_observers
 from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Phases, Reply, TimedPhases
@@ -89,6 +90,8 @@ class Bench:
         self._described: tuple[str, manifest.Tensors] = ("", {})
         self._trace: CodeTrace | None = None
         self._state = ProcessState()
+        self._judge = Judge(registry, places)
+        self._opened: requests.Open | None = None
 
     def open_problem(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device.
@@ -110,7 +113,8 @@ class Bench:
         kernel = load_kernel(request.kernel, self._places)
         reply.begin_phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
-        self._open = None
+        self._open, self._opened = None, request
+        self._judge.close_problem()
         reply.begin_phase(Phase.REFERENCE)
         if request.device.kind == "cuda":
             self._require_free_memory(kernel, request)
@@ -230,6 +234,7 @@ class Bench:
         """Close the open problem, and release the GPU memory that torch has cached, because another worker needs it."""
         was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
         self._open = None
+        self._judge.close()
         if was_on_gpu:
             import torch
 
@@ -248,7 +253,10 @@ class Bench:
         self._require_current_files()
         known_us, taken_s = chain(request.known_us, repeat(None)), 0.0
         for unit, latency_us, following in zip(request.units, known_us, (*request.units[1:], None), strict=False):
-            measured = self._measure_config(unit, latency_us, following, request, reply)
+            if request.judged:
+                measured = self._judge_config(unit, request, reply)
+            else:
+                measured = self._measure_config(unit, latency_us, following, request, reply)
             taken_s += measured.taken_s or 0.0
             measured = replace(measured, taken_s=None if measured.taken_s is None else taken_s)
             if following is None or ends_batch(measured, request):
@@ -272,6 +280,7 @@ class Bench:
     ) -> replies.Measurement:
         """Measure one config in the known process state; add how long that took, and what the file's code has read."""
         problem, began = self._require_open_problem(), monotonic()
+        self._judge.close()
         phases = TimedPhases(reply, request.first_phase)
         with self._state.isolate_config(unit.key):
             measured = self._run_config(unit, phases, lambda run: run.measure_config(request, known_us, following))
@@ -287,6 +296,17 @@ class Bench:
             leftover=leftover,
         )
 
+    def _judge_config(self, unit: requests.UnitRef, request: requests.Trial, reply: Reply) -> replies.Measurement:
+        """Judge one config that is not trusted. This process runs no code of it, so nothing is left in it."""
+        problem, began = self._require_open_problem(), monotonic()
+        assert self._opened is not None
+        phases = TimedPhases(reply, request.first_phase)
+        result = self._judge.judge_config(unit, self._opened, problem, request, phases)
+        result = result.add_facts("profile", phase_s=phases.sum_phase_seconds())
+        seconds = round(monotonic() - began, 6)
+        measured = replies.Measurement(result, observed=self._take_run_reads(), seconds=seconds)
+        return _charge_time(measured, problem.device, began)
+
     def check_config(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         """Launch a config once and judge its outputs, without timing it."""
         return self._run_config_alone(request.unit, reply, ConfigRun.check_config)
@@ -299,6 +319,7 @@ class Bench:
         self, unit: requests.UnitRef, reply: Reply, steps: Callable[[ConfigRun], TrialResult]
     ) -> replies.Measurement:
         self._require_current_files()
+        self._judge.close()
         with self._state.isolate_config(unit.key):
             measured = self._run_config(unit, reply, steps)
         return replace(measured, observed=self._take_run_reads(), leftover=self._state.leftover)

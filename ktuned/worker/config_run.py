@@ -7,7 +7,8 @@ An exception in any of these steps is the config's outcome:
     the wrong one. A config that uses more cores than it was given is not timed either: it will be measured again with
     all the cores that it needs.
 3.  **Time** it as long as it can still win (:mod:`ktuned.measuring.race`). Some timed launches are compared with the
-    first one. Observers (:mod:`ktuned.measuring.launch_observer`) measure everything but the time.
+    first one. When the clock stops, the process has no more threads, processes, timers and signal handlers than after
+    the first launch. Observers (:mod:`ktuned.measuring.launch_observer`) measure everything but the time.
 4.  **Check again** after the last launch: outputs, and that no input was overwritten.
 5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.checking.bits`).
 6.  **Look for damage** outside the tensors, even if an earlier step has failed. Otherwise the next config would be
@@ -41,6 +42,7 @@ from ktuned.measuring import (
 from ktuned.model import Checks, Outcome, Phase, TrialDetail, TrialResult, Unsupported
 from ktuned.worker.open_problem import OpenProblem
 from ktuned.worker.reply import Phases
+from ktuned.worker.residues import find_grown_residues, read_residues
 
 
 class ConfigRun:
@@ -59,6 +61,7 @@ class ConfigRun:
         self._key = key
         self._launch = launch
         self._phases = phases
+        self._at_work: dict[str, frozenset[object]] = {}
 
     def measure_config(
         self, request: requests.Trial, known_us: float | None, following: requests.UnitRef | None
@@ -150,7 +153,10 @@ class ConfigRun:
             return make_failed_result(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
             return make_raised_result(error, phase)
-        return (perf_counter() - began) * 1e6
+        took_us = (perf_counter() - began) * 1e6
+        if phase is Phase.FIRST_LAUNCH:
+            self._at_work = read_residues()
+        return took_us
 
     def _judge_last_launch(self, *, is_last: bool = True) -> TrialResult:
         """Judge the outputs; return a result without a latency.
@@ -229,6 +235,15 @@ class ConfigRun:
     ) -> TrialResult:
         problem = self._problem
         race = problem.timer.time_launches(launches, problem.make_race_rules(request, first_us))
+        if find_grown_residues(self._at_work):
+            # A pool of threads may still grow while it is used, but not again and again.
+            self._at_work = read_residues()
+            race = problem.timer.time_launches(launches, problem.make_race_rules(request, first_us))
+        if left := find_grown_residues(self._at_work):
+            message = (
+                f"whenever it was timed, it left a {left[0]} behind, which may do the work that its launches did not"
+            )
+            return make_failed_result(Outcome.MISMATCH, message, Phase.TIMING)
         timed = problem.observers.end_samples(make_timed_result(race), race.samples)
         if timed.outcome is Outcome.MEASURED and race.is_full:
             problem.noise.add_config(race.samples, first_us)

@@ -151,10 +151,14 @@ def _write_limits(wanted: tuple[tuple[int, int], ...]) -> None:
             resource.setrlimit(limit, pair)
 
 
-def _stop_new_timers(wanted: tuple[bool, ...]) -> None:
-    for timer, runs in zip(_TIMERS, wanted, strict=True):
-        if not runs:
-            signal.setitimer(timer, 0)
+def list_running_interval_timers() -> tuple[int, ...]:
+    """Return the timers of ``setitimer`` that run."""
+    return tuple(timer for timer in _TIMERS if signal.getitimer(timer)[0] > 0)
+
+
+def _stop_new_timers(wanted: tuple[int, ...]) -> None:
+    for timer in {*_TIMERS} - {*wanted}:
+        signal.setitimer(timer, 0)
 
 
 def _read_working_directory() -> str:
@@ -194,7 +198,7 @@ ARITHMETIC = Setting("floating-point control", read_arithmetic, write_arithmetic
 
 TORCH = Setting("settings of torch", _read_torch_settings, _write_torch_settings)
 
-TIMERS = Setting("timers", lambda: tuple(signal.getitimer(timer)[0] > 0 for timer in _TIMERS), _stop_new_timers)
+TIMERS = Setting("timers", list_running_interval_timers, _stop_new_timers)
 
 SETTINGS = (
     ARITHMETIC,

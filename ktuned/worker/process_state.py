@@ -48,19 +48,14 @@ from ktuned.worker.mapped_files import MappedFiles
 from ktuned.worker.process_settings import (
     ARITHMETIC,
     SETTINGS,
-    TASKS,
     TIMERS,
     TORCH,
     Setting,
-    list_threads,
     read_arithmetic,
     write_arithmetic,
 )
-from ktuned.worker.residues import end_processes, find_new_residues, list_children, read_residues
+from ktuned.worker.residues import end_processes, find_new_residues, read_residues
 from ktuned.worker.threading_libraries import ThreadingLibraries, is_usual_value
-
-_DRIVER_THREADS = ("cuda", "nv", "pt_")
-"""Prefixes of the names of threads that a GPU's driver, or torch on its behalf, starts on demand in every worker."""
 
 _MAX_LOADED_STATES = 256
 """Most configs whose loaded state is remembered: more than a problem has finalists."""
@@ -82,8 +77,6 @@ class ProcessState:
         self._fresh: dict[str, Any] = {}
         self._baseline: dict[str, Any] = {}
         self._loaded_states: dict[str, dict[str, Any]] = {}
-        self._threads: frozenset[str] = frozenset()
-        self._children: frozenset[int] = frozenset()
         self._shared: frozenset[bytes] = frozenset()
         self._residues: dict[str, frozenset[object]] = {}
         self._files = MappedFiles()
@@ -128,8 +121,6 @@ class ProcessState:
         """Accept the threads and files of the problem's reference, which has run since the baseline was read."""
         self.restore_baseline()
         self._files.accept_mapped_files()
-        self._threads = frozenset(list_threads())
-        self._children = list_children()
         self._residues = read_residues()
         self._shared = self._files.shared
 
@@ -218,17 +209,12 @@ class ProcessState:
             self._baseline[setting.name] = setting.read()
 
     def _find_leftovers(self) -> None:
-        """End processes, and find threads, residues and mappings, that were not there before the config."""
-        if not self._baseline:
+        """End processes, and find residues and mappings that were not there before the config."""
+        if not self._residues:
             return
-        new_threads = [thread for thread in list_threads() if thread not in self._threads]
-        new_threads = [thread for thread in new_threads if not _read_thread_name(thread).startswith(_DRIVER_THREADS)]
-        if new_threads:
-            threads = "a thread" if len(new_threads) == 1 else f"{len(new_threads)} threads"
-            self._add_leftover(f"it left {threads} behind")
-        if self._residues and end_processes(self._children):
+        if end_processes({*self._residues["process"]}):
             self._add_leftover("it left a process behind")
-        for name in find_new_residues(self._residues) if self._residues else ():
+        for name in find_new_residues(self._residues):
             self._add_leftover(f"it left a {name} behind")
         for library in self._files.find_new_libraries():
             self._add_leftover(f"it loaded {library}")
@@ -238,12 +224,3 @@ class ProcessState:
     def _add_leftover(self, message: str) -> None:
         """Keep the first leftover: one is enough to need a fresh process."""
         self.leftover = self.leftover or message
-
-
-def _read_thread_name(thread: str) -> str:
-    try:
-        with open(f"{TASKS}/{thread}/comm", encoding="utf-8", errors="replace") as stream:
-            return stream.read().strip()
-    except OSError:
-        # The thread has ended, so it is no leftover, just like a driver's thread.
-        return _DRIVER_THREADS[0]

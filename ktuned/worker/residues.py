@@ -1,7 +1,8 @@
-"""What a config may leave in its process besides settings: processes, timers, signal handlers.
+"""What a config may leave at work in its process: threads, processes, timers, signal handlers.
 
 Each would go on while later configs are measured. A process is ended with its config. The others cannot be undone for
-certain, so whoever finds one takes a fresh worker.
+certain, so whoever finds one takes a fresh worker. A config that leaves one whenever it is timed is not measured,
+because its launches may return before their work is done.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from typing import Final
 
 from ktuned.dependencies import ACCESSES
 from ktuned.worker.fault_reporter import FATAL_SIGNALS
+from ktuned.worker.process_settings import TASKS, list_running_interval_timers, list_threads
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -22,6 +24,9 @@ _SIGACTION_WORDS: Final = 32
 """More than any ``struct sigaction``, which begins with the handler's address (sigaction(2))."""
 
 _SIGNALS: Final = sorted(signal.valid_signals() - {*FATAL_SIGNALS})
+
+_DRIVER_THREADS: Final = ("cuda", "nv", "pt_")
+"""Prefixes of the names of threads that a GPU's driver, or torch on its behalf, starts on demand in every worker."""
 
 _SEARCHES: Final = 20
 """How often processes are searched for, because those that end may leave children of their own."""
@@ -36,7 +41,7 @@ def list_children() -> frozenset[int]:
     return frozenset(filter(_runs, found))
 
 
-def end_processes(but: frozenset[int]) -> bool:
+def end_processes(but: Set[object]) -> bool:
     """Kill and reap all children except some, and those that they leave; return whether there were any."""
     has_found = False
     for _ in range(_SEARCHES):
@@ -53,11 +58,12 @@ def end_processes(but: frozenset[int]) -> bool:
     return has_found
 
 
-def list_timers() -> frozenset[bytes]:
-    """Return the ids of this process's POSIX timers; none if Linux does not list them."""
+def list_timers() -> frozenset[object]:
+    """Return the running interval timers of this process, and its POSIX timers' ids if Linux lists them."""
+    found: set[object] = {*list_running_interval_timers()}
     with suppress(OSError):
-        return frozenset(line for line in _read("/proc/self/timers").splitlines() if line.startswith(b"ID:"))
-    return frozenset()
+        found.update(line for line in _read("/proc/self/timers").splitlines() if line.startswith(b"ID:"))
+    return frozenset(found)
 
 
 def list_signal_handlers() -> frozenset[tuple[int, int]]:
@@ -67,10 +73,12 @@ def list_signal_handlers() -> frozenset[tuple[int, int]]:
 
 
 RESIDUES: Final[Mapping[str, Callable[[], frozenset[object]]]] = {
+    "thread": lambda: frozenset(list_threads()),
+    "process": list_children,
     "timer": list_timers,
     "signal handler": list_signal_handlers,
 }
-"""Residues that need a fresh worker, by their name in messages."""
+"""Residues by their name in messages."""
 
 
 def read_residues() -> dict[str, frozenset[object]]:
@@ -78,9 +86,25 @@ def read_residues() -> dict[str, frozenset[object]]:
     return {name: read() for name, read in RESIDUES.items()}
 
 
-def find_new_residues(before: Mapping[str, Iterable[object]]) -> list[str]:
-    """Return the names of the kinds of which this process has more than before."""
-    return [name for name, found in read_residues().items() if not found <= frozenset(before[name])]
+def find_new_residues(before: Mapping[str, frozenset[object]]) -> list[str]:
+    """Return the names of the kinds of which this process has more than before. A driver's threads do not count."""
+    new = {name: found - before[name] for name, found in read_residues().items()}
+    new["thread"] = frozenset(thread for thread in new["thread"] if not _is_drivers_thread(thread))
+    return [name for name, found in new.items() if found]
+
+
+def find_grown_residues(before: Mapping[str, frozenset[object]]) -> list[str]:
+    """Return the names of the kinds of which this process has new ones, and more: a pool may have been started anew."""
+    now = read_residues()
+    return [name for name in find_new_residues(before) if len(now[name]) > len(before[name])]
+
+
+def _is_drivers_thread(thread: object) -> bool:
+    """Return whether a thread is a GPU driver's, or has ended."""
+    try:
+        return _read(f"{TASKS}/{thread}/comm").decode(errors="replace").startswith(_DRIVER_THREADS)
+    except OSError:
+        return True
 
 
 def _runs(pid: int) -> bool:

@@ -127,8 +127,9 @@ class Author:
         if self._is_compiler_new:
             # No marker follows the look at the compiler.
             self.daemon.wait_until(lambda: bool(self._open_jobs()) or self._is_settled(), "the new compiler to be seen")
-        # Jobs may begin when a doubt has ended, and end before it has.
-        while (left := self._open_jobs()) or self._is_in_doubt():
+        # A doubt ends when the jobs are queued to which it leads, so jobs are looked for after doubts.
+        while self._is_in_doubt() or self._open_jobs():
+            left = self._open_jobs()
             self.daemon.wait_until(lambda left=left: self._open_jobs() != left or not left, "a job to end")  # type: ignore[misc]
             self.daemon.wait_until(
                 lambda: not self._is_in_doubt(), "every file to be inspected and every compiler probed"

@@ -38,3 +38,14 @@ def test_the_number_of_compared_launches_is_stored(daemon: Daemon) -> None:
     daemon.tune(path=str(daemon.directory / "project"))
     (trial,) = daemon.fetch_trials().values()
     assert daemon.fetch_trial(trial["id"])["detail"]["checks"]["compared"] >= 90
+
+
+def test_a_config_that_leaves_threads_whenever_it_is_timed_is_not_measured(daemon: Daemon) -> None:
+    """They may do the work that its launches did not. A pool that grows once is honest."""
+    configs = "space([dict(us=20.0, every=1, does=does, tag=does) for does in ('leaves_threads', 'grows')])"
+    daemon.write_kernel(make_kernel_text(configs, **RIGHT))
+    daemon.tune(path=str(daemon.directory / "project"))
+    trials = daemon.fetch_trials()
+    assert trials["leaves_threads"]["outcome"] == "mismatch"
+    assert "whenever it was timed, it left a thread behind" in trials["leaves_threads"]["message"]
+    assert trials["grows"]["outcome"] == "measured"

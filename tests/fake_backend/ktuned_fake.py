@@ -215,6 +215,10 @@ class FakeKernel(Kernel):
                 case "tires":
                     if next(launches) >= 2:
                         return
+                case "leaves_threads" if next(launches) >= build.every:
+                    threading.Thread(target=threading.Event().wait, daemon=True).start()
+                case "grows" if next(launches) == build.every:
+                    threading.Thread(target=threading.Event().wait, daemon=True).start()
                 case "beyond":
                     address, size = locate_memory(y)
                     ctypes.memset(address + size + 8192, 1, 32)

@@ -1,0 +1,300 @@
+"""The candidate's process, seen from the referee: born of a nursery, stopped except when it answers, killed at the end.
+
+A nursery is a process that has imported a backend (:mod:`ktuned.judging.candidate`). It forks the next candidate's
+process ahead of time, so that a judgement waits neither for imports nor for the sandbox.
+
+The candidate is stopped (``SIGSTOP``) whenever the referee does not wait for an answer: while inputs are written, while
+outputs are read. The clock runs from the moment before it goes on to the moment after it was stopped again. Linux tells
+how long the candidate's thread waited for a core meanwhile. If no other thread of the candidate worked, nothing can
+have been done for it in that time, so it is subtracted. Otherwise a busy machine would disturb most orders.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from time import monotonic, perf_counter_ns
+from typing import NamedTuple
+
+import msgspec
+
+from ktuned.ipc import frames
+from ktuned.judging.candidate import Answer, Birth, Born, Message, send_message
+from ktuned.judging.process_watch import ProcessFacts, continue_process, read_cpu_time, read_facts, stop_process
+from ktuned.judging.sandbox import Sandbox
+from ktuned.model import Device, JudgeVerdict, Outcome
+
+_NURSERY = "import sys; from ktuned.judging import candidate; candidate.main(sys.argv[1:])"
+BIRTH_S = 60.0
+"""Deadline of a birth; the first one waits for the import of torch."""
+
+STOP_S = 5.0
+OTHERS_SHARE = 0.01
+"""Share of an order in which other threads than the launching one may work unnoticed."""
+
+END_S = 1.0
+"""How long a process that has closed its socket may take to end, before it is killed."""
+
+_HIDDEN_VARIABLES = "KTUNED_"
+_OBSERVED_BY = ("LD_PRELOAD", "LD_AUDIT")
+
+
+class Ended(Exception):
+    """The judgement of a candidate has ended, with a verdict."""
+
+    def __init__(self, verdict: JudgeVerdict, outcome: Outcome, reason: str, *, signal_name: str = "") -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.outcome = outcome
+        self.reason = reason
+        self.signal_name = signal_name
+
+
+def make_cheating(reason: str) -> Ended:
+    """Return the end of a candidate that has cheated."""
+    return Ended(JudgeVerdict.CHEATING, Outcome.MISMATCH, reason)
+
+
+class RunTime(NamedTuple):
+    """How long a process ran, and how long of that it waited for a core, in µs."""
+
+    elapsed_us: float
+    waited_us: float
+
+
+class _Times(NamedTuple):
+    """How long a process's first thread has worked, and waited for a core, and how long all its threads have worked."""
+
+    worked_ns: int
+    waited_ns: int
+    process_ns: int
+
+
+def _read_times(pid: int) -> _Times:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat", encoding="ascii") as stream:
+        worked_ns, waited_ns, _ = map(int, stream.read().split())
+        return _Times(worked_ns, waited_ns, round(read_cpu_time(pid) * 1e9))
+    # Without these figures, other threads may have worked.
+    return _Times(0, 0, perf_counter_ns())
+
+
+class CandidateProcess:
+    """A candidate's process.
+
+    Args:
+        connection: the socket to it.
+        scratch: its directory, which is removed when it is killed.
+
+    Attributes:
+        not_enforced: what the system does not allow to enforce.
+    """
+
+    def __init__(self, connection: socket.socket, scratch: str) -> None:
+        self._connection = connection
+        self._scratch = scratch
+        self._decoder = frames.Decoder()
+        self._answers: list[bytes] = []
+        self._born: Born | None = None
+
+    def await_birth(self) -> None:
+        """Wait until the process has confined itself.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        if self._born is None:
+            try:
+                born = self._receive_answer(BIRTH_S)
+            except Ended as ended:
+                raise RuntimeError("a candidate's process could not be started") from ended
+            assert isinstance(born, Born)
+            self._born = born
+
+    @property
+    def not_enforced(self) -> tuple[str, ...]:
+        """What the system does not allow to enforce, in sentences."""
+        return () if self._born is None else self._born.not_enforced
+
+    def ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Answer, RunTime]:
+        """Let the process go on until it answers; return the answer, and how long the process ran.
+
+        Raises:
+            Ended: it ended, hung, or did not answer as it was asked.
+        """
+        self.await_birth()
+        assert self._born is not None
+        pid = self._born.pid
+        send_message(self._connection, message, descriptors)
+        before, own_before = _read_times(pid), _read_times(os.getpid())
+        began = perf_counter_ns()
+        continue_process(pid)
+        answer = self._receive_answer(deadline_s)
+        with suppress(OSError):
+            os.kill(pid, signal.SIGSTOP)
+        elapsed_ns = perf_counter_ns() - began
+        if not stop_process(pid, STOP_S):
+            raise self._explain_end()
+        if self._answers or select.select([self._connection], [], [], 0)[0]:
+            raise make_cheating("it sent the judge an answer that nobody had asked for")
+        if isinstance(answer, Born):
+            raise make_cheating("it forged an answer to the judge")
+        after, own_after = _read_times(pid), _read_times(os.getpid())
+        waited_ns = after.waited_ns - before.waited_ns + own_after.waited_ns - own_before.waited_ns
+        worked_ns = after.worked_ns - before.worked_ns
+        others_ns = after.process_ns - before.process_ns - worked_ns
+        if others_ns > OTHERS_SHARE * elapsed_ns:
+            return answer, RunTime(elapsed_ns / 1000, waited_ns / 1000)
+        return answer, RunTime(max(worked_ns, elapsed_ns - waited_ns) / 1000, 0.0)
+
+    def read_facts(self) -> ProcessFacts:
+        """Return what the stopped process consists of."""
+        assert self._born is not None
+        return read_facts(self._born.pid)
+
+    def _receive_answer(self, deadline_s: float) -> Answer:
+        end = monotonic() + deadline_s
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while not self._answers:
+            if not poll.poll(max(0.0, end - monotonic()) * 1000):
+                raise Ended(JudgeVerdict.HUNG, Outcome.HUNG, f"it did not answer within {deadline_s:.3g} s")
+            try:
+                data = self._connection.recv(1 << 16)
+                self._answers += self._decoder.feed(data)
+            except ConnectionError:
+                data = b""
+            except frames.FrameError as error:
+                raise make_cheating("it forged an answer to the judge") from error
+            if not data:
+                raise self._explain_end()
+        try:
+            answer: Answer = msgspec.msgpack.decode(self._answers.pop(0), type=Answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise make_cheating("it forged an answer to the judge") from error
+        return answer
+
+    def _explain_end(self) -> Ended:
+        """Return how the process ended."""
+        status = self._await_end(END_S)
+        if status is None:
+            return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, "it closed its connection to the judge")
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, f"it ended its process, with exit code {code}")
+        name = signal.Signals(-code).name
+        return Ended(JudgeVerdict.CRASHED, Outcome.CRASHED, f"{name} ended its process", signal_name=name)
+
+    def _await_end(self, within_s: float) -> int | None:
+        """Wait until the outermost process has ended, and return its status; None if it does not end in time."""
+        if self._born is None:
+            return None
+        descriptor = os.pidfd_open(self._born.outer)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        has_ended = bool(poll.poll(within_s * 1000))
+        os.close(descriptor)
+        if not has_ended:
+            return None
+        status = os.waitpid(self._born.outer, 0)[1]
+        self._born = None
+        return status
+
+    def kill(self) -> None:
+        """Kill the process and all that it has started, and remove its directory."""
+        if self._born is None:
+            # It may be about to confine itself.
+            with suppress(Exception):
+                self.await_birth()
+        self._connection.close()
+        if self._born is not None:
+            # The others end with the candidate's process, the outermost one last.
+            with suppress(OSError):
+                os.kill(self._born.pid, signal.SIGKILL)
+            if self._await_end(STOP_S) is None and self._born is not None:
+                os.kill(self._born.outer, signal.SIGKILL)
+                os.waitpid(self._born.outer, 0)
+            self._born = None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+Directories = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class Nursery:
+    """Starts candidates' processes, each ahead of time.
+
+    Args:
+        backend: the name of the backend whose configs they load.
+        device: where they run.
+
+    Attributes:
+        directories: the hidden and the readable directories, as :class:`~ktuned.judging.sandbox.Sandbox` takes them.
+    """
+
+    def __init__(self, backend: str, device: Device) -> None:
+        self.backend = backend
+        self.directories: Directories = ((), ())
+        self._next_directories: Directories = ((), ())
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [sys.executable, "-c", _NURSERY, str(theirs.fileno()), str(os.getpid()), backend]
+        self._process = subprocess.Popen(
+            [*command, msgspec.json.encode(device).decode()],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env=make_environment(),
+        )
+        theirs.close()
+        self._next: CandidateProcess | None = None
+
+    def prepare_next(self) -> None:
+        """Start the next candidate's process, unless it was started before."""
+        if self._next is not None and self._next_directories != self.directories:
+            self._next.kill()
+            self._next = None
+        if self._next is None:
+            self._next_directories = self.directories
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            scratch = tempfile.mkdtemp(prefix="candidate-")
+            sandbox = Sandbox(os.getpid(), scratch, *self.directories)
+            with theirs:
+                send_message(self._control, Birth(sandbox), (theirs.fileno(),))
+            self._next = CandidateProcess(ours, scratch)
+
+    def take_next(self) -> CandidateProcess:
+        """Return a process that has run no candidate yet.
+
+        Raises:
+            RuntimeError: none can be started.
+        """
+        self.prepare_next()
+        assert self._next is not None
+        self._next.await_birth()
+        taken, self._next = self._next, None
+        return taken
+
+    def close(self) -> None:
+        """End the nursery and the process that it has started ahead."""
+        if self._next is not None:
+            self._next.kill()
+            self._next = None
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def make_environment() -> dict[str, str]:
+    """Return the variables of this process without those of ktuned. No observer runs in a candidate's process."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN_VARIABLES)}
+    for name in _OBSERVED_BY:
+        kept = [one for one in found.pop(name, "").split(":") if one and "ktuned_observer" not in one]
+        found |= {name: ":".join(kept)} if kept else {}
+    if sys.pycache_prefix is not None:
+        found["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    return found

@@ -1,0 +1,388 @@
+"""The referee: judges configs that are not trusted, each in a process of its own.
+
+An example: a config of 5 µs, whose tensors take 48 KiB. The referee has it launch once, then eight times, then nine
+times 400 times. Each such *order* goes like this:
+
+1.  While the candidate is stopped, the referee writes new inputs into 400 sets of tensors, and poison into the outputs
+    (:mod:`ktuned.judging.arena`). It keeps a copy of the inputs, which is not in the common memory.
+2.  A process of the referee's own carries out the same order, with launches that do nothing.
+3.  The clock starts, the candidate goes on, launches on each set in a random sequence, and says that it has finished.
+    It is stopped, and the clock as well.
+4.  The latency is the difference of the two times, divided by 400.
+5.  Some launches are drawn at random. Their expected outputs are computed now, from the kept inputs, and compared. All
+    launches must have written something, the inputs and the memory between the tensors must be as they were.
+
+Why this is hard to deceive:
+
+- *Expected outputs* exist in the referee alone, and only after the launches.
+- *The clock and the decision* are the referee's. A candidate that patches a clock, or the loop that launches, deceives
+  nobody: outputs that are not there when it is stopped count as missing.
+- *Nothing can be replayed*: no two launches have equal inputs, and no launch of the judgement has those of another.
+- *Nothing can be done ahead or afterwards*, because the candidate is stopped whenever the clock is. Threads and
+  processes are stopped with it, and what it starts during an order is found (:mod:`ktuned.judging.process_watch`).
+- *Skipping the loop's own work* gains nothing: see :mod:`ktuned.judging.candidate`.
+
+A candidate may do an order's launches in any sequence, or in threads that it started before. That gains no more than
+the few tenths of a µs which a call costs.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import random
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from statistics import median
+from time import monotonic
+from typing import Any, NamedTuple
+
+from ktuned.checking import PATTERN, ProblemData, Verdict
+from ktuned.judging.arena import MAX_SETS, Arena, plan_layout
+from ktuned.judging.candidate import Bind, Finished, Load, Message, Order, PlainUnit, Raised
+from ktuned.judging.candidate_process import CandidateProcess, Ended, Nursery, RunTime, make_cheating, make_environment
+from ktuned.judging.process_watch import ProcessFacts, describe_changes
+from ktuned.measuring import Samples, make_failed_result
+from ktuned.model import Device, Judgement, JudgeVerdict, Outcome, Phase, Timing, TrialDetail, TrialResult
+
+ORDER_US = 1_000.0
+"""How long the launches of an order take together. Continuing and stopping a process takes some 50 µs; a longer order
+is more often disturbed by other programs.
+"""
+
+FIRST_LAUNCHES = 8
+"""Launches of the second order, by which the latency is estimated."""
+
+UNTIMED_ORDERS = 3
+ORDERS, QUICK_ORDERS = 40, 15
+FEWEST_ORDERS = 4
+TIMING_S, QUICK_TIMING_S = 0.6, 0.25
+"""Seconds after which there are no further orders, but for the fewest."""
+
+FEWEST_COMPARED, MOST_COMPARED = 3, 90
+COMPARING_S, QUICK_COMPARING_S = 0.3, 0.1
+"""Seconds for computing expected outputs and comparing, but for the fewest launches."""
+
+LOAD_S, LAUNCH_S = 60.0, 20.0
+"""Deadlines of loading, and of the first launches."""
+
+LEAST_ORDER_S, SLOWER = 2.0, 20
+"""An order may take this long, and this many times as long as the first launches suggest: the machine may be busy."""
+
+DISTURBED_SHARE = 0.02
+"""An order whose process waited for a core for a larger share is disturbed."""
+
+FRESH_S = 0.02
+"""Seconds that the kernel file's code may take to make the inputs of an order."""
+
+
+class OrderTime(NamedTuple):
+    """How long an order took, and how long the same order takes with launches that do nothing."""
+
+    run: RunTime
+    overhead: RunTime
+
+
+class Referee:
+    """Judges configs of one problem.
+
+    Args:
+        data: the problem's data.
+        device: the CPU.
+        nursery: starts processes.
+
+    Raises:
+        Ended: the problem cannot be judged.
+    """
+
+    def __init__(self, data: ProblemData, device: Device, nursery: Nursery) -> None:
+        if device.kind != "cpu":
+            raise make_refusal("this version judges on the CPU only")
+        if not data.is_judged:
+            raise make_refusal("the kernel file has neither a reference nor a check, so nothing decides what is right")
+        if data.expects_default_outputs:
+            raise make_refusal("the kernel file has no reference function, and its default config may be wrong itself")
+        self.data = data
+        self.device = device
+        self._nursery = nursery
+        try:
+            layout = plan_layout(data.tensors, data.find_spans(), data.library)
+        except ValueError as error:
+            raise make_refusal(f"the tensor {error} is not made of plain numbers in strided memory") from error
+        self.arena = Arena(layout, data.library)
+        self.arena.fill(PATTERN)
+        self.calibrator = nursery.take_next()
+        for message in Load(layout, device), Bind(layout.sets):
+            self.calibrator.ask(message, LOAD_S, (self.arena.descriptor,) if isinstance(message, Load) else ())
+
+    def prepare_next(self) -> None:
+        """Start the next candidate's process ahead."""
+        self._nursery.prepare_next()
+
+    def close(self) -> None:
+        """End the referee's own process."""
+        self.calibrator.kill()
+
+    def judge_candidate(self, unit: PlainUnit, begin_phase: Callable[[Phase], None], *, is_quick: bool) -> TrialResult:
+        """Judge a config. Its process has ended when this returns."""
+        process = self._nursery.take_next()
+        judging = _Judging(self, process, begin_phase, is_quick=is_quick)
+        try:
+            result = judging.judge_candidate(unit)
+        except Ended as ended:
+            result = make_ended_result(ended, judging.phase)
+        finally:
+            process.kill()
+        return result.add_facts("judged", checked=judging.list_checks(), not_enforced=judging.list_gaps())
+
+
+class _Judging:
+    """The judgement of one candidate."""
+
+    def __init__(
+        self, referee: Referee, process: CandidateProcess, begin_phase: Callable[[Phase], None], *, is_quick: bool
+    ) -> None:
+        self.phase = Phase.LOAD
+        self._referee = referee
+        self._data = referee.data
+        self._library = referee.data.library
+        self._process = process
+        self._begin_phase = begin_phase
+        self._orders = QUICK_ORDERS if is_quick else ORDERS
+        self._timing_s = QUICK_TIMING_S if is_quick else TIMING_S
+        self._comparing_s = QUICK_COMPARING_S if is_quick else COMPARING_S
+        self._random = random.SystemRandom()
+        self._bound = self._count = 0
+        self._launches = 0
+        self._compared = 0
+        self._comparison_s = 0.0
+        self._varies = True
+        self._begun: ProcessFacts | None = None
+
+    def judge_candidate(self, unit: PlainUnit) -> TrialResult:
+        """Load, launch, time and check the config.
+
+        Raises:
+            Ended: it is not right.
+        """
+        self._enter_phase(Phase.LOAD)
+        arena = self._referee.arena
+        self._ask(Load(arena.layout, self._referee.device, unit, make_environment()), LOAD_S, (arena.descriptor,))
+        # The first launches show how long one takes, and whether it is worth to go on.
+        self._enter_phase(Phase.FIRST_LAUNCH)
+        self._carry_out_order(1, LAUNCH_S, must_compare=True)
+        few = min(FIRST_LAUNCHES, arena.layout.sets)
+        first = self._carry_out_order(few, LAUNCH_S)
+        each_us = (first.run.elapsed_us - first.overhead.elapsed_us) / few
+        count = min(arena.layout.sets, math.ceil(ORDER_US / max(each_us, ORDER_US / MAX_SETS)))
+        deadline_s = LEAST_ORDER_S + SLOWER * count * max(each_us, 1.0) / 1e6
+        if count > few:
+            self._carry_out_order(count, deadline_s)
+        # From now on, launches are timed, and nothing may be started that could work for them.
+        self._enter_phase(Phase.TIMING)
+        self._begun = self._process.read_facts()
+        if self._begun.children:
+            raise make_refusal("it has started a process, which the judge cannot stop")
+        surely_compared = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_COMPARED - 1))
+        orders: list[OrderTime] = []
+        end = monotonic() + self._timing_s
+        while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
+            orders.append(self._carry_out_order(count, deadline_s, must_compare=len(orders) in surely_compared))
+        self._enter_phase(Phase.CHECK)
+        overhead_us = median(list_undisturbed(order.overhead for order in orders))
+        samples = Samples()
+        for elapsed_us in list_undisturbed(order.run for order in orders):
+            samples.add_sample((elapsed_us - overhead_us) / count)
+        low_us, high_us = samples.interval_us
+        if high_us <= 0:
+            raise make_refusal("its launches take less time than launches that do nothing")
+        # What cannot be told from nothing counts as the most that it may be.
+        latency_us = samples.median_us if 2 * samples.median_us > high_us - low_us else high_us
+        timing = Timing(len(samples), tuple(round(value, 3) for value in samples.sorted_us), low_us, high_us)
+        judged = Judgement(JudgeVerdict.RIGHT, "its outputs are right")
+        detail = TrialDetail(timing=timing, judged=judged)
+        return TrialResult(Outcome.MEASURED, latency_us, samples.spread_us, detail=detail)
+
+    def _enter_phase(self, phase: Phase) -> None:
+        self.phase = phase
+        self._begin_phase(phase)
+
+    def _ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Finished, RunTime]:
+        """Have the candidate's process do something; return its answer, and how long that took.
+
+        Raises:
+            Ended: it failed.
+        """
+        answer, run = self._process.ask(message, deadline_s, descriptors)
+        if isinstance(answer, Finished):
+            return answer, run
+        assert isinstance(answer, Raised)
+        if answer.is_unsupported:
+            raise make_refusal(answer.message)
+        raise Ended(JudgeVerdict.CRASHED, Outcome.LAUNCH_ERROR, answer.message)
+
+    def _carry_out_order(self, count: int, deadline_s: float, *, must_compare: bool = False) -> OrderTime:
+        """Have the candidate launch on ``count`` sets; return how long that took.
+
+        Raises:
+            Ended: a launch failed, or something that it left is not as it must be.
+        """
+        if count > self._bound:
+            self._ask(Bind(count), LOAD_S)
+            self._bound = count
+        self._count = count
+        arena = self._referee.arena
+        with self._use_one_thread():
+            inputs = self._write_sets(count)
+        places = self._random.sample(range(count), count)
+        order = Order(self._random.getrandbits(63), array.array("H", places).tobytes())
+        answer, run = self._ask(order, deadline_s)
+        self._launches += count
+        if answer.number != order.number:
+            raise make_cheating("it forged an answer to the judge")
+        if self._begun is not None and (changes := describe_changes(self._begun, self._process.read_facts())):
+            raise make_cheating(f"while its launches were timed, {changes[0]}")
+        with self._use_one_thread():
+            self._check_sets(count, inputs)
+        self._compare_launches(places, inputs, must_compare=must_compare)
+        if arena.layout.is_touched:
+            self._write_again(count, inputs)
+        _, overhead = self._referee.calibrator.ask(order, deadline_s)
+        return OrderTime(run, overhead)
+
+    def _write_sets(self, count: int) -> dict[str, Any]:
+        """Write new inputs and the poison into ``count`` sets; return copies of what launches begin with, by name."""
+        arena, roles = self._referee.arena, self._data.roles
+        sets = {name: arena.view_sets(name, count) for name in self._data.tensors}
+        begun = {name: tensors for name, tensors in sets.items() if name not in roles.poisoned}
+        self._varies = self._data.write_fresh_inputs(begun, secrets.token_hex(16), FRESH_S) or not begun
+        inputs = {name: self._library.pack_tensor(tensors) for name, tensors in begun.items()}
+        # The poison comes last, as under `tune`: what was written last is in the caches.
+        for name in roles.poisoned:
+            self._library.poison_tensor(sets[name])
+        if self._data.has_setup:
+            for place in range(count):
+                self._data.set_up(arena.view_set(place))
+        return inputs
+
+    def _write_again(self, count: int, inputs: Mapping[str, Any]) -> None:
+        """Write the same into the sets, so that the caches are as they were before the candidate's launches."""
+        for name in self._data.tensors:
+            tensors = self._referee.arena.view_sets(name, count)
+            if name in inputs:
+                self._library.copy_elements(inputs[name], tensors)
+            else:
+                self._library.poison_tensor(tensors)
+
+    def _check_sets(self, count: int, inputs: Mapping[str, Any]) -> None:
+        """Check cheaply what all launches have left.
+
+        Raises:
+            Ended: something is not as it must be.
+        """
+        arena, roles = self._referee.arena, self._data.roles
+        for name in roles.poisoned:
+            if unwritten := self._library.count_unwritten(arena.view_sets(name, count)):
+                raise make_mismatch(f"{name} was never written by {unwritten} of {count} launches")
+        for name in roles.read_only:
+            if not self._library.hold_equal_bits(arena.view_sets(name, count), inputs[name]):
+                raise make_mismatch(f"it overwrites its input {name}")
+        for begin, end in arena.layout.list_gaps():
+            if not bool((arena.view_bytes(count, begin, end) == PATTERN).all()):
+                raise make_mismatch("it wrote outside its tensors")
+
+    def _compare_launches(self, places: list[int], inputs: Mapping[str, Any], *, must_compare: bool) -> None:
+        """Compare the outputs of launches drawn at random, as many as there is time for.
+
+        Raises:
+            Ended: one is wrong.
+        """
+        share_s = self._comparing_s / (self._orders + UNTIMED_ORDERS)
+        began = monotonic()
+        for number, place in enumerate(self._random.sample(places, len(places))):
+            is_affordable = monotonic() - began < share_s and self._compared < MOST_COMPARED
+            is_known_to_take_long = self._comparison_s > share_s
+            if not (must_compare and number == 0) and (is_known_to_take_long or not is_affordable):
+                break
+            before = monotonic()
+            self._compare_launch(place, inputs)
+            self._comparison_s = monotonic() - before
+            self._compared += 1
+
+    def _compare_launch(self, place: int, inputs: Mapping[str, Any]) -> None:
+        verdict = self._judge_launch(place, place, inputs)
+        if verdict.ok:
+            return
+        views = [self._referee.arena.view_sets(name, self._count) for name in self._data.roles.outputs]
+        equal = (
+            other
+            for other in range(self._count)
+            if other != place and all(self._library.hold_equal_bits(view[other], view[place]) for view in views)
+        )
+        # Equal outputs may be equally wrong.
+        other = next(equal, None)
+        if other is not None and self._judge_launch(place, other, inputs).ok:
+            raise make_cheating(f"a launch left the outputs of another one: {verdict.message}")
+        raise make_mismatch(verdict.message)
+
+    def _judge_launch(self, outputs_of: int, inputs_of: int, inputs: Mapping[str, Any]) -> Verdict:
+        """Judge the outputs in one set as if they belonged to the inputs of another one."""
+        arena = self._referee.arena
+        outputs = {name: arena.view_sets(name, self._count)[outputs_of] for name in self._data.roles.outputs}
+        packed = {name: self._library.pack_tensor(tensor) for name, tensor in outputs.items()}
+        return self._data.judge_launch({name: tensors[inputs_of] for name, tensors in inputs.items()}, packed)
+
+    def list_checks(self) -> tuple[str, ...]:
+        """Return what was checked, in sentences."""
+        if not self._launches:
+            return ()
+        return (
+            f"{self._launches:,} launches, each on inputs drawn at random, were timed by a clock outside the process",
+            f"{self._compared:,} of them, drawn at random after they had run, were compared with the expected outputs",
+            "each had written its outputs, and nothing else, when the process was stopped",
+        )
+
+    def list_gaps(self) -> tuple[str, ...]:
+        """Return what could not be enforced, in sentences."""
+        same = "launches had the same inputs, because the kernel file makes them itself and does not vary them"
+        return self._process.not_enforced if self._varies else (*self._process.not_enforced, same)
+
+    @contextmanager
+    def _use_one_thread(self) -> Iterator[None]:
+        """Keep the referee's own threads from spinning while the candidate runs."""
+        module = self._library.module
+        threads = module.get_num_threads() if hasattr(module, "get_num_threads") else 0
+        if not threads:
+            yield
+            return
+        module.set_num_threads(1)
+        try:
+            yield
+        finally:
+            module.set_num_threads(threads)
+
+
+def list_undisturbed(runs: Iterable[RunTime]) -> list[float]:
+    """Return the times, in µs, of the half of the runs that waited least for a core."""
+    ordered = sorted(runs, key=lambda run: run.waited_us / run.elapsed_us)
+    calm = [run for run in ordered if run.waited_us <= DISTURBED_SHARE * run.elapsed_us]
+    return [run.elapsed_us for run in (calm if 2 * len(calm) > len(ordered) else ordered[: -(-len(ordered) // 2)])]
+
+
+def make_refusal(reason: str) -> Ended:
+    """Return the end of what cannot be judged."""
+    return Ended(JudgeVerdict.REFUSED, Outcome.UNSUPPORTED, reason)
+
+
+def make_mismatch(reason: str) -> Ended:
+    """Return the end of a candidate whose outputs are wrong."""
+    return Ended(JudgeVerdict.WRONG, Outcome.MISMATCH, reason)
+
+
+def make_ended_result(ended: Ended, phase: Phase) -> TrialResult:
+    """Return the result of a candidate that is not right."""
+    result = make_failed_result(ended.outcome, ended.reason, phase)
+    if ended.signal_name:
+        result = result.add_facts("failure", signal=ended.signal_name)
+    return result.add_facts("judged", verdict=ended.verdict, reason=ended.reason)

@@ -1,0 +1,205 @@
+"""The referee, through a real bench worker: honest candidates are right, and dishonest ones are found out."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from ktuned.model import JudgeVerdict, Outcome
+from tests.judging.court import Court, open_court
+
+HONEST = """
+void run(TensorView x, TensorView y, TensorView out) {
+  for (int64_t i = 0; i < x.shape()[0]; ++i) at(out)[i] = at(x)[i] * at(y)[i] + at(x)[i];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
+    """A worker that all tests here share."""
+    with open_court(tmp_path_factory.mktemp("court")) as court:
+        yield court
+
+
+def test_an_honest_source_is_right(court: Court) -> None:
+    result = court.judge_source(HONEST)
+    assert (result.outcome, result.detail.judged.verdict) == (Outcome.MEASURED, JudgeVerdict.RIGHT), result.message
+    assert result.latency_us is not None
+    assert result.detail.judged.not_enforced == ()
+
+
+def test_an_honest_function_is_right(court: Court) -> None:
+    result = court.judge_function("import torch\ndef run(x, y, out):\n    torch.addcmul(x, x, y, out=out)\n")
+    assert result.detail.judged.verdict == JudgeVerdict.RIGHT, result.message
+
+
+WRONG, CHEATING, CRASHED, HUNG = JudgeVerdict.WRONG, JudgeVerdict.CHEATING, JudgeVerdict.CRASHED, JudgeVerdict.HUNG
+
+COMPUTE = """
+void compute(TensorView x, TensorView y, TensorView out) {
+  for (int64_t i = 0; i < x.shape()[0]; ++i) at(out)[i] = at(x)[i] * at(y)[i] + at(x)[i];
+}
+"""
+
+CHEATS = {
+    "nothing": ("void run(TensorView x, TensorView y, TensorView out) {}", {WRONG}),
+    "replays by address": (
+        """
+        std::map<float*, std::vector<float>> known;
+        void run(TensorView x, TensorView y, TensorView out) {
+          auto found = known.find(at(x));
+          const int64_t n = x.shape()[0];
+          if (found != known.end()) { std::memcpy(at(out), found->second.data(), 4 * n); return; }
+          compute(x, y, out);
+          known[at(x)] = std::vector<float>(at(out), at(out) + n);
+        }
+        """,
+        {WRONG, CHEATING},
+    ),
+    "replays the first outputs": (
+        """
+        std::vector<float> known;
+        void run(TensorView x, TensorView y, TensorView out) {
+          const int64_t n = x.shape()[0];
+          if (!known.empty()) { std::memcpy(at(out), known.data(), 4 * n); return; }
+          compute(x, y, out);
+          known = std::vector<float>(at(out), at(out) + n);
+        }
+        """,
+        {WRONG, CHEATING},
+    ),
+    "drifts": (
+        """
+        int count = 0;
+        void run(TensorView x, TensorView y, TensorView out) {
+          compute(x, y, out);
+          if (++count > 300) at(out)[0] += 1;
+        }
+        """,
+        {WRONG},
+    ),
+    "skips half": (
+        """
+        int count = 0;
+        void run(TensorView x, TensorView y, TensorView out) {
+          if (++count > 9 && count % 2) { at(out)[0] = 0; return; }
+          compute(x, y, out);
+        }
+        """,
+        {WRONG},
+    ),
+    "overwrites an input": (
+        "void run(TensorView x, TensorView y, TensorView out) { compute(x, y, out); at(x)[5] = 0; }",
+        {WRONG},
+    ),
+    "writes beyond": (
+        "void run(TensorView x, TensorView y, TensorView out) { compute(x, y, out); at(out)[x.shape()[0] + 100] = 1; }",
+        {WRONG},
+    ),
+    "works in a thread after it has returned": (
+        """
+        void run(TensorView x, TensorView y, TensorView out) {
+          std::thread([=] {
+            for (volatile int i = 0; i < 3000000; ++i) {}
+            compute(x, y, out);
+          }).detach();
+        }
+        """,
+        {WRONG, CHEATING},
+    ),
+    "forges answers": (
+        """
+        #include <unistd.h>
+        int count = 0;
+        void run(TensorView x, TensorView y, TensorView out) {
+          const char forged[] = "\\0\\0\\0\\x0f\\x81\\xa4type\\xa8Finished";
+          if (++count > 2) for (int fd = 3; fd < 64; ++fd) (void)!write(fd, forged, sizeof forged - 1);
+          compute(x, y, out);
+        }
+        """,
+        {CHEATING},
+    ),
+    "exits": (
+        """
+        #include <unistd.h>
+        void run(TensorView x, TensorView y, TensorView out) { compute(x, y, out); _exit(0); }
+        """,
+        {CRASHED},
+    ),
+    "aborts": ("void run(TensorView x, TensorView y, TensorView out) { abort(); }", {CRASHED}),
+    "hangs": (
+        """
+        int count = 0;
+        void run(TensorView x, TensorView y, TensorView out) {
+          compute(x, y, out);
+          volatile bool always = true;
+          while (++count > 20 && always) {}
+        }
+        """,
+        {HUNG},
+    ),
+    "starts a thread while it is timed": (
+        """
+        int count = 0;
+        void run(TensorView x, TensorView y, TensorView out) {
+          compute(x, y, out);
+          if (++count == 300) std::thread([] { for (;;) std::this_thread::yield(); }).detach();
+        }
+        """,
+        {CHEATING},
+    ),
+    "installs a signal handler while it is timed": (
+        """
+        #include <csignal>
+        int count = 0;
+        void run(TensorView x, TensorView y, TensorView out) {
+          compute(x, y, out);
+          if (++count == 300) std::signal(SIGUSR1, [](int) {});
+        }
+        """,
+        {CHEATING},
+    ),
+    "leaves to a child": (
+        """
+        #include <sys/mman.h>
+        #include <unistd.h>
+        void run(TensorView x, TensorView y, TensorView out) {
+          if (fork() == 0) { setsid(); compute(x, y, out); _exit(0); }
+        }
+        """,
+        {WRONG},
+    ),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_cheat_is_not_right(court: Court, cheat: str) -> None:
+    body, expected = CHEATS[cheat]
+    result = court.judge_source(COMPUTE + textwrap.dedent(body))
+    assert result.detail.judged.verdict in expected, result.message
+    assert result.latency_us is None
+
+
+def test_nothing_is_left(court: Court) -> None:
+    """A hundred candidates, of which each third crashes, leave no process, no directory and no memory."""
+    worker = psutil.Process(court.pid)
+
+    def look() -> tuple[int, int, int]:
+        return len(worker.children(recursive=True)), worker.num_fds(), len(os.listdir(court.scratch))
+
+    def judge(number: int) -> None:
+        crashing = "abort();" if number % 3 == 2 else ""
+        court.judge_source(f"{COMPUTE} void run(TensorView x, TensorView y, TensorView out) {{ {crashing} }}", n=64)
+
+    for number in range(6):
+        judge(number)
+    before, memory = look(), worker.memory_info().rss
+    for number in range(24):
+        judge(number)
+    assert look() == before
+    assert worker.memory_info().rss - memory < 8 << 20
