@@ -50,6 +50,9 @@ class Argument(msgspec.Struct, frozen=True):
         dtype: a tensor's dtype; empty for a number.
         shape: a tensor's shape.
         value: the number.
+        fill: the further arguments of ``ktuned.tensor`` that make such a tensor, if ``get_inputs`` draws it by one call
+            of ``torch.rand``, ``torch.randn`` or ``torch.randint``. ktuned then makes it in a fraction of the time, and
+            each judged launch gets other numbers, while the code of a problem file runs only a few times.
         is_input: whether the tensor comes from ``get_inputs``.
         is_output: whether the candidate writes the tensor.
     """
@@ -58,6 +61,7 @@ class Argument(msgspec.Struct, frozen=True):
     dtype: str = ""
     shape: tuple[int, ...] = ()
     value: bool | int | float = 0
+    fill: Mapping[str, Any] = {}
     is_input: bool = False
     is_output: bool = False
 
@@ -94,10 +98,11 @@ class ProblemFile:
         self._state: dict[str, Any] = {}
         self._numbers: dict[str, Any] = {}
 
-    def make_inputs(self) -> dict[str, Any]:
-        """Return the tensors of ``get_inputs`` and those of a new ``Model``, by the names that a candidate has."""
-        tensors = {name: value for name, value in self._call_get_inputs().items() if _is_tensor(value)}
-        return {**tensors, **{name: value.data for name, value in _name_state(self._make_model()).items()}}
+    def make_inputs(self, *names: str) -> dict[str, Any]:
+        """Return these tensors of ``get_inputs`` and of a new ``Model``, by the names that a candidate has."""
+        state = {name: value.data for name, value in _name_state(self._make_model()).items()}
+        made = state if state.keys() >= set(names) else {**self._call_get_inputs(), **state}
+        return {name: made[name] for name in names}
 
     def run_reference(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs for these inputs, by the names that a candidate has."""
@@ -125,13 +130,16 @@ class ProblemFile:
         for device in ("meta", "cpu"):
             try:
                 with torch.device(device), torch.no_grad():
-                    inputs, model = self._call_get_inputs(), self._make_model()
+                    with (calls := _record_random_calls()):
+                        inputs = self._call_get_inputs()
+                    model = self._make_model()
                     outputs = _name_outputs(model(*inputs.values()))
                 break
             except (NotImplementedError, RuntimeError, ValueError):
                 if device == "cpu":
                     raise
-        arguments = [_describe_argument(name, value, is_input=True) for name, value in inputs.items()]
+        fills = {name: calls.find_fill(value) for name, value in inputs.items()}
+        arguments = [_describe_argument(name, one, is_input=True, fill=fills[name]) for name, one in inputs.items()]
         arguments += [_describe_argument(name, value) for name, value in _name_state(model).items()]
         arguments += [_describe_argument(name, value, is_output=True) for name, value in outputs.items()]
         names = [argument.name for argument in arguments]
@@ -159,6 +167,34 @@ class ProblemFile:
         return defined["Model"](*defined.get("get_init_inputs", list)())
 
 
+def _record_random_calls() -> Any:
+    """Return a context that records which tensors are made by one call that draws random numbers."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class RandomCalls(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self._made: list[tuple[Any, dict[str, Any]]] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if func is torch.rand:
+                self._made.append((made, {"low": 0.0, "high": 1.0}))
+            elif func is torch.randn:
+                self._made.append((made, {"fill": "normal"}))
+            elif func is torch.randint and not kwargs:
+                low, high = (0, args[0]) if len(args) == 2 else args[:2]
+                self._made.append((made, {"fill": "integer", "low": low, "high": high}))
+            return made
+
+        def find_fill(self, value: Any) -> dict[str, Any]:
+            # A tensor that was changed in place has a version.
+            return next((fill for made, fill in self._made if made is value and not value._version), {})
+
+    return RandomCalls()
+
+
 def _is_tensor(value: object) -> bool:
     import torch
 
@@ -179,10 +215,12 @@ def _name_outputs(outputs: Any) -> dict[str, Any]:
     return {"out": outputs}
 
 
-def _describe_argument(name: str, value: Any, *, is_input: bool = False, is_output: bool = False) -> Argument:
+def _describe_argument(
+    name: str, value: Any, *, is_input: bool = False, is_output: bool = False, fill: Mapping[str, Any] | None = None
+) -> Argument:
     if _is_tensor(value):
         dtype = str(value.dtype).removeprefix("torch.")
-        return Argument(name, dtype, tuple(value.shape), is_input=is_input, is_output=is_output)
+        return Argument(name, dtype, tuple(value.shape), fill=fill or {}, is_input=is_input, is_output=is_output)
     if isinstance(value, bool | int | float) and is_input:
         return Argument(name, value=value, is_input=True)
     raise UsageError(f"{name} is of type {type(value).__name__}; a candidate takes only tensors and numbers")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -39,8 +39,7 @@ from ktuned_torch import {imports}
     problems=[dict({shapes})],
     space=space(CANDIDATE=["{candidate}"]),
     inputs=lambda p: dict(
-        load_problem("{problem}").make_inputs(),
-{output_lines}
+{tensors}
     ),
     reference=lambda **tensors: load_problem("{problem}").run_reference(tensors),{tolerances}
 )
@@ -153,9 +152,7 @@ def make_task_texts(
         "function": "candidate" if is_cpp else f"candidate_{stem}:candidate",
         "outputs": " and ".join(one.name for one in outputs),
         "shapes": ", ".join(f'{name}="{shape}"' for name, shape in shapes.items()) or f'problem="{problem}"',
-        "output_lines": "\n".join(
-            f'        {one.name}=tensor({one.shape}, "{one.dtype}", output=True),' for one in outputs
-        ),
+        "tensors": "\n".join(_declare_tensors(problem, tensors)),
         "tolerances": "".join(f"\n    {name}={value}," for name, value in tolerances.items()),
         # At least an output; a tuple of one has a comma.
         "arguments": ", ".join(f'"{one.name}"' if one.dtype else repr(one.value) for one in arguments)
@@ -167,6 +164,17 @@ def make_task_texts(
     parameters = (f"{_name_cpp_type(one)} {one.name}" if is_cpp else one.name for one in arguments)
     names["parameters"] = ", ".join(parameters)
     return {kernel_file: KERNEL_FILE.format(**names), candidate: (CPP if is_cpp else PYTHON).format(**names)}
+
+
+def _declare_tensors(problem: str, tensors: Sequence[Argument]) -> Iterator[str]:
+    """Yield the arguments of ``dict`` that are a kernel file's inputs."""
+    if made := [f'"{one.name}"' for one in tensors if not (one.fill or one.is_output)]:
+        yield f'        load_problem("{problem}").make_inputs({", ".join(made)}),'
+    for one in tensors:
+        fill = {**one.fill, **({"output": True} if one.is_output else {})}
+        if fill:
+            words = "".join(f", {name}={value!r}".replace("'", '"') for name, value in fill.items())
+            yield f'        {one.name}=tensor({one.shape}, "{one.dtype}"{words}),'
 
 
 def _format_shape(argument: Argument) -> str:
