@@ -1,9 +1,13 @@
 """Problem files in KernelBench's format become kernel files, whose candidates are right, wrong or neither."""
 
 import json
+import re
 import shutil
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +18,13 @@ from ktuned_torch import load_problem, write_task_files
 from ktuned_torch.problem_file import Argument
 from tests.e2e.harness import Daemon
 
+PAGE = Path(__file__).parent.parent.parent / "docs" / "judge.md"
+
 UNIFORM = {"low": 0.0, "high": 1.0}
 
 PROBLEMS = Path(__file__).parent.parent / "fixtures" / "problems"
 
 CPP = {
-    "1_Matmul": """
-  const int64_t n = A.size(0);
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0; j < n; ++j) {
-      float sum = 0;
-      for (int64_t k = 0; k < n; ++k) sum += in(A)[i * n + k] * in(B)[k * n + j];
-      to(out)[i * n + j] = sum;
-    }
-""",
     "40_LayerNorm": """
   const int64_t n = x.size(1) * x.size(2);
   for (int64_t row = 0; row < x.size(0); ++row) {
@@ -51,9 +48,8 @@ CPP = {
 """The bodies of right candidates in C++, by problem."""
 
 PYTHON = {
-    "23_Softmax": "torch.softmax(x, dim=1, out=out)",
+    "1_Matmul": "torch.matmul(A, B, out=out)",
     "50_Conv2D": "out.copy_(torch.conv2d(x, conv1_weight, conv1_bias, stride=2, padding=2))",
-    "scale_and_sum": "torch.mul(x, factor, out=out0), torch.argmax(x, dim=1, out=out1)",
 }
 """The bodies of right candidates in Python, by problem."""
 
@@ -224,3 +220,78 @@ def test_a_candidate_in_python_is_not_imported_where_it_is_compiled(judge: Daemo
 
     judge.wait_until(is_compiled, "the compile")
     assert not imported.exists()
+
+
+SOFTMAX = """
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+#include <cmath>
+
+void candidate(tvm::ffi::TensorView x, tvm::ffi::TensorView out) {
+  const float* from = static_cast<const float*>(x.data_ptr());
+  float* into = static_cast<float*>(out.data_ptr());
+  for (int64_t row = 0; row < x.size(0); ++row, from += x.size(1), into += x.size(1)) {
+    float sum = 0;
+    for (int64_t i = 0; i < x.size(1); ++i) sum += into[i] = std::exp(from[i]);
+    for (int64_t i = 0; i < x.size(1); ++i) into[i] /= sum;
+  }
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(candidate, candidate);
+"""
+
+
+class Model(ThreadingHTTPServer):
+    """A model that gives prepared answers, and keeps the conversation."""
+
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__(("127.0.0.1", 0), ModelHandler)
+        self.answers = answers
+        self.messages: list[dict[str, str]] = []
+
+
+class ModelHandler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Model)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.messages = asked["messages"]
+        content = self.server.answers[len(asked["messages"]) // 2]
+        answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_the_agent_of_the_documentation_finds_the_right_candidate(judge: Daemon, tmp_path: Path) -> None:
+    """It reports errors and wrong outputs to its model, and leaves the best candidate in its file."""
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    problems = tmp_path / "problems"
+    problems.mkdir()
+    (problems / "softmax.py").write_text((PROBLEMS / "23_Softmax.py").read_text())
+    assert judge.run_ktuned("judge", "--init", str(problems)).returncode == 0
+    broken, wrong = SOFTMAX.replace("float sum = 0;", "float sum = 0"), SOFTMAX.replace("std::exp", "std::sin")
+    answers = [f"Here it is:\n\n```cpp{source}```\nIt is fast." for source in (broken, wrong, SOFTMAX, wrong)]
+    with Model(answers) as model:
+        serving = threading.Thread(target=model.serve_forever)
+        serving.start()
+        url = f"http://127.0.0.1:{model.server_port}/v1/chat/completions"
+        env = {**judge.env, "MODEL_URL": url, "MODEL": "any", "ATTEMPTS": "4"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=250
+        )
+        model.shutdown()
+        serving.join()
+    assert done.returncode == 0, done.stderr
+    verdicts = [line.split()[1] for line in done.stdout.splitlines()]
+    assert verdicts == ["compile_error", "wrong", "right", "wrong"], done.stdout
+    reports = [json.loads(message["content"]) for message in model.messages[2::2]]
+    assert reports[0]["errors"][0]["file"] == "candidate_softmax.cc"
+    assert (problems / "candidate_softmax.cc").read_text().strip() == SOFTMAX.strip()
+
+
+def test_the_agent_has_thirty_lines() -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert len([line for line in program.splitlines() if line]) <= 30
