@@ -125,12 +125,10 @@ def test_tolerances_are_the_file_s_or_those_of_half_precision(problems: Path) ->
 
 def test_only_inputs_that_are_drawn_by_one_call_are_declared(problems: Path) -> None:
     """Others come from the problem file each time."""
-    drawn = (
-        "[torch.randn(3), torch.randint(5, (2,)), torch.randint(1, 7, (2,)), torch.rand(2) * 2, torch.rand(2).neg_()]"
-    )
-    (problems / "drawn.py").write_text(
-        f"import torch\ndef reference(a, b, c, d, e): return a + 1\ndef get_inputs(): return [{drawn}]\n"
-    )
+    lines = ["import torch", "def reference(a, b, c, d, e): return a + 1", "def get_inputs():"]
+    lines += ["    a, b, c = torch.randn(3), torch.randint(5, (2,)), torch.randint(1, 7, (2,))"]
+    lines += ["    return [a, b, c, torch.rand(2) * 2, torch.rand(2).neg_()]"]
+    (problems / "drawn.py").write_text("\n".join(lines))
     fills = [one.fill for one in load_problem("drawn").describe_arguments()]
     integers = [{"fill": "integer", "low": low, "high": high} for low, high in ((0, 5), (1, 7))]
     assert fills == [{"fill": "normal"}, *integers, {}, {}, {}]

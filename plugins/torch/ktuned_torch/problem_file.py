@@ -30,11 +30,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 from typing import Any
-
-import msgspec
 
 from ktuned.model import UsageError
 
@@ -42,7 +41,8 @@ HALF = ("float16", "bfloat16")
 HALF_TOLERANCE = 1e-2
 
 
-class Argument(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Argument:
     """An argument of a candidate: a tensor, or a number.
 
     Attributes:
@@ -61,7 +61,7 @@ class Argument(msgspec.Struct, frozen=True):
     dtype: str = ""
     shape: tuple[int, ...] = ()
     value: bool | int | float = 0
-    fill: Mapping[str, Any] = {}
+    fill: Mapping[str, Any] = field(default_factory=dict)
     is_input: bool = False
     is_output: bool = False
 

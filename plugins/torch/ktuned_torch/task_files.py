@@ -11,10 +11,9 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-import msgspec
 
 from ktuned.model import KtunedError, UsageError
 from ktuned_torch.problem_file import Argument, load_problem
@@ -77,7 +76,8 @@ def candidate({parameters}):
 CPP_TYPES = {bool: "bool", int: "int64_t", float: "double"}
 
 
-class TaskFiles(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class TaskFiles:
     """The files of one problem, and whether they were written now; or the error of the problem file."""
 
     problem: str
