@@ -456,7 +456,7 @@ def test_documents_name_existing_commands_and_options() -> None:
 
 def test_each_line_of_what_is_seen_names_tests_that_exist() -> None:
     """A test is a function of a file, or a kind of edit of the scripted author."""
-    _, _, rest = (ROOT / "docs/reference/fresh.md").read_text().partition("\n## Seen when\n")
+    _, _, rest = (ROOT / "docs/reference/fresh.md").read_text().partition("\n## When ktuned sees a change\n")
     rows = re.findall(r"^\| (?!---|(?:never )?seen).*\| (.*) \|$", rest.partition("\n## ")[0], re.MULTILINE)
     kinds = {
         kind

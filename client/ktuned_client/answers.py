@@ -240,7 +240,8 @@ def _find_plugin(artifact: str) -> str:
 
 
 def _describe_problem(problem: Problem) -> str:
-    return " ".join(f"{key}={value}" for key, value in problem.items()) or "its only problem"
+    values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in problem.items()}
+    return " ".join(f"{key}={value}" for key, value in values.items()) or "its only problem"
 
 
 def make_hit(answer: Answer | RefusedLookup) -> Hit:
@@ -275,7 +276,7 @@ def make_hit(answer: Answer | RefusedLookup) -> Hit:
         )
         return tuple.__new__(Hit, fields)
     except (KeyError, TypeError, AttributeError):
-        raise ValueError("the daemon's answer is not a lookup's") from None
+        raise ValueError("the daemon's reply is not the answer to a lookup") from None
 
 
 QuestionName = str | tuple[str, str | None, str | None]

@@ -82,7 +82,7 @@ class Batch:
             if len(answers) != len(places):
                 raise ValueError(f"{len(answers)} answers to {len(places)} lookups")
         except (TypeError, KeyError, ValueError) as error:
-            self.answer_refused(places, f"the daemon's answer is not one to several lookups: {error!r}")
+            self.answer_refused(places, f"the daemon's reply is not the answer to several lookups: {error!r}")
             return
         for place, answer in zip(places, answers, strict=True):
             question, key = self._questions[place], self._requested[place]

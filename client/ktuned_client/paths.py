@@ -88,7 +88,7 @@ def check_directory(directory: str) -> None:
         raise UntrustedSocket(f"{directory} is not a real directory (a link or a file)", hint="remove it")
     if status.st_uid != os.geteuid():
         raise UntrustedSocket(
-            f"the socket's directory {directory} belongs to uid {status.st_uid}, not to us ({os.geteuid()})",
+            f"the socket's directory {directory} belongs to uid {status.st_uid}, not to you ({os.geteuid()})",
             hint="set KTUNED_SOCKET to a path in a directory of yours",
         )
     if stat.S_IMODE(status.st_mode) & 0o077:
@@ -111,7 +111,7 @@ def check_socket(path: str) -> None:
     if not stat.S_ISSOCK(status.st_mode):
         raise UntrustedSocket(f"{path} is not a socket", hint="remove it")
     if status.st_uid != os.geteuid():
-        raise UntrustedSocket(f"the socket {path} belongs to uid {status.st_uid}, not to us ({os.geteuid()})")
+        raise UntrustedSocket(f"the socket {path} belongs to uid {status.st_uid}, not to you ({os.geteuid()})")
 
 
 def check_peer(connection: socket.socket) -> int:
@@ -123,7 +123,7 @@ def check_peer(connection: socket.socket) -> int:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     if uid != os.geteuid():
-        raise UntrustedSocket(f"the process at the other end (pid {pid}) runs as uid {uid}, not as us")
+        raise UntrustedSocket(f"the process at the other end (pid {pid}) runs as uid {uid}, not as you")
     return int(pid)
 
 

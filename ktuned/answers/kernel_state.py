@@ -37,7 +37,9 @@ from ktuned.model import (
 from ktuned.store import Artifacts, Context, Store, StoredPortfolio, Winner
 from ktuned_client.portfolio_tree import find_leaf, list_configs
 
-UNREPEATED = "its winner was not made again for an hour, so a change that no observer sees may be unknown"
+UNREPEATED = (
+    "the winner was not made again for an hour, so ktuned may have missed a change that the observer cannot see"
+)
 
 
 class Place(msgspec.Struct, frozen=True):

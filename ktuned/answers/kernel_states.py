@@ -1,8 +1,8 @@
 """The states of all kernels: a view of what the daemon knows, from which every lookup is answered.
 
-A state is made when it is first needed, and kept until something touches its kernel. Nothing else ends it, so whoever
-changes what a state has publishes an event after the change. What touches everything (a toolchain, a device, a setting)
-ends all states, and each is made again when it is needed.
+A state is made when it is first needed, and kept until something touches its kernel. Nothing else ends it, so a part
+that changes a fact of a state publishes an event after the change. A change that touches everything (a toolchain, a
+device, a setting) ends all states, and each state is made again when it is needed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class KernelStates:
                 self.touch_kernels((event.kernel,))
 
     def touch_kernels(self, kernels: Collection[str]) -> None:
-        """End the states of some kernels and of their namesakes, because what they have may have changed."""
+        """End the states of some kernels and of their namesakes, because facts in them may have changed."""
         namesakes = [self._namesakes.get(kernel.rpartition(":")[2], ()) for kernel in kernels]
         touched = {*kernels}.union(*namesakes)
         for kernel in touched:

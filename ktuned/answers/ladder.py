@@ -8,8 +8,8 @@ The answer is the first of these that the space admits and that is not known to 
 3. winners of the nearest problems: ``near``;
 4. the default, which needs no verdict, because the kernel file declares it as its fallback.
 
-An answer is replaced only by one that is known to be no worse: a job declares no winner before it has measured the
-configs that lookups were answered with so far (:mod:`ktuned.tuning.judgements`).
+A new answer replaces the old one only if it is known to be no worse: a job declares no winner before it has measured
+the configs that lookups have returned so far (:mod:`ktuned.tuning.judgements`).
 """
 
 from __future__ import annotations

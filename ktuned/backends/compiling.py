@@ -61,7 +61,7 @@ def lend_scratch_directory(tool: str) -> Iterator[Path]:
             yield Path(scratch)
     except OSError as error:
         if error.errno in _DISK_IS_FULL:
-            raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
+            raise BackendError(f"no disk space to compile in: {error}", hint="free some space") from error
         raise
 
 
@@ -102,7 +102,7 @@ def move_error_first(log: str, error: re.Pattern[str]) -> str:
     first = next((index for index in errors if not lines[index].startswith(_IN_DEFINES)), errors[0]) if lines else 0
     head = lines[first : first + 1]
     if lines and lines[errors[0]].startswith(_IN_DEFINES):
-        head[0] += " (is a name there also a macro in defines?)"
+        head[0] += " (does a macro in defines have the same name?)"
     return cut_message("\n".join([*head, *lines[:first], *lines[first + 1 :]]))
 
 

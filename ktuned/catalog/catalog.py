@@ -487,8 +487,8 @@ def _name_taken_error(kernel: KernelInfo, before: KernelInfo) -> FileError:
 def read_problem(kernel: KernelInfo, problem: Problem) -> Problem:
     """Return a problem whose values have the types that the kernel's declared problems have.
 
-    ``1`` and ``1.0`` are equal in Python, but would be two problems here, so whichever is given, the declared one is
-    meant. Keys of applications' functions tell them apart themselves.
+    ``1`` and ``1.0`` are equal in Python, but would be two problems here, so a given value takes the declared type.
+    Keys of applications' functions are exempt, because they tell such values apart.
 
     Raises:
         UsageError: it has other keys, or a value of another kind; the message says how the problem should be.
@@ -496,7 +496,7 @@ def read_problem(kernel: KernelInfo, problem: Problem) -> Problem:
     size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
     if size > MAX_PROBLEM_SIZE:
         raise UsageError(
-            f"{kernel.name}: the problem takes {size} characters, and {MAX_PROBLEM_SIZE} are allowed",
+            f"{kernel.name}: the problem has {size} characters, at most {MAX_PROBLEM_SIZE} are allowed",
             hint="a problem is a few sizes and names; inputs= may load tensors: ktuned.load_tensors",
         )
     for key, value in problem.items():

@@ -86,7 +86,9 @@ def check_extent(top: str, limit: int = MAX_DIRECTORIES) -> None:
         UsageError: it has more directories than ``limit``.
     """
     if next(islice(walk_directories(top), limit, None), None) is not None:
-        raise UsageError(f"{top} has more than {limit:,} directories", hint="give the one that holds your kernels")
+        raise UsageError(
+            f"{top} has more than {limit:,} directories", hint="name the directory that holds your kernels"
+        )
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:

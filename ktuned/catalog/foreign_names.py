@@ -2,7 +2,8 @@
 
 A winner comes with the names that its machine had learned, without their contents, but its digest covers the contents.
 So the names are looked at here. If this gives the winner's digest, the contents are the same on both machines, and the
-names are learned here, too. If it does not, the winner may hold nevertheless, if made again it is what it was there.
+names are learned here, too. If it does not, the winner may hold nevertheless: it is made again here, and compared with
+what the other machine made.
 
 This check decides about all winners from elsewhere, whether they come in a file or from a team's store.
 """

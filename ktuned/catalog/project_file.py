@@ -59,7 +59,7 @@ def read_project(directory: str, trust: Trust | None = None) -> Project:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="check its mode and its owner") from error
     (trust or Trust()).check_file(path)
     if len(content) > MAX_BYTES:
-        raise SettingsError(f"{path} has more than {MAX_BYTES} bytes", hint="keep to the settings of a project")
+        raise SettingsError(f"{path} has more than {MAX_BYTES} bytes", hint="keep only the settings of a project in it")
     return parse_project(content, path)
 
 

@@ -103,7 +103,7 @@ class Traces:
             now = self._catalog.resolve_kernel(kernel.name)
             other = kernel.find_contradiction(placed) or now.find_contradiction(placed)
             if other is not None:
-                raise SourceChanged(f"{other.name} changed while {kernel.name} was worked on")
+                raise SourceChanged(f"{other.name} changed while {kernel.name} was compiled or measured")
             # A name that the inspection itself has read needs no further entry.
             learned = now.with_observed(
                 one for one in placed if one.name in now.learned or one.is_data or not one.is_run
@@ -113,7 +113,7 @@ class Traces:
             if len(learned.learned) > MAX_LEARNED:
                 raise TooManyNames(
                     f"{kernel.name} reads more than {MAX_LEARNED} files besides its sources",
-                    hint="have fewer include directories, or give -isystem for those of libraries",
+                    hint="use fewer include directories, or name those of libraries with -isystem",
                 )
             fresh = [entry for name, entry in learned.learned.items() if name not in now.learned]
             changed = [entry for name, entry in learned.learned.items() if now.learned.get(name) != entry]
@@ -122,5 +122,5 @@ class Traces:
                 follower.adopt_learned_names(self._catalog.add_learned_names(follower.kernel))
             await self._store.learned.learn_names(learned, changed, fresh)
         names = tuple(entry.name for entry in fresh)
-        _log.info("learned", kernel=learned.name, names=list(names))
+        _log.info("names_learned", kernel=learned.name, names=list(names))
         self._publish(NamesLearned(kernel=learned.name, names=names))

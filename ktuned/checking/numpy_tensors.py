@@ -193,13 +193,14 @@ class NumPyTensors:
                 still[...] = False
         return still
 
-    def count_unwritten(self, sets: Any) -> int:
-        """Count the tensors along the first axis that hold nothing but the poison, if no number equals it."""
+    def count_poison(self, sets: Any) -> list[int]:
+        """Count the elements of each tensor along the first axis that hold the poison, if no number equals it."""
         numpy = self.module
-        still = numpy.ones(len(sets), "bool")
+        still = numpy.ones(sets.shape, "bool")
         for bits, poison in self._view_number_parts(sets):
-            still &= poison.is_distinct and (bits == poison.pattern).reshape(len(sets), -1).all(1)
-        return int(still.sum()) if sets.size else 0
+            still &= poison.is_distinct and bits == poison.pattern
+        counts: list[int] = still.reshape(len(sets), -1).sum(1).tolist()
+        return counts
 
     def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Return whether two tensors of the same dtype and shape hold the same bits; equal NaNs are equal."""

@@ -368,9 +368,9 @@ class ProblemData:
         """Return how the tensors lie relative to each other in memory; one that is not plain numbers is in no span."""
         return self._spans
 
-    def write_fresh_inputs(self, sets: Mapping[str, Any], secret: str, within_s: float) -> bool:
+    def write_fresh_inputs(self, sets: Mapping[str, Any], secret: str, within_s: float, *, are_alike: bool) -> bool:
         """Write inputs that no launch has seen (:meth:`ProblemInputs.write_fresh_inputs`)."""
-        return self._inputs.write_fresh_inputs(sets, self._pristine, secret, within_s)
+        return self._inputs.write_fresh_inputs(sets, self._pristine, secret, within_s, are_alike=are_alike)
 
     def judge_launch(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Verdict:
         """Judge the outputs that a launch on other inputs than the problem's has left.

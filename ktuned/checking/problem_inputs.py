@@ -15,6 +15,7 @@ above                       other random numbers
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
@@ -109,9 +110,6 @@ class ProblemInputs:
 
     def _seed_generators(self) -> None:
         """Seed the generators: random numbers that ``inputs(p)`` itself draws must be the same in every worker."""
-        # The import takes 1 ms, which workers that make no inputs save.
-        import random
-
         random.seed(self._seed_text)
         if self._kernel.has_tensors:
             self._library.seed_generator(random.getrandbits(63))
@@ -195,7 +193,9 @@ class ProblemInputs:
         seed_text = self._seed_text + (f" inputs {seed}" if seed else "")
         return {name: self._make_tensor(name, spec, seed_text) for name, spec in changed if spec is not None}
 
-    def write_fresh_inputs(self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float) -> bool:
+    def write_fresh_inputs(
+        self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float, *, are_alike: bool = False
+    ) -> bool:
         """Write inputs with other random numbers, drawn by a secret; return whether any were.
 
         What the kernel file makes itself is made again, as often as ``within_s`` seconds allow.
@@ -205,9 +205,11 @@ class ProblemInputs:
             own: the problem's own tensors. What is not random is copied from them.
             secret: what the numbers depend on.
             within_s: how long, in seconds, the kernel file's code may take beyond its first call.
+            are_alike: every other set of random numbers equals the one before it, except in some rows.
         """
         from ktuned.declaration import TensorSpec
 
+        draw = random.Random(secret)
         has_fresh = False
         made: list[str] = []
         for name, tensors in sets.items():
@@ -217,6 +219,11 @@ class ProblemInputs:
             elif not entry.file and not entry.memory and entry.resolved_fill in ("uniform", "normal", "integer"):
                 has_fresh = True
                 drawn = self._make_tensor(name, replace(entry, shape=tuple(tensors.shape), seed=None), secret)
+                if are_alike and len(entry.shape) and len(drawn) > 1:
+                    first = draw.randrange(max(1, entry.shape[0]))
+                    end = first + max(1, entry.shape[0] // 4)
+                    others, pattern = drawn[1::2], drawn[: len(drawn) // 2 * 2 : 2]
+                    others[:, :first], others[:, end:] = pattern[:, :first], pattern[:, end:]
                 self._library.copy_elements(drawn, tensors)
             else:
                 self._library.repeat_tensor(own[name], tensors)
@@ -226,8 +233,6 @@ class ProblemInputs:
 
     def _make_again(self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float) -> bool:
         """Call ``inputs(p)`` with other seeds for as many sets as there is time for; later sets repeat these."""
-        import random
-
         from ktuned.declaration import load_tensors_to
 
         count = len(next(iter(sets.values())))

@@ -53,7 +53,7 @@ class TorchTensors:
             if value.is_nested or not (value.layout is torch.strided or str(value.layout) in _SPARSE_PARTS):
                 kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
                 raise UsageError(
-                    f"it is a {kind} tensor, which no kernel is launched with",
+                    f"it is a {kind} tensor, which cannot be passed to a kernel",
                     hint="give its parts as tensors of their own",
                 )
             return value.detach()
@@ -200,15 +200,17 @@ class TorchTensors:
             still.zero_()
         return still
 
-    def count_unwritten(self, sets: Any) -> int:
+    def count_poison(self, sets: Any) -> list[int]:
         """Look for the poison on the tensors' device."""
         from ktuned.declaration import find_poison, view_as_bits
 
         poison = find_poison(sets)
-        if not poison.is_distinct or not sets.numel():
-            return 0
+        if not poison.is_distinct:
+            return [0] * len(sets)
         still = view_as_bits(sets) == poison.signed_patterns[0]
-        return int(still.reshape(len(sets), -1).all(1).sum())
+        still = still.all(-1) if sets.dtype.is_complex else still
+        counts: list[int] = still.reshape(len(sets), -1).sum(1).tolist()
+        return counts
 
     def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""

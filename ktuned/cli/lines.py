@@ -56,7 +56,7 @@ def describe_doubts(job: Job) -> list[str]:
     lines = [f"{name_job(job)}: {badge}{' and '.join(found)} {why}"] if found else []
     if job.reference_us and job.best_us and is_ratio_implausible(job.reference_us, job.best_us):
         doubt = f"noisy: the reference took {job.reference_us / job.best_us:,.0f} times the winner's time"
-        lines.append(f"{name_job(job)}: {doubt}: was the machine busy, and does it compute the same?")
+        lines.append(f"{name_job(job)}: {doubt}: was the machine busy, and does the reference compute the same?")
     return lines
 
 

@@ -43,7 +43,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Results": {
         "lookup": Entry("lookup", "Print the best config known for a kernel."),
         "kernels": Entry("kernels", "List kernels, or show one kernel and its winners."),
-        "results": Entry("results", "List trials of KERNEL, or show everything about one."),
+        "results": Entry("results", "List trials of KERNEL, or show everything about one trial."),
         "report": Entry("report", "Write winners and trials as an HTML file with charts."),
         "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
         "forget": Entry("upkeep", "Delete a kernel's trials and winners, to try all again."),

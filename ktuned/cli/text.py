@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import Objective, escape_controls, is_latency, name_unit
+from ktuned.model import Objective, escape_controls, is_latency, name_unit, spell_values
 
 ABSENT = "–"
 """Text of an empty cell."""
@@ -102,16 +102,8 @@ def format_factor(value: float | None) -> str:
 
 
 def format_values(values: Mapping[str, Any] | None) -> str:
-    """Return a problem or a config in the form of the command line.
-
-    For an application's call, only the types follow the key's own fields: ``M=4096 f16,f16,i64``. The digest that names
-    the call is left out.
-    """
-    if not values:
-        return ABSENT
-    fields = [f"{key}={_format_scalar(value)}" for key, value in values.items() if not key.startswith("@")]
-    types = [str(values["@types"])] if "@types" in values else []
-    return " ".join((*fields, *types)) or ABSENT
+    """Return a problem or a config as one cell of a table."""
+    return spell_values(values or {}) or ABSENT
 
 
 def clean_message(message: str) -> str:
@@ -136,7 +128,3 @@ def format_outcomes(outcomes: Mapping[str, int]) -> str:
     """Return counts by outcome, the most frequent first."""
     ordered = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {outcome}" for outcome, count in ordered if count) or ABSENT
-
-
-def _format_scalar(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

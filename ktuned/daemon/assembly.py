@@ -215,9 +215,10 @@ class Parts:
         )
 
         # Winners of other daemons.
+        foreign_names = self.foreign_names = ForeignNames(catalog, inspector, traces)
         exchange = self.exchange = WinnerExchange(
             known=known,
-            foreign_names=ForeignNames(catalog, inspector, traces),
+            foreign_names=foreign_names,
             repetition=repetition,
             inspect=inspect_kernel,
             publish=publish_event,
@@ -265,6 +266,7 @@ class Parts:
         intake = self.intake = Intake(
             known,
             inspector=inspector,
+            foreign_names=foreign_names,
             requests=requests,
             renewal=renewal,
             list_configured=lambda: {root.path for root in self.settings.roots},

@@ -188,7 +188,7 @@ class Daemon:
             tasks.start_soon(parts.lookups.run_until_cancelled)
             await tasks.start(self.server.serve_until_cancelled, listening)
             self._notifier.report_ready(self._describe_activity())
-            _log.info("ready", socket=place, pid=os.getpid())
+            _log.info("daemon_ready", socket=place, pid=os.getpid())
             for work in (
                 parts.portfolio_fitter.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
@@ -205,7 +205,7 @@ class Daemon:
                 tasks.start_soon(work)
             await self.stopping.wait()
             self._notifier.report_stopping()
-            _log.info("stopping")
+            _log.info("daemon_stopping")
             if is_bound:
                 # Before anything else ends: the next command starts a daemon, which waits for the end of this one.
                 remove_socket(place)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ktuned.declaration.user_values import Site, Values, find_mapping_fault
-from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among
+from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among, spell_values
 
 MEMBERSHIP_BOUND = 100_000
 """Most configs of a callable that a membership test reads: 0.5 s for a simple generator."""
@@ -192,7 +192,7 @@ class GeneratedSpace(BoundSpace):
             plain = {knob: config[knob] for knob in knobs}
             text = canonical(plain)
             if text in seen:
-                raise self._site.make_error(f"{what} repeats config {seen[text]}: {text}")
+                raise self._site.make_error(f"{what} repeats config {seen[text]}: {spell_values(plain)}")
             if len(seen) < DUPLICATES_WATCHED:
                 seen[text] = position
             yield plain if self.accepts(plain) else None

@@ -24,6 +24,7 @@ from ktuned.model import (
     listed,
     name_figure,
     read_objective,
+    spell_values,
 )
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
@@ -75,7 +76,7 @@ def find_kernel_fault(declared: Any) -> str:
     if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
         return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
     if len(declared.name) > MAX_NAME_CHARS:
-        return f"the name has {len(declared.name)} characters; {MAX_NAME_CHARS} are as many as one may have"
+        return f"the name has {len(declared.name)} characters; at most {MAX_NAME_CHARS} are allowed"
     if not isinstance(declared.backend, str):
         return "backend= is missing or not a string"
     if not isinstance(declared.space, Space):
@@ -128,7 +129,7 @@ def _find_metrics_fault(metrics: Any) -> str:
     if not isinstance(metrics, Mapping):
         return f"metrics is of type {type(metrics).__name__}, not a dict of functions (p, t) -> number"
     if len(metrics) > MAX_METRICS:
-        return f"there are {len(metrics)} metrics; {MAX_METRICS} are as many as there may be"
+        return f"there are {len(metrics)} metrics; at most {MAX_METRICS} are allowed"
     for name, function in metrics.items():
         if not isinstance(name, str) or not name.isidentifier() or name in (LATENCY, ENERGY):
             return f"a metric cannot be called {name!r}; its name is an identifier, and not {LATENCY} or {ENERGY}"
@@ -186,7 +187,7 @@ def _find_outside_fault(default: Mapping[str, Any], space: Space) -> str:
     if isinstance(space, ListSpace):
         wanted = canonical(default)
         if all(canonical(config) != wanted for config in space.configs):
-            return f"default is outside the space: its list has no {wanted}"
+            return f"default is outside the space: its list has no {spell_values(default)}"
     return ""
 
 
@@ -195,14 +196,14 @@ def find_problems_fault(
 ) -> str:
     """Return the error in a list of problems."""
     if len(problems) > MAX_PROBLEMS:
-        return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
+        return f"problems has more than {MAX_PROBLEMS} entries, each with a job; lookups may ask for other problems"
     seen: dict[str, int] = {}
     for position, problem in enumerate(problems):
         if fault := find_mapping_fault(problem, f"problem {position}"):
             return fault
         text = canonical(problem)
         if text in seen:
-            return f"problem {position} repeats problem {seen[text]}: {text}"
+            return f"problem {position} repeats problem {seen[text]}: {spell_values(problem)}"
         seen[text] = position
         for argument, keys in (("specialize", specialize or ()), ("bucket", bucketed)):
             for key in keys:

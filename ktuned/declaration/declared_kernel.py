@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ktuned.declaration.declaration_faults import MAX_PROBLEMS, find_problems_fault
 from ktuned.declaration.spaces import BoundSpace, Space
-from ktuned.declaration.tensors import TensorSpec, find_layout
+from ktuned.declaration.tensors import TensorSpec, find_layout, tensor
 from ktuned.declaration.user_values import Site, UnknownKey, Values
 from ktuned.declaration.work import DeclaredWork, compute_throughput
 from ktuned.ipc import normalize_path
@@ -43,6 +44,23 @@ Inputs = Callable[[Any], Mapping[str, Any]]
 
 Metric = Callable[[Any, float], float]
 """A figure of a measured config: a function of the problem and the time of a launch in s."""
+
+
+def _only_declares_tensors(inputs: Inputs) -> bool:
+    """Return whether a function surely makes no tensor itself: the only callable that it names is ``tensor``."""
+    # Imported here, because only inspections need it.
+    from dis import get_instructions
+
+    code = getattr(inputs, "__code__", None)
+    if code is None or any(isinstance(held, CodeType) for held in code.co_consts):
+        return False
+    steps = list(get_instructions(code))
+    named = [inputs.__globals__.get(step.argval) for step in steps if step.opname == "LOAD_GLOBAL"]
+    return (
+        not code.co_freevars
+        and all(step.opname != "IMPORT_NAME" for step in steps)
+        and all(found is tensor or not (callable(found) or isinstance(found, ModuleType)) for found in named)
+    )
 
 
 def no_tensors(p: Any) -> Mapping[str, Any]:
@@ -237,16 +255,26 @@ class Kernel:
         Errors that depend on the config, such as a value that it refuses, are left to the trials.
 
         Raises:
-            KernelFileError: the function asks for a knob, a problem key, a name or an argument that does not exist.
+            KernelFileError: the function asks for a knob, a problem key, a name or an argument that does not exist, or
+                its Build names a tensor that ``inputs`` does not make.
         """
         try:
-            self.function(Values(problem, "problem key"), Values(config, "knob"))
+            build = self.function(Values(problem, "problem key"), Values(config, "knob"))
         except Exception as error:
             is_misspelt = isinstance(error, UnknownKey | NameError) or (
                 isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
             )
             if is_misspelt:
                 raise self.site.make_failure(f"{self.name}(p, c)", error) from error
+            return
+        # Tensors that a kernel file makes itself are left to the job, because making them may take long.
+        if self.has_tensors and _only_declares_tensors(self.inputs):
+            from ktuned.backends import unknown_tensor
+
+            made = self.evaluate_inputs(problem)
+            for name in getattr(build, "tensors", ()):
+                if name not in made:
+                    raise self.site.make_error(unknown_tensor(name, made))
 
     def evaluate_cores(self, problem: Problem, config: Config) -> int | None:
         """Return how many cores a config uses on a CPU, or None if the file does not say.

@@ -26,7 +26,7 @@ from ktuned.declaration.bound_space import (
 )
 from ktuned.declaration.constraint_syntax import write_constraint
 from ktuned.declaration.user_values import Site, find_key_fault, find_mapping_fault, find_scalar_fault
-from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
+from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed, spell_values
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
 
@@ -243,7 +243,7 @@ def _find_axis_fault(values: object) -> str:
     if not isinstance(values, list | tuple | range):
         return f"its values are of type {type(values).__name__}, not a list (one value is written [value])"
     if not values:
-        return "it is empty, so the space is"
+        return "it is empty, so the space is empty, too"
     # A range holds distinct ints by construction and may be huge.
     if isinstance(values, range):
         return find_scalar_fault(values[0]) or find_scalar_fault(values[-1])
@@ -270,6 +270,6 @@ def _find_configs_fault(configs: Sequence[Config]) -> str:
             return f"{what} differs from the first in its knobs: {', '.join(odd)} {listed(configs[0])}"
         text = canonical(config)
         if text in seen:
-            return f"{what} repeats config {seen[text]}: {text}"
+            return f"{what} repeats config {seen[text]}: {spell_values(config)}"
         seen[text] = position
     return ""

@@ -174,7 +174,7 @@ def tensor(
 
 def _find_shape_fault(shape: object) -> str:
     if isinstance(shape, float):
-        return f"the shape {shape!r} is not an int; // divides to one"
+        return f"the shape {shape!r} is not an int; // divides ints"
     is_one = isinstance(shape, Iterable) and not isinstance(shape, str)
     return "" if is_one or isinstance(shape, int) else f"the shape {shape!r} is neither an int nor a tuple of ints"
 
@@ -327,11 +327,11 @@ def _find_fill_fault(spec: TensorSpec) -> str:
     fill = spec.resolved_fill
     continuous = spec.dtype in FLOATS or spec.dtype in COMPLEX
     if fill in ("uniform", "normal") and not continuous:
-        return f"{spec.dtype} cannot be filled {fill!r}; say fill='integer'"
+        return f"{spec.dtype} cannot be filled {fill!r}: use fill='integer'"
     if spec.low is None and spec.high is None:
         return ""
     if fill not in ("uniform", "integer"):
-        return f"low and high mean nothing to the fill {fill!r}"
+        return f"low and high have no effect with the fill {fill!r}"
     low, high = spec.range
     if not low < high:
         return f"low={low!r} is not below high={high!r}"
@@ -339,5 +339,5 @@ def _find_fill_fault(spec: TensorSpec) -> str:
         return f"the fill 'integer' needs whole numbers, not low={low!r}, high={high!r}"
     first, end = INTEGER_BITS.get(spec.dtype, (0, 2) if spec.dtype == "bool" else (-math.inf, math.inf))
     if low < first or high > (min(end, LARGEST_DRAWN) if fill == "integer" else end):
-        return f"{spec.dtype} cannot hold or be drawn from all of [{low}, {high})"
+        return f"{spec.dtype} cannot hold all values of [{low}, {high}), or ktuned cannot draw them"
     return ""

@@ -359,7 +359,7 @@ class Accesses:
                 case Kind.REFUSED:
                     self._trust_fault = Untrusted(
                         f"{note.name} can be written by others, and was not run",
-                        hint="have it, and the directories that lead to it, belong to you or root alone",
+                        hint="make it, and the directories above it, writable by you or root alone",
                     )
                 case Kind.RENAMED:
                     if not self._was_made(note.name) and not is_of_cache(note.name):

@@ -172,7 +172,7 @@ class Machine:
         meant = [device for device in there if wanted in (device.name, device.model)]
         first = meant[0] if meant else self.find_device(environment, backend, wanted)
         if not meant:
-            return JobDevices(first.target, (), f"{first.host} is not there now")
+            return JobDevices(first.target, (), f"{first.host} is not connected now")
         toolchain = self._digest_toolchain(environment, backend, first)
         alike = [
             other
@@ -235,8 +235,8 @@ class Machine:
                 f"{device.name} ({device.model})" for device in self._list_found_devices(environment, backend)
             )
             return BackendError(
-                f"config.toml's devices leave backend {backend!r} none of {there or 'no devices'}",
-                hint="name one of them there, or leave out `devices`",
+                f"`devices` in config.toml leaves out all devices of the backend {backend!r}: {there or 'it has none'}",
+                hint="name one of them there, or delete `devices`",
             )
         return BackendError(f"backend {backend!r} cannot run here: {reason.message}", hint=reason.hint)
 

@@ -48,7 +48,7 @@ from ktuned.dropin.launch_machine import (
 )
 from ktuned.dropin.recorded_call import Declaration, NotTunable, RecordedCall
 from ktuned.dropin.winners_file import FileWinner
-from ktuned.model import LATENCY, CallKey, Problem, canonical, with_numerics
+from ktuned.model import LATENCY, CallKey, Problem, canonical, spell_values, with_numerics
 from ktuned.spool import CallRecord, leave_record, spool_directory
 
 COUNTS_EVERY_S: Final = 10.0
@@ -154,7 +154,8 @@ class KeyedCall(ABC):
     def refuse_fixed_config(self, reason: str) -> None:
         """Have calls launch the first config instead of the file's winner, because the function cannot take it."""
         assert self.machine.fixed is not None
-        self._fixed_state = f"its winner {self.machine.fixed.config} {reason}: the first config is launched"
+        winner = spell_values(json.loads(self.machine.fixed.config or "{}"))
+        self._fixed_state = f"its winner {winner} {reason}: the first config is launched"
         self.machine.fixed = None
 
     def _report_fixed_config(self) -> None:

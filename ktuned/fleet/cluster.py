@@ -93,7 +93,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             json.loads(self.runtime_env or "{}")
         except ValueError as error:
-            return f"runtime_env is no JSON: {error}"
+            return f"runtime_env is not JSON: {error}"
         return ""
 
 
@@ -464,7 +464,7 @@ class ClusterExecutor(Executor):
             HostLost: the host is not there now.
         """
         if host not in self._hosts:
-            raise HostLost(host, "it is not there now", Phase.SPAWN)
+            raise HostLost(host, "it is not connected now", Phase.SPAWN)
         return self._nodes[host]
 
     async def start_worker(

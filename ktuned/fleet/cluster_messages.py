@@ -154,8 +154,8 @@ async def read_message(reader: asyncio.StreamReader, decoder: msgspec.msgpack.De
     """Return the next message.
 
     Raises:
-        asyncio.IncompleteReadError: the other side has ended.
-        msgspec.MsgspecError: it sent what is no message.
+        asyncio.IncompleteReadError: the other side has ended. msgspec.MsgspecError: it sent something else than a
+        message.
     """
     length = int.from_bytes(await reader.readexactly(4), "big")
     return decoder.decode(await reader.readexactly(length))

@@ -7,12 +7,12 @@ loads data, the lane costs it nothing.
 *The rule.* After each config, the lane's worker looks whether it has the device for itself
 (:func:`~ktuned.measuring.is_device_free`). A config that had it for itself costs nothing, and the next one follows at
 once. The time of any other config is *taken* from the application. A lane takes at most :data:`DUTY` of the time. The
-application has most of the device meanwhile, and loses about a quarter of that. What is not taken is saved, up to
-:data:`MOST_SAVED_S`. When nothing is left, the lane waits until all of that is saved again, and takes it at one go.
+application has most of the device meanwhile, and loses about a quarter of that. Time that is not taken is saved, up to
+:data:`MOST_SAVED_S`. When nothing is left, the lane waits until all of that is saved again, and takes it all at once.
 While it waits, it looks at the device every :data:`LOOK_S`, and goes on as soon as the application leaves it.
 
-*Why at one go.* One config after each step would make each step longer. Whole batches make one step in five longer, so
-that the median step does not change as long as a step is shorter than twice :data:`MOST_SAVED_S`. A longer step is
+*Why all at once.* One config after each step would make each step longer. Whole batches make one step in five longer,
+so that the median step does not change as long as a step is shorter than twice :data:`MOST_SAVED_S`. A longer step is
 made longer by a quarter of :data:`MOST_SAVED_S` each time.
 
 *Why not ask the application.* It could report its launches. But a program that launches nothing may wait for its GPU,
@@ -31,7 +31,7 @@ another process kept the GPU busy. With this share, the mean step of ``benchmark
 on two H200s, and the median step 1.02 times."""
 
 MOST_SAVED_S: Final = 1.0
-"""Time that can be saved, and that may be taken at one go: five seconds' worth."""
+"""Time that can be saved, and that may be taken all at once: five seconds' worth."""
 
 LOOK_S: Final = 0.5
 """Interval at which a waiting lane looks whether the application has left the device. A look delays it by one turn of

@@ -12,7 +12,7 @@ nobody's              :class:`HostLost`, :class:`JournalFailed`, a kill from out
 A kill from outside may still be the config's fault, for example if Linux kills the worker because memory ran out. So it
 is excused only :data:`KILLS_EXCUSED` times.
 
-What fails repeatedly is left alone for growing pauses (:class:`Health`).
+Something that fails repeatedly is tried again only after growing pauses (:class:`Health`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WorkerDied(WorkerError):
         self.stopped = stopped
         self.fault = fault
         if returncode == frames.OUT_OF_MEMORY:
-            stopped = "out of memory: the worker was refused what it asked for"
+            stopped = "out of memory: the worker's allocation failed"
         if stopped:
             super().__init__(f"{stopped} during {phase}")
             return

@@ -8,10 +8,10 @@ all devices and all roles of workers.
 
 *One way in, one way out.* Everything that happens is an event, which :meth:`LaneMachine.handle` answers with
 instructions, in the order in which they are carried out. Most are carried out at once or in the background. The others
-are *steps*: whoever gave the event carries out the step, and passes its outcome on as the next event. A list of
+are *steps*: the caller that gave the event carries out the step, and passes its outcome on as the next event. A list of
 instructions has at most one step, and it is the last.
 
-*A lane's steps.* Each :class:`LaneState` on the way to an open problem has one step . Its outcome is
+*A lane's steps.* Each :class:`LaneState` on the way to an open problem has one step. Its outcome is
 :class:`WorkerTaken`, :class:`StepDone` or :class:`StepFailed`. :data:`MOVES` lists every legal move.
 
 *Trust*: a config that writes outside its tensors makes its worker doubtful, and the next config acquits or ends it. A
@@ -451,7 +451,7 @@ class AwaitTurn(msgspec.Struct, frozen=True):
     device: Device
 
 
-# Steps of whoever gave the event
+# Steps of the caller that gave the event
 
 
 class LendWorker(msgspec.Struct, frozen=True):

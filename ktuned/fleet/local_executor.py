@@ -168,7 +168,7 @@ class LocalExecutor(Executor):
         except WorkerDied as error:
             raise WorkerError(
                 f"{environment.python} cannot run a worker: {error.message}",
-                hint="look in the kernel's log (`journalctl -k`) whether the machine ran out of memory"
+                hint="see Linux's log (`journalctl -k`): the machine may have run out of memory"
                 if error.is_outside_kill
                 else "install ktuned into that interpreter, or set this root's `python`",
             ) from error
@@ -176,7 +176,7 @@ class LocalExecutor(Executor):
             # No work had begun, so this must not look like the deadline of a config.
             raise WorkerError(
                 f"{environment.python} did not start a worker within {deadline_s:.3g} s",
-                hint="look whether the machine is overloaded or swaps, and whether that interpreter starts at all",
+                hint="check whether the machine is overloaded or swaps, and whether that interpreter starts",
             ) from error
         _log.debug("worker_started", role=role, pid=worker.pid, took_s=round(monotonic() - worker.started, 3))
         return worker
@@ -208,7 +208,7 @@ class LocalExecutor(Executor):
             try:
                 os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
             except OSError as error:
-                _log.debug("worker_not_put_aside", pid=worker.pid, reason=str(error))
+                _log.debug("renice_worker_failed", pid=worker.pid, reason=str(error))
         self._pin_threads(worker)
 
     def _pin_threads(self, worker: WorkerProcess) -> None:

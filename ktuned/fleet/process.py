@@ -54,7 +54,7 @@ _HINTS = {
     errno.EMFILE: "raise the daemon's limit of open files (`ulimit -Hn`, or LimitNOFILE= of its unit)",
     errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
     errno.EAGAIN: "raise the limit of processes (`ulimit -u`, or TasksMax= of its unit), or end some",
-    errno.ENOMEM: "end what takes the machine's memory",
+    errno.ENOMEM: "end programs that use much memory",
 }
 
 _READ_BYTES = 1 << 16

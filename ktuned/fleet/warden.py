@@ -78,7 +78,7 @@ def describe_end(status: int | None) -> str:
     elif status & 0x7F:
         number = status & 0x7F
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        how = f"{name}: a person's, or the kernel's for want of memory" if number == signal.SIGKILL else name
+        how = f"{name}, from a person, or from the kernel for lack of memory" if number == signal.SIGKILL else name
     else:
         how = f"an exit with status {status >> 8}"
     return f"was ended by {how}, at {time.strftime('%Y-%m-%d %H:%M:%S')}"

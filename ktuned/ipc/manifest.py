@@ -146,7 +146,7 @@ def verify(directory: Path, *, required: Iterable[str]) -> Manifest:
         except OSError as error:
             raise DamagedArtifact(f"{directory.name}: {name} cannot be read ({error})") from error
         if actual != expected:
-            raise DamagedArtifact(f"{directory.name}: {name} is not what was sealed")
+            raise DamagedArtifact(f"{directory.name}: {name} differs from its digest in the manifest")
     return manifest
 
 

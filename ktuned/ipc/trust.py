@@ -97,7 +97,7 @@ def _find_fault(path: str, found: os.stat_result, *, may_be_sticky: bool) -> tup
     """Return the fault of one step, and how to fix it."""
     us = os.geteuid()
     if found.st_uid not in (us, 0):
-        return f"belongs to uid {found.st_uid}, neither to us ({us}) nor to root", "chown it"
+        return f"belongs to uid {found.st_uid}, neither to you ({us}) nor to root", "chown it"
     # A link's own mode has no meaning. In a sticky directory, only the owner can replace a file.
     if stat.S_ISLNK(found.st_mode) or (may_be_sticky and found.st_mode & stat.S_ISVTX):
         return None

@@ -19,6 +19,8 @@ import os
 import secrets
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,8 +36,6 @@ FEW_SETS, FEW_SETS_BYTES = 4, 16 << 20
 
 MAX_SETS = 1024
 
-PRIVATE_CACHE_BYTES = 1 << 20
-"""Sets up to this size are touched before each launch: under ``tune``, they are in a core's own cache."""
 
 _BODY = 64
 """Alignment of the end of a tensor: a cache line."""
@@ -63,17 +63,26 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Where everything lies in a set. ``bodies`` are the places and sizes of memory that launches work on."""
+    """Where everything lies in a set.
+
+    Attributes:
+        fields: the tensors.
+        bodies: the places and sizes of memory that launches work on.
+        set_bytes: distance between two sets.
+        sets: how many there are.
+        is_touched: whether each set is brought into a core's own cache before a launch, where it is under ``tune``.
+    """
 
     fields: tuple[Field, ...]
     bodies: tuple[tuple[int, int], ...]
     set_bytes: int
     sets: int
+    is_touched: bool
 
     @property
-    def is_touched(self) -> bool:
-        """True if each set is brought into a core's own cache before a launch."""
-        return sum(size for _, size in self.bodies) <= PRIVATE_CACHE_BYTES
+    def working_bytes(self) -> int:
+        """How much memory a launch works on."""
+        return sum(size for _, size in self.bodies)
 
     @property
     def total_bytes(self) -> int:
@@ -111,7 +120,18 @@ def plan_layout(values: Mapping[str, Any], spans: Iterable[Span], library: Tenso
         raise ValueError(min(missing))
     few = min(FEW_SETS, FEW_SETS_BYTES // max(end, 1))
     sets = max(1, few, min(MAX_SETS, SETS_BYTES // max(end, 1)))
-    return Layout(tuple(fields[name] for name in values), tuple(bodies), max(end, mmap.PAGESIZE), sets)
+    is_touched = sum(size for _, size in bodies) <= read_cache_bytes(2)
+    return Layout(tuple(fields[name] for name in values), tuple(bodies), max(end, mmap.PAGESIZE), sets, is_touched)
+
+
+def read_cache_bytes(level: int) -> int:
+    """Return the size of a core's cache of a level, or of one below it; 1 MiB if the system does not tell."""
+    sizes = {}
+    for directory in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        with suppress(OSError, ValueError):
+            kibibytes = (directory / "size").read_text().strip().removesuffix("K")
+            sizes[int((directory / "level").read_text())] = int(kibibytes) << 10
+    return max((size for found, size in sizes.items() if found <= level), default=1 << 20)
 
 
 class Arena:

@@ -92,6 +92,10 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     number: int
     places: bytes
 
+    def list_places(self) -> array.array[int]:
+        """Return the sets' numbers."""
+        return array.array("H", self.places)
+
 
 Message = Load | Bind | Order
 
@@ -161,11 +165,14 @@ def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Regis
     """Fork the candidate's process and end, so that the referee adopts it, as it adopts all its descendants."""
     code = 1
     try:
+        between = os.getpid()
         if os.fork():
             os._exit(0)
-        while os.getppid() != referee:
-            # The process in between ends at once.
+        while (adopter := os.getppid()) == between:
             os.sched_yield()
+        if adopter != referee:
+            # The referee has just died, and nobody waits for this process.
+            os._exit(1)
         outer = os.getpid()
         confinement = enter_sandbox(birth.sandbox._replace(descriptors=(descriptor,)))
         with socket.socket(fileno=descriptor) as connection:
@@ -210,8 +217,8 @@ class Candidate:
                     self._load(message, descriptors[0])
                 case Bind(count):
                     self._bind_sets(count)
-                case Order(number, places):
-                    self._launch(array.array("H", places))
+                case Order(number):
+                    self._launch(message.list_places())
                     return Finished(number)
         except Unsupported as error:
             return Raised(str(error), is_unsupported=True)

@@ -11,6 +11,7 @@ have been done for it in that time, so it is subtracted. Otherwise a busy machin
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import shutil
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, perf_counter_ns
 from typing import NamedTuple
@@ -39,6 +41,7 @@ STOP_S = 5.0
 OTHERS_SHARE = 0.01
 """Share of an order in which other threads than the launching one may work unnoticed."""
 
+GLANCE_TRIES = 20
 END_S = 1.0
 """How long a process that has closed its socket may take to end, before it is killed."""
 
@@ -63,10 +66,24 @@ def make_cheating(reason: str) -> Ended:
 
 
 class RunTime(NamedTuple):
-    """How long a process ran, and how long of that it waited for a core, in µs."""
+    """How long a process ran, in µs.
+
+    Attributes:
+        elapsed_us: how long it ran, without waiting for a core if that can be told.
+        waited_us: how long of that it waited for a core.
+        has_threads: whether other threads than the launching one worked.
+    """
 
     elapsed_us: float
     waited_us: float
+    has_threads: bool
+
+
+class Glance(NamedTuple):
+    """A look at what a process has done after ``after_s`` seconds of work, while it is stopped."""
+
+    after_s: float
+    look: Callable[[], object]
 
 
 class _Times(NamedTuple):
@@ -122,8 +139,21 @@ class CandidateProcess:
         """What the system does not allow to enforce, in sentences."""
         return () if self._born is None else self._born.not_enforced
 
-    def ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Answer, RunTime]:
+    def ask(
+        self,
+        message: Message,
+        deadline_s: float,
+        descriptors: tuple[int, ...] = (),
+        *,
+        glance: Glance | None = None,
+    ) -> tuple[Answer, RunTime]:
         """Let the process go on until it answers; return the answer, and how long the process ran.
+
+        Args:
+            message: what it is to do.
+            deadline_s: how many seconds it may take.
+            descriptors: file descriptors that the message passes on.
+            glance: when to stop it in between, and what to do then. The time is not to be used then.
 
         Raises:
             Ended: it ended, hung, or did not answer as it was asked.
@@ -135,6 +165,8 @@ class CandidateProcess:
         before, own_before = _read_times(pid), _read_times(os.getpid())
         began = perf_counter_ns()
         continue_process(pid)
+        if glance is not None:
+            self._glance(glance)
         answer = self._receive_answer(deadline_s)
         with suppress(OSError):
             os.kill(pid, signal.SIGSTOP)
@@ -150,8 +182,24 @@ class CandidateProcess:
         worked_ns = after.worked_ns - before.worked_ns
         others_ns = after.process_ns - before.process_ns - worked_ns
         if others_ns > OTHERS_SHARE * elapsed_ns:
-            return answer, RunTime(elapsed_ns / 1000, waited_ns / 1000)
-        return answer, RunTime(max(worked_ns, elapsed_ns - waited_ns) / 1000, 0.0)
+            return answer, RunTime(elapsed_ns / 1000, waited_ns / 1000, has_threads=True)
+        return answer, RunTime(max(worked_ns, elapsed_ns - waited_ns) / 1000, 0.0, has_threads=False)
+
+    def _glance(self, glance: Glance) -> None:
+        """Stop the process when it has worked for a while, look at what it has done, and let it go on."""
+        assert self._born is not None
+        pid, begun_s = self._born.pid, read_cpu_time(self._born.pid)
+        missing_s = glance.after_s
+        tries = itertools.count()
+        # On a busy machine it has to wait for a core.
+        while missing_s > 0 and next(tries) < GLANCE_TRIES:
+            if select.select([self._connection], [], [], missing_s)[0]:
+                return
+            missing_s = glance.after_s - (read_cpu_time(pid) - begun_s)
+        if not stop_process(pid, STOP_S):
+            raise self._explain_end()
+        glance.look()
+        continue_process(pid)
 
     def read_facts(self) -> ProcessFacts:
         """Return what the stopped process consists of."""

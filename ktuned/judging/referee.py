@@ -39,17 +39,40 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from ktuned.checking import PATTERN, ProblemData, Verdict
-from ktuned.judging.arena import MAX_SETS, Arena, plan_layout
+from ktuned.judging.arena import MAX_SETS, Arena, plan_layout, read_cache_bytes
 from ktuned.judging.candidate import Bind, Finished, Load, Message, Order, PlainUnit, Raised
-from ktuned.judging.candidate_process import CandidateProcess, Ended, Nursery, RunTime, make_cheating, make_environment
+from ktuned.judging.candidate_process import (
+    CandidateProcess,
+    Ended,
+    Glance,
+    Nursery,
+    RunTime,
+    make_cheating,
+    make_environment,
+)
 from ktuned.judging.process_watch import ProcessFacts, describe_changes
 from ktuned.measuring import Samples, make_failed_result
-from ktuned.model import Device, Judgement, JudgeVerdict, Outcome, Phase, Timing, TrialDetail, TrialResult
+from ktuned.model import (
+    BANDWIDTH_METRIC,
+    Device,
+    Judgement,
+    JudgeVerdict,
+    Outcome,
+    Peaks,
+    Phase,
+    Timing,
+    TrialDetail,
+    TrialResult,
+    name_arithmetic_metric,
+)
 
 ORDER_US = 1_000.0
 """How long the launches of an order take together. Continuing and stopping a process takes some 50 µs; a longer order
 is more often disturbed by other programs.
 """
+
+ORDER_OF_THREADS_US = 5_000.0
+"""The same for launches that work in several threads, which take long to wake up."""
 
 FIRST_LAUNCHES = 8
 """Launches of the second order, by which the latency is estimated."""
@@ -66,6 +89,13 @@ COMPARING_S, QUICK_COMPARING_S = 0.3, 0.1
 
 LOAD_S, LAUNCH_S = 60.0, 20.0
 """Deadlines of loading, and of the first launches."""
+
+BEYOND_LIMIT = 1.1
+"""How far a figure may lie above a measured limit."""
+
+FEWEST_PROBED = 3
+PROBED_SHARE = 0.15
+"""Further orders that are not timed, but probed, as a share of the timed ones."""
 
 LEAST_ORDER_S, SLOWER = 2.0, 20
 """An order may take this long, and this many times as long as the first launches suggest: the machine may be busy."""
@@ -116,6 +146,20 @@ class Referee:
         for message in Load(layout, device), Bind(layout.sets):
             self.calibrator.ask(message, LOAD_S, (self.arena.descriptor,) if isinstance(message, Load) else ())
 
+    def find_exceeded_limits(self, metrics: Mapping[str, float], peaks: Peaks) -> list[str]:
+        """Return the limits of the device that a config's metrics exceed; none counts that may not apply.
+
+        Data that fits into the caches does not pass through the memory.
+        """
+        limits = {name_arithmetic_metric(precision): tflops for precision, tflops in peaks.tflops.items()}
+        if self.arena.layout.working_bytes > read_cache_bytes(3) and peaks.gbps is not None:
+            limits[BANDWIDTH_METRIC] = peaks.gbps
+        return [
+            f"{name} is {metrics[name]:.3g}, and the limit {limit:.3g}"
+            for name, limit in limits.items()
+            if metrics.get(name, 0.0) > BEYOND_LIMIT * limit
+        ]
+
     def prepare_next(self) -> None:
         """Start the next candidate's process ahead."""
         self._nursery.prepare_next()
@@ -156,9 +200,10 @@ class _Judging:
         self._bound = self._count = 0
         self._launches = 0
         self._compared = 0
-        self._comparison_s = 0.0
+        self._affordable_s = 0.0
         self._varies = True
         self._begun: ProcessFacts | None = None
+        self._deadline_s = LAUNCH_S
 
     def judge_candidate(self, unit: PlainUnit) -> TrialResult:
         """Load, launch, time and check the config.
@@ -171,24 +216,29 @@ class _Judging:
         self._ask(Load(arena.layout, self._referee.device, unit, make_environment()), LOAD_S, (arena.descriptor,))
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
-        self._carry_out_order(1, LAUNCH_S, must_compare=True)
-        few = min(FIRST_LAUNCHES, arena.layout.sets)
-        first = self._carry_out_order(few, LAUNCH_S)
-        each_us = (first.run.elapsed_us - first.overhead.elapsed_us) / few
-        count = min(arena.layout.sets, math.ceil(ORDER_US / max(each_us, ORDER_US / MAX_SETS)))
-        deadline_s = LEAST_ORDER_S + SLOWER * count * max(each_us, 1.0) / 1e6
-        if count > few:
-            self._carry_out_order(count, deadline_s)
+        self._carry_out_order(1, must_compare=True)
+        count, wanted, each_us = 1, min(FIRST_LAUNCHES, arena.layout.sets), math.inf
+        while wanted > count:
+            count = wanted
+            first = self._carry_out_order(count)
+            each_us = min(each_us, (first.run.elapsed_us - first.overhead.elapsed_us) / count)
+            order_us = ORDER_OF_THREADS_US if first.run.has_threads else ORDER_US
+            wanted = min(arena.layout.sets, math.ceil(order_us / max(each_us, order_us / MAX_SETS)))
+            self._deadline_s = LEAST_ORDER_S + SLOWER * max(count, wanted) * max(each_us, 1.0) / 1e6
         # From now on, launches are timed, and nothing may be started that could work for them.
         self._enter_phase(Phase.TIMING)
         self._begun = self._process.read_facts()
         if self._begun.children:
             raise make_refusal("it has started a process, which the judge cannot stop")
-        surely_compared = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_COMPARED - 1))
+        compared_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_COMPARED - 1))
+        probed_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_PROBED))
         orders: list[OrderTime] = []
         end = monotonic() + self._timing_s
         while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
-            orders.append(self._carry_out_order(count, deadline_s, must_compare=len(orders) in surely_compared))
+            number = len(orders)
+            if number in probed_orders or self._random.random() < PROBED_SHARE:
+                self._probe_order(count, first.run.elapsed_us)
+            orders.append(self._carry_out_order(count, must_compare=number in compared_orders))
         self._enter_phase(Phase.CHECK)
         overhead_us = median(list_undisturbed(order.overhead for order in orders))
         samples = Samples()
@@ -208,13 +258,19 @@ class _Judging:
         self.phase = phase
         self._begin_phase(phase)
 
-    def _ask(self, message: Message, deadline_s: float, descriptors: tuple[int, ...] = ()) -> tuple[Finished, RunTime]:
+    def _ask(
+        self,
+        message: Message,
+        deadline_s: float,
+        descriptors: tuple[int, ...] = (),
+        glance: Glance | None = None,
+    ) -> tuple[Finished, RunTime]:
         """Have the candidate's process do something; return its answer, and how long that took.
 
         Raises:
             Ended: it failed.
         """
-        answer, run = self._process.ask(message, deadline_s, descriptors)
+        answer, run = self._process.ask(message, deadline_s, descriptors, glance=glance)
         if isinstance(answer, Finished):
             return answer, run
         assert isinstance(answer, Raised)
@@ -222,45 +278,94 @@ class _Judging:
             raise make_refusal(answer.message)
         raise Ended(JudgeVerdict.CRASHED, Outcome.LAUNCH_ERROR, answer.message)
 
-    def _carry_out_order(self, count: int, deadline_s: float, *, must_compare: bool = False) -> OrderTime:
+    def _carry_out_order(self, count: int, *, must_compare: bool = False) -> OrderTime:
         """Have the candidate launch on ``count`` sets; return how long that took.
 
         Raises:
             Ended: a launch failed, or something that it left is not as it must be.
         """
+        self._bind_sets(count)
+        inputs = self._write_sets(count)
+        order = self._draw_order(count)
+        run = self._ask_for_order(order)
+        self._check_sets(count, inputs)
+        self._compare_launches(list(order.list_places()), inputs, must_compare=must_compare)
+        if self._referee.arena.layout.is_touched:
+            self._write_again(count, inputs)
+        _, overhead = self._referee.calibrator.ask(order, self._deadline_s)
+        return OrderTime(run, overhead)
+
+    def _probe_order(self, count: int, order_us: float) -> None:
+        """Carry out an order that is not timed, and that the candidate cannot tell from those that are.
+
+        Inputs are alike in pairs, so that outputs that were found again by a part of the inputs are wrong. And the
+        candidate is stopped in between: launches whose turn has not come must have written nothing.
+
+        Raises:
+            Ended: the candidate does not launch in turn, or an output is wrong.
+        """
+        inputs = self._write_sets(count, are_alike=True)
+        order = self._draw_order(count)
+        places = list(order.list_places())
+        glance = Glance(self._random.random() * order_us / 1e6, lambda: self._check_turns(places))
+        self._ask_for_order(order, glance if count > 1 else None)
+        self._check_sets(count, inputs)
+        self._compare_launches([place for place in places if place % 2] or places, inputs, must_compare=True)
+
+    def _check_turns(self, places: list[int]) -> None:
+        """Check that the launches of a stopped process were done one after the other, and none ahead.
+
+        Raises:
+            Ended: they were not.
+        """
+        arena, roles = self._referee.arena, self._data.roles
+        for name in roles.poisoned:
+            tensors = arena.view_sets(name, len(places))
+            size = math.prod(tensors.shape[1:])
+            counts = self._library.count_poison(tensors)
+            unwritten = [counts[place] for place in places]
+            # A launch that is at work may have written anything.
+            begun = next((number for number, count in enumerate(unwritten) if count), len(places))
+            if any(count < size for count in unwritten[begun + 1 :]) and any(counts):
+                raise make_cheating("it works on launches whose turn has not come, or leaves work for later")
+
+    def _bind_sets(self, count: int) -> None:
         if count > self._bound:
             self._ask(Bind(count), LOAD_S)
             self._bound = count
         self._count = count
-        arena = self._referee.arena
-        with self._use_one_thread():
-            inputs = self._write_sets(count)
+
+    def _draw_order(self, count: int) -> Order:
         places = self._random.sample(range(count), count)
-        order = Order(self._random.getrandbits(63), array.array("H", places).tobytes())
-        answer, run = self._ask(order, deadline_s)
-        self._launches += count
+        return Order(self._random.getrandbits(63), array.array("H", places).tobytes())
+
+    def _ask_for_order(self, order: Order, glance: Glance | None = None) -> RunTime:
+        """Have the candidate carry out an order, and look at what its process consists of then.
+
+        Raises:
+            Ended: it failed, or it has something that could work outside of its turn.
+        """
+        answer, run = self._ask(order, self._deadline_s, glance=glance)
+        self._launches += self._count
         if answer.number != order.number:
             raise make_cheating("it forged an answer to the judge")
         if self._begun is not None and (changes := describe_changes(self._begun, self._process.read_facts())):
             raise make_cheating(f"while its launches were timed, {changes[0]}")
-        with self._use_one_thread():
-            self._check_sets(count, inputs)
-        self._compare_launches(places, inputs, must_compare=must_compare)
-        if arena.layout.is_touched:
-            self._write_again(count, inputs)
-        _, overhead = self._referee.calibrator.ask(order, deadline_s)
-        return OrderTime(run, overhead)
+        return run
 
-    def _write_sets(self, count: int) -> dict[str, Any]:
+    def _write_sets(self, count: int, *, are_alike: bool = False) -> dict[str, Any]:
         """Write new inputs and the poison into ``count`` sets; return copies of what launches begin with, by name."""
         arena, roles = self._referee.arena, self._data.roles
         sets = {name: arena.view_sets(name, count) for name in self._data.tensors}
         begun = {name: tensors for name, tensors in sets.items() if name not in roles.poisoned}
-        self._varies = self._data.write_fresh_inputs(begun, secrets.token_hex(16), FRESH_S) or not begun
-        inputs = {name: self._library.pack_tensor(tensors) for name, tensors in begun.items()}
-        # The poison comes last, as under `tune`: what was written last is in the caches.
-        for name in roles.poisoned:
-            self._library.poison_tensor(sets[name])
+        with self._use_one_thread():
+            secret = secrets.token_hex(16)
+            varies = self._data.write_fresh_inputs(begun, secret, FRESH_S, are_alike=are_alike)
+            inputs = {name: self._library.pack_tensor(tensors) for name, tensors in begun.items()}
+            # The poison comes last, as under `tune`: what was written last is in the caches.
+            for name in roles.poisoned:
+                self._library.poison_tensor(sets[name])
+        self._varies = varies or not begun
         if self._data.has_setup:
             for place in range(count):
                 self._data.set_up(arena.view_set(place))
@@ -281,9 +386,15 @@ class _Judging:
         Raises:
             Ended: something is not as it must be.
         """
+        with self._use_one_thread():
+            self._check_memory(count, inputs)
+
+    def _check_memory(self, count: int, inputs: Mapping[str, Any]) -> None:
         arena, roles = self._referee.arena, self._data.roles
         for name in roles.poisoned:
-            if unwritten := self._library.count_unwritten(arena.view_sets(name, count)):
+            tensors = arena.view_sets(name, count)
+            size = math.prod(tensors.shape[1:])
+            if size and (unwritten := self._library.count_poison(tensors).count(size)):
                 raise make_mismatch(f"{name} was never written by {unwritten} of {count} launches")
         for name in roles.read_only:
             if not self._library.hold_equal_bits(arena.view_sets(name, count), inputs[name]):
@@ -298,17 +409,15 @@ class _Judging:
         Raises:
             Ended: one is wrong.
         """
-        share_s = self._comparing_s / (self._orders + UNTIMED_ORDERS)
-        began = monotonic()
-        for number, place in enumerate(self._random.sample(places, len(places))):
-            is_affordable = monotonic() - began < share_s and self._compared < MOST_COMPARED
-            is_known_to_take_long = self._comparison_s > share_s
-            if not (must_compare and number == 0) and (is_known_to_take_long or not is_affordable):
+        self._affordable_s += self._comparing_s / (self._orders + UNTIMED_ORDERS)
+        for place in self._random.sample(places, len(places)):
+            if not must_compare and (self._affordable_s <= 0 or self._compared >= MOST_COMPARED):
                 break
-            before = monotonic()
+            began = monotonic()
             self._compare_launch(place, inputs)
-            self._comparison_s = monotonic() - before
+            self._affordable_s -= monotonic() - began
             self._compared += 1
+            must_compare = False
 
     def _compare_launch(self, place: int, inputs: Mapping[str, Any]) -> None:
         verdict = self._judge_launch(place, place, inputs)

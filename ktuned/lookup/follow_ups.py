@@ -143,7 +143,7 @@ class FollowUps:
                         await self._admission.check_configs(question.kernel, question.problem, question.configs)
                     self._publish(AnswersChanged(kernel=question.kernel.name))
                 except KtunedError as error:
-                    _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)
+                    _log.warning("check_configs_failed", kernel=kernel, reason=error.message)
                 finally:
                     # Then a lookup can queue this question again, in case its verdict is forgotten.
                     self._open_questions.pop(question.key).set()

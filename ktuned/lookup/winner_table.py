@@ -419,5 +419,5 @@ def _map_use_times(path: str) -> memoryview:
         finally:
             os.close(descriptor)
     except OSError as error:
-        _log.warning("no_uses_of_winners", path=path, reason=str(error))
+        _log.warning("open_winner_uses_failed", path=path, reason=str(error))
         return memoryview(bytearray(size)).cast("Q")

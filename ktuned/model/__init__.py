@@ -139,6 +139,7 @@ from ktuned.model.values import (
     is_among,
     median,
     sha256,
+    spell_values,
 )
 from ktuned.model.verdicts import compute_factor, find_worst, read_judgement, unite
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
@@ -278,6 +279,7 @@ __all__ = [
     "reduce_digest",
     "select_figure",
     "sha256",
+    "spell_values",
     "strip_numerics",
     "suggest_name",
     "unite",

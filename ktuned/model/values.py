@@ -32,6 +32,20 @@ def canonical(values: Mapping[str, Any]) -> str:
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def spell_values(values: Mapping[str, Any]) -> str:
+    """Return a problem or a config as people read it: ``M=4096 causal=true``.
+
+    For an application's call, only the types follow the key's own fields: ``M=4096 f16,f16,i64``. The digest that names
+    the call is left out.
+    """
+    fields = [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in values.items()
+        if not key.startswith("@")
+    ]
+    return " ".join([*fields, *([str(values["@types"])] if "@types" in values else [])])
+
+
 def sha256(text: str) -> str:
     """Digest of a text, in hexadecimal digits."""
     # Imported here, because a command that digests nothing should not wait 3 ms for OpenSSL.

@@ -164,9 +164,8 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     quarantined because daemons died.
     """
 
-    name: KernelName
+    name: KernelName = msgspec.field(name="kernel")
     project: ProjectName
-    kernel: str
     file: str
     line: int
     backend: str

@@ -54,11 +54,6 @@ class ListedTrial(Trial, frozen=True, kw_only=True):
     # The protocol's name is a keyword of Python.
     bit_class: str = msgspec.field(default="", name="class")
 
-    @property
-    def is_winner(self) -> bool:
-        """The same as :attr:`winner`."""
-        return self.winner
-
 
 class ResultsParams(Params, frozen=True):
     """``results``: a kernel's trials, or one trial with all its details.

@@ -294,11 +294,15 @@ class ExportAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ImportParams(Params, frozen=True):
-    """``import``: a :class:`WinnersDocument` to take in; with ``dry_run`` it is only judged."""
+    """``import``: a :class:`WinnersDocument` to take in; with ``dry_run`` it is only judged.
+
+    If several checkouts of the document's project are watched, the one around ``directory`` is meant.
+    """
 
     # Any, so that an invalid document is refused with the same message as an invalid file.
     document: Any
     dry_run: bool = False
+    directory: str | None = None
 
 
 class ImportedWinner(msgspec.Struct, frozen=True):

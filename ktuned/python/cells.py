@@ -17,7 +17,7 @@ from functools import cached_property
 from ktuned.model import UsageError
 from ktuned.python.names import find_bound_names, find_free_names
 
-MARK = "written by ktuned.tune from the cells of a notebook; change those, as this file is written again"
+MARK = "written by ktuned.tune from the cells of a notebook; edit the notebook, because this file is written again"
 """Stands in the first line of each file that is written here; a file without it is never overwritten."""
 
 _SHELL = "get_ipython"

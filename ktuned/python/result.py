@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 from ktuned.cli import load_all_trials
+from ktuned.model import spell_values
 from ktuned.protocol import ListedTrial as Trial
 from ktuned.protocol import ResultsParams
 from ktuned_client import Client, Hit
@@ -62,7 +63,7 @@ class Trials(Sequence[Trial]):
             cells = [str(trial.config.get(knob, "")) for knob in knobs]
             latency = "" if trial.latency_us is None else f"{trial.latency_us:.4g}"
             cells += [trial.outcome or "running", latency, trial.message.partition("\n")[0][:200]]
-            style = " style='font-weight:bold'" if trial.is_winner else ""
+            style = " style='font-weight:bold'" if trial.winner else ""
             rows.append(f"<tr{style}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
         rest = len(self) - MAX_SHOWN
         more = f"<p>and {rest} more</p>" if rest > 0 else ""
@@ -120,9 +121,9 @@ class Result:
         return self.trials.to_pandas()
 
     def __str__(self) -> str:
-        where = f" [{_describe_config(self.problem)}]" if self.problem else ""
+        where = f" [{spell_values(self.problem)}]" if self.problem else ""
         gain = f", {self.speedup:.3g}× the default" if self.speedup else ""
-        line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_describe_config(self.config)}"
+        line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {spell_values(self.config)}"
         failed = _describe_failures(self.job["outcomes"])
         return f"{line}\n{failed}" if failed else line
 
@@ -137,7 +138,7 @@ def _make_row(trial: Trial) -> dict[str, Any]:
         "spread_us": trial.spread_us,
         "compile_s": trial.compile_s,
         "lane_s": trial.lane_s,
-        "is_winner": trial.is_winner,
+        "winner": trial.winner,
         "message": trial.message,
     }
     # Knobs come first. If a knob has the name of one of our columns, the knob keeps the name and our column is renamed.
@@ -153,7 +154,3 @@ def _describe_failures(outcomes: Mapping[str, int]) -> str:
     kinds = ", ".join(f"{count} {name}" for name, count in sorted(failed.items(), key=lambda pair: -pair[1]))
     share = f"{sum(failed.values())} of {sum(outcomes.values())} configs"
     return f"{share} have no figure: {kinds} (`.trials` has their messages)"
-
-
-def _describe_config(values: Config) -> str:
-    return " ".join(f"{name}={value}" for name, value in values.items())

@@ -38,7 +38,7 @@ _INVALIDITY: Mapping[str, str] = {
 }
 """T4's words for outcomes. A trial with another outcome, which says nothing about its config, is left out."""
 
-_CSV_FIELDS = ("trial", "kernel", "device", "outcome", "winner", "latency_us", "spread_us", "compile_s", "lane_s")
+_CSV_FIELDS = ("id", "kernel", "device", "outcome", "winner", "latency_us", "spread_us", "compile_s", "lane_s")
 """The first columns, before ``p.KEY`` for the problem, ``c.KNOB`` for the config, ``m.NAME`` for metrics and ``f.NAME``
 for facts."""
 

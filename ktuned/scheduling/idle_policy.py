@@ -16,8 +16,8 @@ PRESSURE_SHARE = 0.10
 """The machine counts as short of CPUs if some task has to wait for one in more than this share of the time."""
 
 BUSY_SHARE = 0.15
-"""Tuning yields on a machine short of CPUs if others use more than this share of them. A build, a game or a call does,
-an editor or a browser at rest does not."""
+"""Tuning yields on a machine short of CPUs if other programs use more than this share of them. A build, a game or a
+video call uses more, an editor or a browser at rest uses less."""
 
 CROWDED_SHARE = 0.5
 """The same share where the operating system does not report pressure."""
@@ -27,7 +27,8 @@ REST_SHARE = 0.05
 says nothing."""
 
 BUSY_READINGS = 2
-"""This many readings in a row must show that the machine is used. A single one may be a page being loaded."""
+"""This many readings in a row must show that the machine is used. A single reading may be a page that is being
+loaded."""
 
 REST_READINGS = 5
 """This many readings in a row must show that the machine is at rest. A build pauses between its steps."""
@@ -113,6 +114,6 @@ class IdlePolicy:
         if self._reading.on_battery:
             return "the machine runs on battery"
         if self._cpus.is_used:
-            return f"the machine is used: others take {self._reading.others:.0%} of its CPUs"
+            return f"the machine is busy: other programs use {self._reading.others:.0%} of its CPUs"
         used = sorted(name for name, use in self._gpus.items() if use.is_used)
         return f"other programs use {', '.join(used)}" if used else ""

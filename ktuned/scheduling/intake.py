@@ -35,6 +35,7 @@ from ktuned.catalog import (
     PROJECT_FILE,
     Changes,
     FileInspector,
+    ForeignNames,
     check_extent,
     find_kernel_files,
     find_project_top,
@@ -99,6 +100,7 @@ class Intake:
         known: Knowledge,
         *,
         inspector: FileInspector,
+        foreign_names: ForeignNames,
         requests: JobRequests,
         renewal: Renewal,
         list_configured: Callable[[], Collection[str]],
@@ -106,6 +108,7 @@ class Intake:
     ) -> None:
         self._known = known
         self._inspector = inspector
+        self._foreign_names = foreign_names
         self._requests = requests
         self._renewal = renewal
         self._list_configured = list_configured
@@ -185,6 +188,8 @@ class Intake:
         root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
         changes = await self._inspector.inspect_files(root, files)
         await self._renewal.replace_outdated_jobs(changes, saved=False)
+        if known is None:
+            await self._learn_from_checkouts(place)
         kernels = self._known.catalog.list_kernels_below(place)
         errors = self._known.catalog.list_errors_below(place)
         if not kernels and not errors:
@@ -196,6 +201,23 @@ class Intake:
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
             raise UsageError(f"there is no kernel at {path}", hint=hint)
         return AddedRoot(root, kernels, errors, changes, is_new=known is None)
+
+    async def _learn_from_checkouts(self, place: str) -> None:
+        """Learn what other checkouts of new kernels have learned, if it gives the same digest here.
+
+        Otherwise the first compile would show these names, and until then no checkout's winner would hold here.
+        """
+        catalog = self._known.catalog
+        for kernel in catalog.list_kernels_below(place):
+            for other in catalog.find_namesakes(kernel):
+                names = [structs.replace(entry, digest="", meaning="", places=()) for entry in other.learned.values()]
+                try:
+                    named = await self._foreign_names.look_at_names(kernel, names)
+                    if named.digest == other.digest != kernel.digest:
+                        await self._foreign_names.learn_names(kernel, named)
+                        break
+                except KtunedError as error:
+                    _log.info("compare_checkouts_failed", kernel=kernel.name, other=other.name, reason=error.message)
 
     async def _find_or_make_root(
         self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
@@ -284,7 +306,7 @@ class Intake:
         if not forgotten:
             return ""
         shown = ", ".join(forgotten[-MAX_SHOWN:])
-        return f"no longer watched, as the directory is gone: {shown}; `ktuned add PATH` watches one again"
+        return f"no longer watched, because the directory is gone: {shown}; `ktuned add PATH` watches one again"
 
     def is_configured(self, root: Root) -> bool:
         """Return whether ``config.toml`` names a root."""
@@ -307,7 +329,7 @@ class Intake:
                 await self._known.store.save_kernels([], changes.removed)
             except KtunedError as error:
                 # No harm is done: the next daemon finds no root for these kernels.
-                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
+                _log.warning("forget_kernels_failed", root=root.path, reason=error.message)
             await self._renewal.react_to_changes(changes, saved=False)
 
     async def inspect_roots(self, roots: Iterable[Root]) -> None:
@@ -319,7 +341,7 @@ class Intake:
             try:
                 await self._renewal.react_to_changes(await self._inspector.inspect_root(root), saved=False)
             except KtunedError as error:
-                _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
+                _log.error("inspect_root_failed", root=root.path, reason=error.message, hint=error.hint)
 
     async def check_missing_periodically(self) -> None:
         """Check the roots every :data:`LOOK_S`, until cancelled."""
@@ -327,7 +349,7 @@ class Intake:
             try:
                 await self.check_missing_roots(time())
             except StoreError as error:
-                _log.warning("absences_not_recorded", reason=error.message)
+                _log.warning("check_missing_roots_failed", reason=error.message)
             await anyio.sleep(LOOK_S)
 
     async def check_missing_roots(self, now: float) -> None:

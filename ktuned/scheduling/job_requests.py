@@ -27,6 +27,7 @@ from ktuned.model import (
     WinnerKey,
     WorkerError,
     canonical,
+    spell_values,
     with_numerics,
 )
 from ktuned.protocol import MAX_PRIORITY, WINNER, Job, Priority
@@ -113,7 +114,7 @@ def _check_knobs(kernel: KernelInfo, config: Config) -> None:
 
 def _make_config_error(kernel: KernelInfo, config: Config, why: str) -> UsageError:
     knobs = f", with {','.join(kernel.knobs)}" if kernel.knobs else ""
-    message = f"{kernel.name} cannot try {canonical(config)}: {why}"
+    message = f"{kernel.name} cannot try {spell_values(config)}: {why}"
     return UsageError(message, hint=f"give a config of its space{knobs}")
 
 
@@ -295,7 +296,7 @@ class JobRequests:
         try:
             await self._check_configs(kernel, problem, [anchor])
         except UsageError as error:
-            words = ", ".join(f"{name}={value}" for name, value in asked.items())
+            words = spell_values(asked)
             raise UsageError(f"{words} cannot be the anchor: {error.message}", hint=error.hint) from error
         return anchor
 

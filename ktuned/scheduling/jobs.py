@@ -502,14 +502,16 @@ class Jobs:
         return closed
 
     async def _await_inspection(self, job: Job) -> None:
-        """Have the files inspected that a job waits for, unless the watcher does so: it has usually seen the edit."""
+        """Have the files inspected for which a job waits. The watcher has usually seen the edit, and then does so
+        itself.
+        """
         await anyio.sleep(self._intervals.inspection_s)
         if not self._machine.queue.awaits_inspection(job.id):
             return
         try:
             await self._inspect(job.kernel)
         except KtunedError as error:
-            _log.warning("not_inspected", kernel=job.kernel, reason=error.message)
+            _log.warning("inspect_kernel_failed", kernel=job.kernel, reason=error.message)
         await self._handle(Inspected(job.kernel))
 
     async def _record_job(self, instruction: Record) -> None:
@@ -518,7 +520,7 @@ class Jobs:
         except StoreError as error:
             if instruction.is_vital:
                 raise
-            _log.warning("job_not_recorded", job=instruction.job.id, reason=error.message)
+            _log.warning("record_job_failed", job=instruction.job.id, reason=error.message)
 
     async def _close_job(self, ended: Job) -> Job:
         """Record and publish how a job ended."""
@@ -709,7 +711,7 @@ class Jobs:
             before = policy.reason
             policy.take_reading(await self._read())
             if policy.reason != before:
-                _log.info("idle_policy", reason=policy.reason)
+                _log.info("idle_reason_changed", reason=policy.reason)
             if bool(policy.reason) != bool(before):
                 self.request_review()
             await anyio.sleep(self._intervals.reading_s)
@@ -733,7 +735,7 @@ def classify_ending(error: BaseException) -> tuple[Ending, str]:
     """Return the ending and the message of a job that an exception stopped."""
     error = find_first_error(error)
     if not isinstance(error, KtunedError):
-        _log.error("job_broke", exc_info=error)
+        _log.error("run_job_failed", exc_info=error)
         return Ending.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
     if error.code == SOURCE_CHANGED:
         return Ending.SOURCE_CHANGED, error.message

@@ -1,4 +1,5 @@
-"""Known failures: contexts and objectives for which a job found nothing that works, and another would not. No IO.
+"""Known failures: contexts and objectives for which a job found no working config, and another job would find none. No
+IO.
 
 The job machine keeps them. A lookup that would otherwise request the same job again gets its message instead.
 """

@@ -8,11 +8,11 @@
                                            jobs of the lowest rank, restricted to these configs
 
 A kernel has one portfolio for each device model and objective. It is fitted to the trials in the store, once no job of
-the kernel waits or runs, and again when these costs have changed. A config can only become a leaf's if it was measured
-with right outputs on each key of the leaf. After an edit the portfolio stays, and is replaced once eight keys were
-tuned again.
+the kernel waits or runs, and again when these costs have changed. A leaf can only have a config that was measured, with
+right outputs, on each key of the leaf. After an edit the portfolio stays, and is replaced once eight keys were tuned
+again.
 
-With exact numerics there is none: the bits of its configs would not have been compared on a new problem.
+With exact numerics there is no portfolio: the bits of its configs would not have been compared on a new problem.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import StoredPortfolio, Winner
 
 MIN_KEYS: Final = 8
-"""Fewest tuned keys: a tree of fewer says nothing about others that their nearest key does not say."""
+"""Fewest tuned keys. With fewer keys, a tree predicts no better than the nearest key."""
 
 MAX_KEYS: Final = 200
 """Most keys that a portfolio is fitted to, those with the most launches: a fit takes a second then."""
@@ -64,7 +64,8 @@ SHORTLIST: Final = 3
 """For each config of the portfolio, this many candidates are measured on all keys."""
 
 MAX_ASKED: Final = 100_000
-"""Cells that are remembered as requested. At more, all are forgotten, and requested once more if they still lack."""
+"""Most cells that are remembered as requested. Beyond that, all are forgotten, and missing cells are requested
+again."""
 
 SETTLE_S: Final = 2.0
 """Pause after the end of a job: the next key of the same kernel is often chosen within a second."""
@@ -73,7 +74,7 @@ _log = structlog.get_logger()
 
 
 class PortfolioFitter:
-    """Fits the portfolios, and has the costs measured that a fit lacks."""
+    """Fits the portfolios. If a fit lacks costs, has them measured first."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class PortfolioFitter:
                 try:
                     await self.fit_kernel(name)
                 except KtunedError as error:
-                    _log.warning("portfolio_not_fitted", kernel=name, reason=error.message)
+                    _log.warning("fit_portfolio_failed", kernel=name, reason=error.message)
 
     async def fit_kernel(self, name: str) -> None:
         """Fit a kernel's portfolios to its present winners, if enough keys are tuned.
@@ -183,7 +184,7 @@ class PortfolioFitter:
         async with self._fleet.lend_worker(Role.INSPECT, self._known.catalog.find_kernel_environment(kernel)) as worker:
             reply, _ = await worker.send_request(request, self._fleet.deadlines)
         if reply.fault:
-            _log.warning("portfolio_not_fitted", kernel=kernel.name, reason=reply.fault)
+            _log.warning("fit_portfolio_failed", kernel=kernel.name, reason=reply.fault)
             return
         await self._known.store.save_portfolio(
             StoredPortfolio(kernel.name, device, objective, fitted_to, newest, reply.tree)

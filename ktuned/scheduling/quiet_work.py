@@ -1,4 +1,4 @@
-"""Work that waits for a quiet machine: what was measured beside other programs is measured again.
+"""Work that waits for a quiet machine: configs that were measured beside other programs are measured again.
 
 The load does not matter to the other work that is done later, so that work does not wait here:
 
@@ -28,11 +28,11 @@ QUIET_LOAD: Final = 0.1
 """Load of each core below which a machine is quiet."""
 
 Work = Callable[[], Awaitable[bool]]
-"""Does what there is to do, and returns whether there was anything."""
+"""Does a piece of work, and returns whether there was anything to do."""
 
 
 async def work_in_quiet(works: Sequence[Work], *, is_working: Callable[[], bool], look_s: float = LOOK_S) -> None:
-    """Until cancelled, do some works whenever no job ``is_working`` and the machine is quiet."""
+    """Until cancelled, do pieces of work whenever no job ``is_working`` and the machine is quiet."""
     pause_s = look_s
     while True:
         await anyio.sleep(pause_s)

@@ -68,11 +68,12 @@ RETRY_S = 5.0
 """Interval of retries if the store could not record a re-tuning."""
 
 TRUSTED = 5
-"""Number of best old configs that are measured again. A new driver shifts figures, but slower ones rarely win then."""
+"""Number of best old configs that are measured again. A new driver shifts figures, but slower configs rarely win
+then."""
 
 
 class Renewal:
-    """Re-tunes changed kernels, and has winners measured again that an older driver or toolchain gave.
+    """Re-tunes changed kernels, and has winners of an older driver or toolchain measured again.
 
     :meth:`retry_unrecorded` repeats re-tunings that the store could not record.
     """
@@ -106,7 +107,7 @@ class Renewal:
         """Repeat re-tunings that the store could not record until they succeed; run until cancelled."""
         while True:
             await self._was_postponed.wait()
-            _log.warning("retune_put_off", kernels=sorted(self._postponed), reason=self._postponed_because)
+            _log.warning("retune_postponed", kernels=sorted(self._postponed), reason=self._postponed_because)
             while self._postponed:
                 await anyio.sleep(RETRY_S)
                 again, self._postponed = self._postponed, {}
@@ -175,7 +176,11 @@ class Renewal:
         )
 
     async def retune_changed_kernels(self, changes: Changes, *, saved: bool) -> None:
-        """Re-tune changed kernels: all of them if they were ``saved``, else those that have been tuned before."""
+        """Re-tune changed kernels: all of them if they were ``saved``, else those that have been tuned before.
+
+        A save in a project whose kernels were only judged tunes nothing. It may be another candidate that is not
+        trusted, and a tuning would run it without a sandbox.
+        """
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
 
@@ -203,7 +208,7 @@ class Renewal:
                 )
             except WorkerError as error:
                 # The job that is requested next checks the space again.
-                _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
+                _log.warning("restore_winner_failed", kernel=kernel.name, reason=error.message)
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
                 # The space may no longer hold the winner's config, without a better one to replace it.
@@ -217,7 +222,7 @@ class Renewal:
             return
         winners = self._known.store.list_winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
-        if not saved and not tuned:
+        if not tuned and (not saved or self._known.store.is_only_judged(kernel.project)):
             return
         known: dict[str, Problem] = {}
         for problem in kernel.problems:
@@ -294,7 +299,7 @@ class Renewal:
             try:
                 job = await self._queue_verification(kernel, winner, reason)
             except KtunedError as error:
-                _log.info("not_verified", kernel=kernel.name, reason=error.message)
+                _log.info("queue_verification_failed", kernel=kernel.name, reason=error.message)
             else:
                 queued += [job] if job is not None else []
         return queued

@@ -9,17 +9,17 @@ was hidden returns to its old state, so does the digest, and the old winner is f
 The baseline is a name that the kernel learns: ``made:STATE:CONFIG:PARTS:BASELINE``. It is absent while repetitions give
 the baseline, so it adds nothing to the digest, and nothing differs from a machine that has never repeated anything.
 
-What differs is made once more before it counts. Parts that no two attempts make alike, as some compilers' output, are
-left out.
+A part that differs is made once more before the difference counts. Parts that differ in every attempt, such as some
+compilers' output, are left out.
 
 **A change asks for a repetition at once**, because most of what code reads decides nothing: a variable, a log, a name
 in a directory. If only entries of a kernel's trace have changed, and its winners' inspection, Build, inputs and
 artifacts are what they were, then the winners hold in the new state, and the entry's two values count as one from then
-on (:attr:`~ktuned.model.Observation.alike`), after a restart, too. What the baseline of a repetition lacks is what the
-winner's job made. Two kinds of changes are not compared: of what the reference, checks or launches have read, because
-nothing is launched here; and saves of what only compilers read, because the job that follows compiles, too, and takes
-over what is equal. An entry that was noise three times is compared by the next repetition only. Winners from elsewhere
-whose names differ here are compared in the same way.
+on (:attr:`~ktuned.model.Observation.alike`), after a restart, too. Before the first repetition, what the winner's job
+made stands in for the baseline. Two kinds of changes are not compared. One is a change of data that the reference,
+checks or launches have read, because nothing is launched here. The other is a save of a file that only compilers read,
+because the job that follows compiles anyway, and reuses equal artifacts. An entry that was noise three times is
+compared by the next repetition only. Winners from elsewhere whose names differ here are compared in the same way.
 
 *Costs.* After a repetition that took a second of CPU time, nothing is repeated for 100 s, which is 1 % of one core for
 all kernels together; a kernel is repeated every ten minutes at most, and first soon after the daemon's start.
@@ -58,7 +58,7 @@ from ktuned.store import Winner
 _log = structlog.get_logger()
 
 FIRST_S = 20.0
-"""Time from the start to the first repetition: what a start does itself is over by then."""
+"""Time from the start to the first repetition: the start's own work is over by then."""
 
 SHORTEST_S = 600.0
 """Least time between two repetitions of a kernel."""
@@ -70,7 +70,7 @@ OVERDUE_S = 3600.0
 """An answer whose kernel was not repeated for this long says so."""
 
 LOOK_S = 5.0
-"""Interval at which it is looked for a kernel to repeat."""
+"""Interval of the looks for a kernel to repeat."""
 
 MOST_COMPARED = 8
 """Most winners of a kernel that are made again when an entry of its trace changes: each takes about as long as a trial.
@@ -79,7 +79,7 @@ With more of them, the kernel is tuned again."""
 _SHORT = 16
 
 _PARTS = ("artifact", "build", "inputs", "inspection", "run")
-"""All that is compared: what a worker makes again, and what the reference, checks and launches have read."""
+"""The parts that are compared: what a worker makes again, and what the reference, checks and launches have read."""
 
 
 class Repeated(NamedTuple):
@@ -210,7 +210,7 @@ class Repetition:
             names = [one.name for one in changed]
             return bool(winners) and await self._traces.replace_names(kernel, names, changed, winners) is not None
         except KtunedError as error:
-            _log.info("not_compared", kernel=name, reason=error.message)
+            _log.info("compare_change_failed", kernel=name, reason=error.message)
             return False
 
     def find_baseline(self, kernel: KernelInfo, winner: Winner) -> str:
@@ -298,7 +298,7 @@ class Repetition:
                     cpu_s = await self._compare_with_baseline(kernel, winner)
         except KtunedError as error:
             # A file may just have changed. Then an inspection follows, and the next repetition is of the new state.
-            _log.info("not_repeated", kernel=name, reason=error.message)
+            _log.info("repetition_failed", kernel=name, reason=error.message)
         self.record_repetition(name, cpu_s)
 
     def record_repetition(self, name: str, cpu_s: float) -> None:
@@ -317,7 +317,7 @@ class Repetition:
                 made = await self._remake_winner(kernel, winner)
                 cpu_s += made.cpu_s
                 if _join(made.parts, _PARTS) != self.find_baseline(kernel, winner):
-                    _log.info("noise_decides", kernel=kernel.name, names=[one.name for one in noise])
+                    _log.info("noise_changed_result", kernel=kernel.name, names=[one.name for one in noise])
                     await self._learn(kernel, noise, [replace(one, alike=()) for one in noise])
                     break
         return cpu_s
@@ -394,14 +394,16 @@ def _list_changed(before: KernelInfo, now: KernelInfo) -> list[Observation]:
 
 
 def _digest_run(kernel: KernelInfo) -> str:
-    """Return a digest of what the reference, checks and launches have read: it must be equal, for none is run here."""
+    """Return a digest of what the reference, checks and launches have read: it must be equal, because nothing runs
+    here.
+    """
     return sha256(
         canonical({name: one.decisive for name, one in kernel.learned.items() if one.is_run and one.decisive})
     )
 
 
 def _name_baseline(kernel: KernelInfo, winner: Winner) -> str:
-    """Return how the name begins that stands for a winner's baseline in a kernel's state."""
+    """Return the beginning of the name that stands for a winner's baseline in a kernel's state."""
     state = reduce_digest(kernel.digest, _list_made(kernel))[:_SHORT]
     config = sha256(canonical({"problem": winner.problem, "config": winner.config}))[:_SHORT]
     return f"{MADE}{state}:{config}:"

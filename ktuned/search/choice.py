@@ -13,7 +13,17 @@ from itertools import islice
 
 from ktuned.declaration import BoundSpace
 from ktuned.dependencies import ACCESSES
-from ktuned.model import Config, KernelFileError, KtunedError, Outcome, Plan, Scalar, UsageError, canonical
+from ktuned.model import (
+    Config,
+    KernelFileError,
+    KtunedError,
+    Outcome,
+    Plan,
+    Scalar,
+    UsageError,
+    canonical,
+    spell_values,
+)
 from ktuned.search.strategy import Count, Strategy, describe_error, load_strategy
 
 AUTO = "auto"
@@ -178,9 +188,9 @@ class SupervisedStrategy(Strategy):
         if not text:
             raise self._strategy_fault(f"proposed {config!r:.100}, which is not a config")
         if not is_held:
-            raise self._strategy_fault(f"proposed a config that is not in the space: {text}")
+            raise self._strategy_fault(f"proposed a config that is not in the space: {spell_values(config)}")
         if text in self._proposed:
-            raise self._strategy_fault(f"proposed a config twice: {text}")
+            raise self._strategy_fault(f"proposed a config twice: {spell_values(config)}")
         if len(self._proposed) < MAX_REMEMBERED:
             self._proposed.add(text)
 

@@ -45,7 +45,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     async def handle_check(self, params: CheckParams, peer: Peer) -> CheckAnswer:
         """Check the winners of a kernel, or only those of one problem; return a verdict for each.
 
-        A winner that is wrong is served no longer: its trial ends as the check did, and the next best replaces it.
+        A wrong winner is no longer served: its trial gets the outcome of the check, and the next best config wins.
 
         Raises:
             NotFound: there is no such kernel, or no winner.

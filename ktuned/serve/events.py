@@ -46,7 +46,7 @@ class _Subscription(msgspec.Struct):
     kernels: Collection[str] | None
     jobs: Collection[int] | None
     types: Collection[str] | None
-    place: int  # the seq of the last event it was given or spared
+    place: int  # the seq of the last event that it was sent, or that its filters left out
     is_lost: bool
 
     def accepts_event(self, event: _EncodedEvent) -> bool:

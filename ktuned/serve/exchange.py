@@ -7,6 +7,7 @@ reader of documents is imported only when it is needed, which saves an idle daem
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from os.path import basename
@@ -20,7 +21,7 @@ from msgspec import UNSET, structs
 
 from ktuned.adoption import read_function
 from ktuned.answers import Knowledge
-from ktuned.catalog import PROJECT_FILE, ForeignNames, read_problem
+from ktuned.catalog import PROJECT_FILE, ForeignNames, make_root, read_problem
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
@@ -131,7 +132,17 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             document = WinnersDocument.read(params.document)
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
-        return await self.import_document(document, dry_run=params.dry_run)
+        receiver = await anyio.to_thread.run_sync(self._choose_receiver, document.kernel, params.directory)
+        return await self.import_document(structs.replace(document, kernel=receiver), dry_run=params.dry_run)
+
+    def _choose_receiver(self, name: str, directory: str | None) -> str:
+        """Return the name of a document's kernel in the checkout of its project that is around a directory."""
+        project, _, short = name.rpartition(":")
+        root = None if directory is None else self.known.catalog.find_root(os.path.realpath(directory))
+        if root is None or make_root(root.path, name=root.asked.name).name != project:
+            return name
+        own = f"{root.name}:{short}"
+        return own if self.known.catalog.find_kernel(own) is not None else name
 
     async def import_document(self, document: WinnersDocument, *, dry_run: bool = False) -> ImportAnswer:
         """Import the winners of a document that pass all checks; with ``dry_run``, only report the outcome.
@@ -263,7 +274,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 if made != winner.made:
                     return False
         except KtunedError as error:
-            _log.info("import_not_compared", kernel=kernel.name, reason=error.message)
+            _log.info("compare_import_failed", kernel=kernel.name, reason=error.message)
             return False
         return True
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ktuned.answers import KernelState, KernelStates, explain_unobserved
 from ktuned.catalog import Catalog, complete_config
-from ktuned.model import KernelInfo, Problem, canonical
+from ktuned.model import KernelInfo, Problem, spell_values
 from ktuned.protocol import SPACE, Change, Job, JobState, Status, WinnerStanding, find_notices
 from ktuned.store import Context, Store, Winner, compare_contexts, describe_quarantine
 
@@ -33,7 +33,7 @@ class Explainer(msgspec.Struct, frozen=True):
         if self.catalog.find_root(kernel.file) is None:
             return ()
         state = self.states.find_state(kernel)
-        # Winners from when other keys of the problem were specialised answer no lookups any more.
+        # Winners that were kept for other keys of the problem answer no lookups any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
         winners = state.winners.values()
         return tuple(self._explain_winner(state, winner) for winner in winners if keys in (None, set(winner.problem)))
@@ -106,14 +106,14 @@ def _explain_unserved_config(state: KernelState, winner: Winner) -> Change | Non
     kernel = state.kernel
     file = os.path.basename(kernel.file)
     config = complete_config(kernel, winner.config)
-    held = canonical(winner.config)
+    held = spell_values(winner.config)
     # Constraints see the whole problem.
     declared = (problem for problem in kernel.problems if kernel.make_key_problem(problem) == winner.context.problem)
     verdict = state.find_verdict(next(declared, winner.problem), config)
     if verdict and config == winner.config:
         return None
     if verdict:
-        return Change(SPACE, file, f"{held} lacks a knob: it is served as {canonical(config)}", "", "")
+        return Change(SPACE, file, f"{held} lacks a knob: it is served as {spell_values(config)}", "", "")
     if verdict is False:
         return Change(SPACE, file, f"{held} is not in the space any more: it is not served", "", "")
     return Change(SPACE, file, f"{held} is served once a worker has confirmed that the space has it", "", "")

@@ -16,7 +16,7 @@ from ktuned.serve.lock import LockHeld, hold_lock
 from ktuned_client import paths
 
 LOOK_S: Final = 2.0
-"""Interval at which it is checked that the socket's directory and file are still there."""
+"""Interval of the checks that the socket's directory and file still exist."""
 
 CONNECT_S: Final = 1.0
 """Deadline for finding out which process listens at a socket."""
@@ -119,7 +119,7 @@ def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
         path = listening.getsockname()
         if not isinstance(path, str) or not os.path.isabs(path):
             raise CannotListen(
-                "the socket that systemd passed has no file, so nobody is kept away from it",
+                "the socket that systemd passed has no file, so any user could connect",
                 hint="ktuned.socket needs ListenStream= with an absolute path",
             )
         try:

@@ -375,7 +375,7 @@ class TeamStore:
             return
         except Exception as error:
             # Whoever can write to the store must not be able to end the daemon.
-            _log.warning("team_winners_broke_import", kernel=document.kernel, exc_info=error)
+            _log.warning("import_team_winners_raised", kernel=document.kernel, exc_info=error)
             self._left_out |= dict.fromkeys(documents, f"its import fails: {type(error).__name__}")
             return
         self._taken += sum(winner.taken for winner in answer.winners)

@@ -63,7 +63,7 @@ def leave_record(directory: Path, record: CallRecord) -> str:
     """
     content = record.to_bytes()
     if len(content) > MAX_RECORD_BYTES:
-        raise OSError(errno.EFBIG, f"the call has {len(content)} bytes, and {MAX_RECORD_BYTES} are read")
+        raise OSError(errno.EFBIG, f"the call has {len(content)} bytes, and at most {MAX_RECORD_BYTES} are read")
     name = f"{digest_content(content)}{RECORD_SUFFIX}"
     if not (directory / name).exists():
         _require_room(directory)
@@ -91,7 +91,7 @@ def keep_texts(directory: Path, digest: str, texts: Mapping[str, bytes]) -> None
     """
     content: bytes = msgpack.packb(dict(texts))
     if len(content) > MAX_RECORD_BYTES:
-        raise OSError(errno.EFBIG, f"the texts have {len(content)} bytes, and {MAX_RECORD_BYTES} are read")
+        raise OSError(errno.EFBIG, f"the texts have {len(content)} bytes, and at most {MAX_RECORD_BYTES} are read")
     _write_file(directory, f"{digest}{TEXTS_SUFFIX}", content)
 
 
@@ -141,7 +141,7 @@ def _require_plain(known: os.stat_result) -> None:
     if known.st_nlink != 1:
         raise RefusedFile("it has a second hard link")
     if known.st_size > MAX_RECORD_BYTES:
-        raise RefusedFile(f"it has {known.st_size} bytes, and {MAX_RECORD_BYTES} are read")
+        raise RefusedFile(f"it has {known.st_size} bytes, and at most {MAX_RECORD_BYTES} are read")
 
 
 def _require_room(directory: Path) -> None:

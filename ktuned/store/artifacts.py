@@ -131,7 +131,7 @@ class Artifacts:
         await anyio.to_thread.run_sync(write)
 
     def find_artifact(self, key: str) -> Path | None:
-        """Return the directory of a sealed artifact, if it exists; whoever loads its files must verify them."""
+        """Return the directory of a sealed artifact, if it exists; the caller verifies the files that it loads."""
         path = self.locate_artifact(key)
         return path if (path / MANIFEST_NAME).exists() else None
 

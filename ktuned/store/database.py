@@ -166,7 +166,7 @@ class Store(Queries):
         )
 
     async def save_absences(self, since: Mapping[str, float]) -> None:
-        """Store since when the directories of these roots are gone; those of all other roots are there."""
+        """Store since when the directories of these roots are gone; the directories of all other roots exist."""
 
         def save(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE roots SET gone_since = NULL")
@@ -437,7 +437,7 @@ class Store(Queries):
     async def _write_to_disk(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         if lost := self.lost:
             # SQLite would keep writing to the removed file, which vanishes when it is closed.
-            raise StoreError(lost, hint="restart ktuned: it makes a new one, or put it back first")
+            raise StoreError(lost, hint="restart ktuned, which makes a new store; or put the old store back first")
         try:
             return await self._writer.write(operation)
         except (sqlite3.Error, UnicodeDecodeError) as error:

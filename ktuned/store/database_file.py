@@ -164,8 +164,8 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
 def _move_damaged_aside(path: Path, reason: str) -> str:
     aside = _move_aside(path, "damaged", f"damaged ({reason})")
     return (
-        f"the store {path} was damaged ({reason}): it was moved to {aside.name} and a fresh one started; "
-        f"`sqlite3 {aside} .recover` may save what it held"
+        f"the store {path} was damaged ({reason}): it was moved to {aside.name} and a new store begun; "
+        f"`sqlite3 {aside} .recover` may save its content"
     )
 
 

@@ -1,4 +1,4 @@
-"""Exchange of winners: reads those to export, and has the rule by which imported ones replace ours.
+"""Exchange of winners: reads the winners to export, and has the rule by which imported winners replace present ones.
 
 The rule does no IO. The reads use connections of their own.
 """
@@ -58,17 +58,17 @@ def judge_offer(offer: Winner, ours: Winner | None, today: Context | None) -> De
             return Decision(False, "it is the same")
         theirs, figure = convert_to_cost(offer.objective, offer.figure), convert_to_cost(ours.objective, ours.figure)
         word = "faster" if is_latency(ours.objective) else "better"
-        better = f"{word} than ours, {ours.figure or 0:g} {name_unit(ours.objective)}"
+        better = f"{word} than the winner here, {ours.figure or 0:g} {name_unit(ours.objective)}"
         if figure is None or (theirs is not None and theirs < figure):
             return Decision(True, better)
         return Decision(False, f"it is not {better}")
     if today is not None and ours.context == today:
-        return Decision(False, "ours was measured with the sources, toolchain and driver of today")
+        return Decision(False, "the winner here was measured with the present sources, toolchain and driver")
     if today is not None and offer.context == today:
-        return Decision(True, "ours is stale")
+        return Decision(True, "the winner here is stale")
     if offer.decided > ours.decided:
-        return Decision(True, "decided later than ours, which is stale too")
-    return Decision(False, "ours was decided later, and both are stale")
+        return Decision(True, "decided later than the winner here, which is stale, too")
+    return Decision(False, "the winner here was decided later, and both are stale")
 
 
 def list_exports(path: Path) -> list[tuple[str, str, int]]:

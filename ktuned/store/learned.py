@@ -51,7 +51,7 @@ class LearnedNames(Table):
     async def replace_names(
         self, kernel: KernelInfo, gone: Collection[str], entries: Sequence[Observation], valid: Sequence[Winner]
     ) -> None:
-        """Store names in place of others, whose part in the kernel's digest ends with them.
+        """Store names in place of others, which no longer count in the kernel's digest.
 
         The ``valid`` winners' trials become trials of the kernel's present state.
         """

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ktuned.model import (
     FAILURES,
+    JUDGED,
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
@@ -24,8 +25,10 @@ from ktuned.model import (
     Outcome,
     Peaks,
     Problem,
+    ProjectName,
     WinnerKey,
     canonical,
+    make_full_name,
 )
 from ktuned.protocol import Job, JobState, Root, Trial
 from ktuned.store import rows
@@ -105,7 +108,7 @@ class Queries:
         return self._reader.fetch_values(rows.decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ?", kernel)
 
     def list_kernels_to_fit(self, keys: int) -> list[KernelName]:
-        """Return the kernels that have winners of at least so many keys, and some that no portfolio was fitted to."""
+        """Return the kernels that have winners of at least so many keys, some of which no portfolio was fitted to."""
         select = """SELECT DISTINCT kernel FROM winners LEFT JOIN portfolios USING (kernel, device, objective)
             GROUP BY kernel, device, objective
             HAVING count(*) >= ? AND max(winners.decided) > coalesce(max(portfolios.decided), 0)"""
@@ -131,6 +134,18 @@ class Queries:
             values += tuple(states)
         select = f"{rows.SELECT_JOBS} {where} ORDER BY id DESC LIMIT ?"
         return self._reader.fetch_values(rows.decode_job, select, *values, limit)
+
+    def is_only_judged(self, project: ProjectName) -> bool:
+        """Return whether configs of a project's kernels were judged, and none was ever tuned."""
+        first = make_full_name(project, "")
+        # The range is that of all names with this beginning; a kernel's short name has no colon.
+        jobs = "SELECT 1 FROM jobs WHERE kernel >= ? AND kernel < ? AND instr(substr(kernel, ?), ':') = 0"
+        judged = "iif(json_valid(plan), plan ->> '$.objective', '')"
+        values = first, f"{first[:-1]};", len(first) + 1, JUDGED
+        ((was_judged, was_tuned),) = self._reader.fetch_rows(
+            f"SELECT EXISTS ({jobs} AND {judged} = ?), EXISTS ({jobs} AND {judged} <> ?)", *values, *values
+        )
+        return bool(was_judged and not was_tuned)
 
     # Trials
 

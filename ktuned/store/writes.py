@@ -35,10 +35,10 @@ from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
 
 PROVISIONAL = "provisional: other programs used the device while it was measured"
-"""What lookups say of a winner with a disturbed figure."""
+"""The message of lookups that get a winner with a disturbed figure."""
 
 NOISE = 1.05
-"""Two figures whose ratio is at most this may be equal, the rest being noise."""
+"""Two figures whose ratio is at most this may differ by noise alone."""
 
 
 class Recovered(msgspec.Struct, frozen=True):

@@ -1,10 +1,10 @@
 """Evidence: what a config's failure says about the config, and for how long. The only IO is a look at a mount.
 
 A config fails for want of something that ktuned or the machine grants: time, memory, or a mount from which code may be
-executed. Its trial keeps what was *granted* then, and the outcome stands until more of it is granted. What a machine
-lacked for a moment (a killed process, a full disk, a library that is not installed) cannot be compared: such a trial
-stays untried, with its reason, and the next job tries the config again, at most :data:`MOST_TRIES` jobs in all. If it
-fails in all of them, the config is taken for the cause.
+executed. Its trial keeps what was *granted* then, and the outcome stands until more of it is granted. A passing lack of
+the machine (a killed process, a full disk, a library that is not installed) cannot be compared: such a trial stays
+untried, with its reason, and the next job tries the config again, at most :data:`MOST_TRIES` jobs in all. If it fails
+in all of them, the config is taken for the cause.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class FinalRound:
                 # It took over its figure, and its rounds, from a trial with equal content.
                 winner = await self._store.decide_winner(served.trial, objective=self._brief.objective)
                 self._outcomes.publish_winner(winner)
-            # The best of the search may be another one: it is the fastest config, and only finalists have the metric.
+            # The best of the search may be another config: it is the fastest one, and only finalists have the metric.
             if needs_own_launches(self._brief.objective) and self._progress.best_us is not None:
                 self._progress.set_best(incumbent)
             self._progress.reference_us = incumbent.detail.final.reference_us
@@ -416,7 +416,7 @@ class FinalRound:
                 computed, _ = await contest.lane.send_request(request, self._brief.deadlines)
         except WorkerError as error:
             # The metrics of single rounds stay.
-            _log.warning("metrics_not_computed", kernel=self._brief.kernel.name, reason=error.message)
+            _log.warning("compute_metrics_failed", kernel=self._brief.kernel.name, reason=error.message)
             return {}
         return {
             trial: replace(results[trial], metrics={**results[trial].metrics, **metrics})

@@ -62,6 +62,7 @@ from ktuned.model import (
     TrialResult,
     canonical,
     have_same_bits,
+    spell_values,
 )
 from ktuned.protocol import Trial
 from ktuned.store import Winner
@@ -206,7 +207,7 @@ class Anchor:
         """Take note of a trial's end. The anchor's own trial shows its bits, or why it cannot be the anchor."""
         if not self.is_anchor(trial.config) or trial.outcome is None or trial.outcome in RETRIED_BY_NEXT_JOB:
             return
-        words = ", ".join(f"{name}={value}" for name, value in self.config.items())
+        words = spell_values(self.config)
         if trial.outcome is not Outcome.MEASURED:
             self.fault = f"the anchor {words} failed: {trial.outcome}: {trial.message.partition(chr(10))[0]}"
         elif trial.detail.numerics.nondeterministic:
@@ -256,8 +257,8 @@ class DisputedOutputs:
         count = len(self._differing) + self._agreeing
         return (
             f"{len(self._differing)} of {count} configs differ from the default's outputs, so ktuned rejected none: "
-            "correctness is unchecked (atomics, random numbers and buffers of a config's own shape may differ); give a "
-            "reference="
+            "correctness is unchecked (atomics, random numbers and outputs whose shape depends on the config may "
+            "differ); give a reference="
         )
 
 

@@ -39,6 +39,7 @@ from ktuned.model import (
     canonical,
     is_exact,
     needs_metric,
+    spell_values,
     strip_numerics,
 )
 from ktuned.protocol import AnswersChanged, JobState, PublishEvent, Trial, format_notice
@@ -115,7 +116,7 @@ class Outcomes:
         if self.progress.best_cost is not None:
             if awaited is None or self._provisional:
                 return ""
-            words = ", ".join(f"{name}={value}" for name, value in awaited.items())
+            words = spell_values(awaited)
             return (
                 f"the machine was too busy to measure {words} reliably: lookups keep it for now; "
                 "run `ktuned tune` again when it is quieter"
@@ -131,7 +132,7 @@ class Outcomes:
         return f"no config could be measured{f'; {self.progress.lost}' if self.progress.lost else self._first_failure}"
 
     def _describe_success(self) -> str:
-        """Return what the search came to, with the notices that its results gave rise to."""
+        """Return the result of the search in words, with the notices about its results."""
         headline = self._shared or self.summary.describe_search(self.progress.done, self.progress.best)
         notices = (
             self.summary.prior_fault,
@@ -463,7 +464,7 @@ class Outcomes:
             return
         winner = await self.store.decide_winner(best[0].id, objective=brief.objective, is_final=False)
         await self._announce_winner(winner)
-        words = ", ".join(f"{name}={value}" for name, value in awaited.items())
+        words = spell_values(awaited)
         self._provisional = (
             f"the winner is provisional: the machine was too busy to measure {words}, which was served before; "
             "run `ktuned tune` again when it is quieter"

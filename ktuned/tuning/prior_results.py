@@ -1,4 +1,5 @@
-"""Earlier results that save a job work: where to begin, what to leave for last, what need not be measured again.
+"""Earlier results that save a job work: the configs to try first, the configs to try last, and the measurements that
+need no repetition.
 
 Results of three kinds help, the most similar most:
 

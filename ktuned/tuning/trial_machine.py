@@ -63,9 +63,9 @@ disturbed       2     other programs used the device, so the figure is not the c
 ==============  ====  =============================================================================================
 
 *Unproven.* A trial whose last failure says nothing about its config (it was killed, or a compiler or loader reports
-that the machine lacked something) ends as ``interrupted``, with the reason. The next job tries the config again. One
-that ends so in :data:`~ktuned.tuning.evidence.MOST_TRIES` jobs is the cause. Failures for want of time, memory or a
-mount that allows code are outcomes, which stand until more is granted (:mod:`ktuned.tuning.evidence`).
+that the machine lacked something) ends as ``interrupted``, with the reason. The next job tries the config again. A
+config that ends so in :data:`~ktuned.tuning.evidence.MOST_TRIES` jobs is the cause. Failures for want of time, memory
+or a mount that allows code are outcomes, which stand until more is granted (:mod:`ktuned.tuning.evidence`).
 
 The excuses are considered in this order: killed, worker damaged, crowded, device sick. The last costs a worker and a
 canary.

@@ -20,7 +20,7 @@ from ktuned.backends import Registry
 from ktuned.declaration import describe_kernel, load_file, load_if_changed
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp_files, stamp_whole, stamps_agree
-from ktuned.model import BackendError, KernelFileError, NotFound, Phase, canonical
+from ktuned.model import BackendError, KernelFileError, NotFound, Phase, spell_values
 from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
 if TYPE_CHECKING:
@@ -171,8 +171,9 @@ def _check_spaces(kernel: Kernel) -> None:
         is_small = space.size is None or space.size <= COUNTED_SPACE
         first = next(iter(space)) if is_small else space.at(0)
         if kernel.default is not None and kernel.default not in space:
+            default = spell_values(kernel.default)
             raise kernel.site.make_error(
-                f"the default {canonical(kernel.default)} is not in the space for the problem {canonical(problem)}",
+                f"the default {default} is not in the space for the problem {spell_values(problem)}",
                 hint="give a default that `where` admits for every declared problem, or loosen `where`",
             )
         config = kernel.default or first

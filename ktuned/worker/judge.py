@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ktuned.backends import Registry
 from ktuned.ipc import DamagedArtifact, Places, manifest, requests
-from ktuned.judging import Ended, Nursery, PlainUnit, Referee, make_ended_result
-from ktuned.model import Phase, TrialResult
+from ktuned.judging import Ended, Nursery, PlainUnit, Referee, make_cheating, make_ended_result
+from ktuned.measuring import measure_peaks
+from ktuned.model import KernelFileError, Phase, TrialResult, choose_peaks
 from ktuned.user_directories import NoHomeDirectory, find_user_directories
 from ktuned.worker.compile import make_unit
 from ktuned.worker.open_problem import OpenProblem
@@ -53,11 +57,32 @@ class Judge:
             return make_ended_result(ended, Phase.LOAD)
         children = list_children()
         try:
-            return referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
+            result = referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
+            return self._check_limits(result, referee, problem, request) if result.latency_us else result
         finally:
             # Only where the sandbox is not complete can a candidate have started processes.
             end_processes(children)
             referee.prepare_next()
+
+    def _check_limits(
+        self, result: TrialResult, referee: Referee, problem: OpenProblem, request: requests.Trial
+    ) -> TrialResult:
+        """Add the kernel file's metrics to the result of a right config, if it is not faster than its device can be.
+
+        If it seems to be, the device's limits are measured again.
+        """
+        try:
+            metrics = problem.costs.metrics(result.latency_us or math.inf)
+        except KernelFileError as error:
+            return result.add_facts("profile", metrics_fault=error.message)
+        result = replace(result, metrics=metrics)
+        peaks = request.peaks
+        if peaks is None or not (exceeded := referee.find_exceeded_limits(metrics, peaks)):
+            return result
+        measured = choose_peaks(peaks, measure_peaks(problem.device))
+        if not (exceeded := referee.find_exceeded_limits(metrics, measured)):
+            return result
+        return make_ended_result(make_cheating(f"it would be faster than its device: {exceeded[0]}"), Phase.CHECK)
 
     def _provide_referee(self, opened: requests.Open, problem: OpenProblem) -> Referee:
         """Return the referee of the open problem, with a nursery for its backend.

@@ -22,7 +22,7 @@ from random import Random
 import msgspec
 
 from ktuned.declaration import BoundSpace, Kernel, find_mapping_fault
-from ktuned.model import Config, Device, canonical, listed
+from ktuned.model import Config, Device, listed, spell_values
 from ktuned.search import build_domain
 
 MAX_NAMED = 32
@@ -79,7 +79,7 @@ def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
     promised = [pair for pair in scored if not math.isnan(pair[0])]
     if scored and not promised:
         fault = f"prior of kernel {kernel.name!r} is ignored: it gave NaN for all {len(scored)} configs; "
-        return PriorChoice(fault=f"{fault}return a number, the higher the more promising")
+        return PriorChoice(fault=f"{fault}return a number; a higher number is more promising")
     promised.sort(key=lambda pair: -pair[0])
     return PriorChoice(tuple(config for _, config in promised[:BEST_SCORED]))
 
@@ -95,7 +95,7 @@ def describe_stray_prior(kernel: Kernel, named: Sequence[Config], knobs: Collect
         remedy = f"give the knob {missing[0]!r} a value, too"
     return (
         f"prior of kernel {kernel.name!r} is ignored: none of its configs is in the space, "
-        f"such as {canonical(named[0])}; {remedy}"
+        f"such as {spell_values(named[0])}; {remedy}"
     )
 
 

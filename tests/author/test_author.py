@@ -147,7 +147,7 @@ class Author:
     def _marker(self) -> int:
         kernels = self.daemon.client.call("kernels")["kernels"]
         # An edit of its source does not count for the marker, so its place in its file tells how new it is.
-        return next((kernel["line"] for kernel in kernels if kernel["kernel"] == "marker"), 0)
+        return next((kernel["line"] for kernel in kernels if kernel["kernel"].endswith(":marker")), 0)
 
     def _open_jobs(self) -> set[int]:
         jobs = self.daemon.client.call("jobs")["jobs"]
@@ -180,7 +180,7 @@ class Author:
     def _served(self) -> dict[str, frozenset[tuple[int, float]]]:
         listed = self.daemon.client.call("kernels", why=True)["kernels"]
         return {
-            kernel["kernel"]: frozenset(
+            kernel["kernel"].rpartition(":")[2]: frozenset(
                 (entry["trial"], self.daemon.fetch_trial(entry["trial"])["updated"]) for entry in kernel["why"]
             )
             for kernel in listed

@@ -119,11 +119,9 @@ def make_answer(**changes: Any) -> Answer:
 
 
 def make_kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
-    project, _, short = name.partition(":")
     kernel: dict[str, Any] = {
-        "name": name,
-        "project": project,
-        "kernel": short,
+        "kernel": name,
+        "project": name.partition(":")[0],
         "file": "/src/tune_gemm.py",
         "line": 7,
         "backend": "tvm_ffi",

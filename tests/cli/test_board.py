@@ -5,7 +5,7 @@ from typing import Any
 
 from ktuned.cli.lines import format_file_error
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
-from ktuned.cli.watch.cells import shorten_path
+from ktuned.cli.watch.cells import choose_message, shorten_path
 from ktuned.model.objective import LATENCY
 from ktuned.model.values import canonical
 from ktuned.protocol import read_event, read_jobs
@@ -218,6 +218,17 @@ def test_a_trial_of_named_configs_does_not_fail_its_kernel() -> None:
     untuned = add_answers(Board(), [make_answer(status="default", config=None, latency_us=None)])
     won = find_row(fold_events(make_winner_event(5.0, job=9), board=untuned))
     assert (won.state, won.current) == ("fresh", 5.0)
+
+
+def test_each_failing_outcome_has_a_line() -> None:
+    """One that fails alone is shown in full."""
+    started = make_state_event("job_started", make_job_map())
+    first = fold_events(started, make_trial_event(make_trial_map(1, "compile_error"), 1))
+    assert choose_message(find_row(first), None)[0] == "compile_error: why it is compile_error\nmore of it"
+    both = fold_events(make_trial_event(make_trial_map(2, "crashed"), 2), board=first)
+    assert (
+        choose_message(find_row(both), None)[0] == "compile_error: why it is compile_error\ncrashed: why it is crashed"
+    )
 
 
 def test_a_save_makes_only_what_has_a_figure_stale() -> None:

@@ -155,10 +155,10 @@ def test_a_kernel_s_missing_backend_fails() -> None:
     """The finding names the kernels and the interpreter."""
     roots = [{"path": "/src", "name": "mine", "python": "/p/python"}]
     kernels = [
-        {"name": "mine:b", "backend": "tvm_ffi", "file": "/src/tune_b.py"},
-        {"name": "mine:a", "backend": "tvm_ffi", "file": "/src/tune_b.py"},
-        {"name": "mine:c", "backend": "nvrtc", "file": "/src/tune_c.py"},
-        {"name": "else:d", "backend": "tvm_ffi", "file": "/elsewhere/tune_d.py"},
+        {"kernel": "mine:b", "backend": "tvm_ffi", "file": "/src/tune_b.py"},
+        {"kernel": "mine:a", "backend": "tvm_ffi", "file": "/src/tune_b.py"},
+        {"kernel": "mine:c", "backend": "nvrtc", "file": "/src/tune_c.py"},
+        {"kernel": "else:d", "backend": "tvm_ffi", "file": "/elsewhere/tune_d.py"},
     ]
     entries = [convert(make_kernel_map(**kernel), KernelEntry) for kernel in kernels]
     reports = [convert(make_environment_report(backends={"nvrtc": GOOD}), EnvironmentInfo)]

@@ -72,7 +72,7 @@ def test_an_answer_without_config_gives_the_callers_default(socket_path: str) ->
     ("kernel", "problem", "status", "message"),
     [
         ("missing", {}, "unavailable", "there is no kernel 'missing'; see `ktuned kernels`"),
-        ("garbled", {}, "unavailable", "the daemon's answer is not a lookup's"),
+        ("garbled", {}, "unavailable", "the daemon's reply is not the answer to a lookup"),
         ("misspelt", {"m": 1}, "invalid", "there is no problem key 'm'"),
         ("gemm", {"M": object()}, "invalid", "only numbers, bool and str"),
         ("gemm", {"M": 2**70}, "invalid", "64 bits"),

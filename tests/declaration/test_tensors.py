@@ -35,7 +35,7 @@ from ktuned.model.errors import UsageError
 def test_every_dtype_can_be_made_with_every_fill(dtype: str, fill: str) -> None:
     """A dtype refuses fills that make no sense for it with a clear message."""
     if fill in ("uniform", "normal") and dtype not in FLOATS + COMPLEX:
-        with pytest.raises(UsageError, match=f"{dtype} cannot be filled '{fill}'; say fill='integer'"):
+        with pytest.raises(UsageError, match=f"{dtype} cannot be filled '{fill}': use fill='integer'"):
             tensor((4, 3), dtype, fill)
         return
     spec = tensor((40, 3), dtype, fill)
@@ -238,15 +238,15 @@ def test_poison_reaches_strided_views() -> None:
     [
         ({"shape": (2, -1)}, "the shape (2, -1) holds -1"),
         ({"shape": (2.0,)}, "holds 2.0, which is not an int"),
-        ({"shape": 2.0}, "the shape 2.0 is not an int; // divides to one"),
+        ({"shape": 2.0}, "the shape 2.0 is not an int; // divides ints"),
         ({"shape": "64"}, "the shape '64' is neither an int nor a tuple of ints"),
         ({"shape": 1, "dtype": "float17"}, "there is no dtype 'float17'"),
         ({"shape": 1, "fill": "unifrom"}, "did you mean 'uniform'?"),
         ({"shape": 1, "seed": "x"}, "the seed 'x' is not an int"),
-        ({"shape": 1, "fill": "zeros", "low": 1}, "low and high mean nothing to the fill 'zeros'"),
+        ({"shape": 1, "fill": "zeros", "low": 1}, "low and high have no effect with the fill 'zeros'"),
         ({"shape": 1, "low": 2, "high": 1}, "low=2 is not below high=1"),
-        ({"shape": 1, "dtype": "uint8", "low": -1}, "uint8 cannot hold or be drawn from all of [-1, 4)"),
-        ({"shape": 1, "dtype": "uint64", "high": 2**64}, "uint64 cannot hold or be drawn from all of [0,"),
+        ({"shape": 1, "dtype": "uint8", "low": -1}, "uint8 cannot hold all values of [-1, 4)"),
+        ({"shape": 1, "dtype": "uint64", "high": 2**64}, "uint64 cannot hold all values of [0,"),
         ({"shape": 1, "dtype": "int8", "low": 0.5}, "needs whole numbers"),
         ({"shape": 1, "high": float("inf")}, "the limit inf is not finite"),
     ],

@@ -107,7 +107,8 @@ async def test_only_chosen_devices_are_used(parts: Parts) -> None:
     machine.chosen = ("H200",)
     error = catch_backend_error(machine, environment)
     assert error.message == (
-        "config.toml's devices leave backend 'fake' none of cpu:0 (Fake CPU), cpu:1 (Fake CPU), cuda:0 (Fake CPU)"
+        "`devices` in config.toml leaves out all devices of the backend 'fake': "
+        "cpu:0 (Fake CPU), cpu:1 (Fake CPU), cuda:0 (Fake CPU)"
     )
     assert error.hint
     assert machine.choose_target(environment, "fake") == "fake"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.daemon_parts import FAKE_BACKEND
 from tests.e2e.harness import UNHURRIED, Daemon
 
@@ -53,6 +55,37 @@ def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
         (clone / path.name).write_text(FILE.replace("2 * x", "x + x"))
         daemon.wait_until(lambda: daemon.client.lookup("shared-clone:it", {"n": 64}).status == "stale", "the edit")
         assert daemon.client.lookup("shared:it", {"n": 64}).status == "fresh"
+
+
+def test_a_clone_learns_what_its_original_has_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A winner that depends on files which only a job shows is fresh in a clone at once; other content is no clone.
+
+    An import in a clone goes to the clone's kernel, although the files name the original's.
+    """
+    text = FILE.replace("@kernel(", "import pathlib\n\n@kernel(").replace(
+        "y=2 * x", "y=int(pathlib.Path(__file__).with_name('factor.txt').read_text()) * x"
+    )
+    with Daemon(tmp_path) as daemon:
+        path = daemon.write_kernel(text)
+        path.with_name("factor.txt").write_text("2")
+        daemon.tune(path=str(path))
+        for name, factor in (("same", "2"), ("other", "3")):
+            shutil.copytree(path.parent, tmp_path / name / "project")
+            (tmp_path / name / "project/factor.txt").write_text(factor)
+            assert daemon.run_ktuned("add", str(tmp_path / name / "project")).returncode == 0
+        statuses = [
+            daemon.client.call("lookup", kernel=f"{name}-project:it", problem={"n": 64}, tune=False)["status"]
+            for name in ("same", "other")
+        ]
+        assert statuses == ["fresh", "default"]
+        assert len(daemon.client.call("jobs")["jobs"]) == 1
+
+        monkeypatch.chdir(path.parent)
+        assert daemon.run_ktuned("export", "winners").returncode == 0
+        monkeypatch.chdir(tmp_path / "other/project")
+        imported = daemon.run_ktuned("import", str(path.parent / "winners"), "--json")
+        (winner,) = json.loads(imported.stdout)["winners"]
+        assert (winner["kernel"], winner["taken"], winner["status"]) == ("other-project:it", True, "stale")
 
 
 READING = FILE.replace(

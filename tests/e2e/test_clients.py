@@ -169,9 +169,9 @@ def test_winners_are_shared_through_files(tuned_daemon: Daemon, tmp_path: Path) 
 
     assert "it is the same" in tuned_daemon.run_ktuned("import", str(shared)).stdout
     tuned_daemon.client.call("forget", kernel="it")
-    assert "would be taken, fresh" in tuned_daemon.run_ktuned("import", str(shared), "--dry-run").stdout
+    assert "would be imported, fresh" in tuned_daemon.run_ktuned("import", str(shared), "--dry-run").stdout
     assert tuned_daemon.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "default"
-    assert "taken, fresh  there was none" in tuned_daemon.run_ktuned("import", str(shared)).stdout
+    assert "imported, fresh  there was none" in tuned_daemon.run_ktuned("import", str(shared)).stdout
     assert tuned_daemon.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "fresh"
 
     tuned_daemon.client.call("forget", kernel="it")
@@ -181,7 +181,7 @@ def test_winners_are_shared_through_files(tuned_daemon: Daemon, tmp_path: Path) 
     document["winners"].append({**document["winners"][0], "config": {"us": 5.0}})
     file.write_text(winners.render_document(document))
     output = tuned_daemon.run_ktuned("import", str(shared)).stdout
-    assert "taken, stale" in output
+    assert "imported, stale" in output
     assert "refused: project:it: the problem lacks n and does not take m" in output
     assert "refused: the kernel's space has no such config" in output
     assert tuned_daemon.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "stale"
@@ -199,7 +199,7 @@ def test_winners_are_shared_through_files(tuned_daemon: Daemon, tmp_path: Path) 
     file.write_text(text)
     both = tuned_daemon.run_ktuned("import", str(shared), "--dry-run")
     assert (both.returncode, "named 'nowhere'" in both.stdout) == (0, True)
-    assert "1 would be taken, 1 left" in both.stderr
+    assert "1 would be imported, 1 left out" in both.stderr
 
 
 def test_the_asyncio_program_of_the_client_s_readme_runs(tuned_daemon: Daemon) -> None:

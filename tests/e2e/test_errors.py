@@ -160,7 +160,7 @@ def test_sighup_applies_the_config_file_or_changes_nothing(daemon: Daemon) -> No
     config.write_text(f"contention = false\n[[roots]]\npath = '{path.parent}'\nname = 'mine'\n")
     daemon.process.send_signal(signal.SIGHUP)
     daemon.wait_until(lambda: daemon.client.call("kernels")["kernels"], "the new root's kernels")
-    assert daemon.client.call("kernels")["kernels"][0]["name"] == "mine:it"
+    assert daemon.client.call("kernels")["kernels"][0]["kernel"] == "mine:it"
 
     config.write_text("contentoin = false\n")
     daemon.process.send_signal(signal.SIGHUP)

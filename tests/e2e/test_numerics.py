@@ -143,8 +143,8 @@ def test_an_anchor_that_fails_ends_the_job(daemon: Daemon) -> None:
     space = [known.ANCHOR, known.ORDERED, known.SLOWLY_ORDERED, known.BROKEN, known.RACY]
     daemon.tune(path=known.write_family(daemon, space=space), anchor=known.SLOWLY_ORDERED)
     for anchor, message in (
-        (known.BROKEN, "the anchor LANES=-1, FUSED=0, DOES=0, SLOW=0 failed: compile_error: "),
-        (known.RACY, "the anchor LANES=1, FUSED=0, DOES=3, SLOW=0 is nondeterministic: its own outputs differ"),
+        (known.BROKEN, "the anchor LANES=-1 FUSED=0 DOES=0 SLOW=0 failed: compile_error: "),
+        (known.RACY, "the anchor LANES=1 FUSED=0 DOES=3 SLOW=0 is nondeterministic: its own outputs differ"),
     ):
         _, (job,) = daemon.tune(kernel="rows", anchor=anchor)
         assert job["state"] == "failed"

@@ -30,11 +30,11 @@ POLL_S = 0.05
 class Tmux:
     """A tmux server with one window that runs a command."""
 
-    def __init__(self, directory: Path, daemon: Daemon, command: list[str]) -> None:
+    def __init__(self, directory: Path, daemon: Daemon, command: str) -> None:
         self._words = ["tmux", "-S", str(directory / "tmux.sock"), "-f", "/dev/null"]
         # A parent's line editor may export a size, which is another terminal's.
         self._env = {**daemon.env, "TERM": "xterm-256color", "SHELL": "/bin/sh", "COLUMNS": "80", "LINES": "24"}
-        line = f"{shlex.join(command)}; printf 'ended with %s' $?; cat"
+        line = f"{command}; printf 'ended with %s' $?; cat"
         self._run_tmux("new-session", "-d", "-x", str(SIZES[0][0]), "-y", str(SIZES[0][1]), line)
 
     def _run_tmux(self, *words: str) -> str:
@@ -75,8 +75,9 @@ def open_tmux(tmp_path: Path, daemon: Daemon) -> Iterator[Callable[..., Tmux]]:
         pytest.skip("tmux is missing: apt-get install tmux")
     opened: list[Tmux] = []
 
-    def start(*words: str) -> Tmux:
-        opened.append(Tmux(tmp_path, daemon, [sys.executable, "-m", "ktuned", "watch", *words]))
+    def start(*words: str, errors: Path | None = None) -> Tmux:
+        command = shlex.join([sys.executable, "-m", "ktuned", "watch", *words])
+        opened.append(Tmux(tmp_path, daemon, command if errors is None else f"{command} 2> {errors}"))
         return opened[-1]
 
     yield start
@@ -159,6 +160,17 @@ def test_saves_and_keys_work_on_the_screen(daemon: Daemon, open_tmux: Callable[.
     tmux.wait_for_texts(r"cancelled job|has no job to cancel|is done already")
     tmux.press_keys("C-c")
     tmux.wait_for_texts("ended with 0", "continues to watch")
+
+
+def test_the_screen_is_drawn_if_stderr_is_a_file(
+    daemon: Daemon, open_tmux: Callable[..., Tmux], tmp_path: Path
+) -> None:
+    path = daemon.write_kernel(make_kernel_text(SPACE))
+    tmux = open_tmux(str(path.parent), errors=tmp_path / "errors")
+    tmux.wait_for_texts(r"it n=64 +tuned")
+    tmux.press_keys("q")
+    tmux.wait_for_texts("ended with 0")
+    assert "continues to watch" in (tmp_path / "errors").read_text()
 
 
 def test_the_terminal_is_restored_if_the_daemon_ends(daemon: Daemon, open_tmux: Callable[..., Tmux]) -> None:

@@ -214,7 +214,10 @@ async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
             )
             (locate_artifact(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
             result = (await lane.send_request(make_trial_request("wrong"), deadlines))[0].result
-            assert (result.outcome, result.message) == (None, "wrong-key: kernel.json is not what was sealed")
+            assert (result.outcome, result.message) == (
+                None,
+                "wrong-key: kernel.json differs from its digest in the manifest",
+            )
             assert lane.worker_pid == first
             batch: list[replies.Measurement] = []
             last, _ = await lane.send_request(

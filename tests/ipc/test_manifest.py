@@ -67,8 +67,11 @@ def flip_bit(artifact: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "one bit": (flip_bit, "kernel.so is not what was sealed"),
-    "truncated": (lambda artifact: (artifact / "kernel.so").write_bytes(b""), "kernel.so is not what was sealed"),
+    "one bit": (flip_bit, "kernel.so differs from its digest in the manifest"),
+    "truncated": (
+        lambda artifact: (artifact / "kernel.so").write_bytes(b""),
+        "kernel.so differs from its digest in the manifest",
+    ),
     "file gone": (lambda artifact: (artifact / "src" / "kernel.cc").unlink(), "src/kernel.cc cannot be read"),
     "no manifest": (lambda artifact: (artifact / MANIFEST_NAME).unlink(), "no readable manifest"),
     "empty manifest": (lambda artifact: (artifact / MANIFEST_NAME).write_text(""), "no readable manifest"),

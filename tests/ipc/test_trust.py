@@ -76,7 +76,7 @@ def test_another_users_file_is_not_trusted(kernel_path: Path, level: str) -> Non
     """Its owner could change it at any time, whatever its mode."""
     path = next(path for path in (kernel_path, *kernel_path.parents) if path.name == level)
     os.chown(path, OTHER_UID, -1)
-    with pytest.raises(Untrusted, match=f"belongs to uid {OTHER_UID}, neither to us \\(0\\) nor to root"):
+    with pytest.raises(Untrusted, match=f"belongs to uid {OTHER_UID}, neither to you \\(0\\) nor to root"):
         Trust().check_file(str(kernel_path))
 
 

@@ -111,7 +111,7 @@ async def test_device_by_seat_model_or_absent(parts: Parts) -> None:
 async def test_wrong_questions_are_refused(parts: Parts) -> None:
     """Another kernel's problem and a name of several kernels are errors that say what would do."""
     await declare_tuned_kernel(parts)
-    with pytest.raises(UsageError, match="names m"):
+    with pytest.raises(UsageError, match="lacks n and does not take m"):
         look_up(parts, {"m": 1})
     other = parts.project.parent / "q"
     parts.write_file(make_kernel_text(), str(other / "tune_it.py"))
@@ -168,7 +168,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
     assert look_up(parts)["status"] == "default"
     (entry,) = explain(kernel)
-    assert entry.changes[0].name == '{"us":20.0} is served once a worker has confirmed that the space has it'
+    assert entry.changes[0].name == "us=20.0 is served once a worker has confirmed that the space has it"
     await wait_for_verdict(parts, generation)
     assert (look_up(parts)["status"], look_up(parts)["config"]) == ("fresh", {"us": 20.0})
     (entry,) = explain(kernel)
@@ -176,7 +176,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 30.0]", default="dict(us=10.0)"))
     (entry,) = explain(kernel)
     assert entry.status == "stale"
-    message = '{"us":20.0} is not in the space any more: it is not served'
+    message = "us=20.0 is not in the space any more: it is not served"
     assert message in {change.name for change in entry.changes if change.kind == "space"}
 
 

@@ -46,5 +46,5 @@ def test_a_listed_trial_has_the_protocols_names() -> None:
         "objectives": ["min:energy"],
     }
     listed = msgspec.convert(sent, ListedTrial)
-    assert (listed.bit_class, listed.is_winner, listed.objectives) == ("A", True, (Objective("min:energy"),))
+    assert (listed.bit_class, listed.winner, listed.objectives) == ("A", True, (Objective("min:energy"),))
     assert msgspec.to_builtins(listed)["class"] == "A"

@@ -654,9 +654,9 @@ class TestLeftAlone:
     @pytest.mark.parametrize(
         ("hooks", "reason"),
         [
-            ({"pre_hook": kernels.clear}, "its pre_hook writes other values than zeros"),
-            ({"post_hook": kernels.note}, "its post_hook writes other values than zeros"),
-            ({}, "a config's pre_hook writes other values than zeros"),
+            ({"pre_hook": kernels.clear}, "its pre_hook writes values other than zeros"),
+            ({"post_hook": kernels.note}, "its post_hook writes values other than zeros"),
+            ({}, "a config's pre_hook writes values other than zeros"),
         ],
         ids=["pre", "post", "config"],
     )

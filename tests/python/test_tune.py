@@ -78,7 +78,7 @@ def test_a_program_tunes_the_kernel_that_it_declares(daemon: Daemon) -> None:
         call.bind(x, z)()
         print(json.dumps(dict(
             config=dict(result.config), us=result.latency_us, s=result.latency, speedup=result.speedup,
-            trials=[(trial.config["tag"], trial.outcome, trial.is_winner) for trial in result.trials],
+            trials=[(trial.config["tag"], trial.outcome, trial.winner) for trial in result.trials],
             y=float(y.sum()), z=float(z.sum()), text=str(result), html=result._repr_html_(),
         )))
         """,

@@ -31,7 +31,7 @@ def test_json_has_the_protocol_s_maps() -> None:
 def test_csv_has_a_row_for_each_trial() -> None:
     """CSV has a column for each problem key and knob; messages may contain quotes and line breaks."""
     first, second, third = csv.DictReader(io.StringIO(render_trials(TRIALS, "csv")))
-    assert (first["trial"], first["winner"], first["latency_us"], first["c.BM"]) == ("1", "1", "12.5", "1")
+    assert (first["id"], first["winner"], first["latency_us"], first["c.BM"]) == ("1", "1", "12.5", "1")
     assert (second["p.N"], second["message"]) == ("3", 'it said "no",\nand more')
     assert (third["p.N"], third["outcome"]) == ("", "interrupted")
 

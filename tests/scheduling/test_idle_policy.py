@@ -42,7 +42,7 @@ def test_each_policy_refuses_its_levels_on_a_busy_machine(policy: str, level: in
     [
         ([], ""),
         ([BUSY] * (BUSY_READINGS - 1), ""),
-        ([BUSY] * BUSY_READINGS, "the machine is used: others take 60% of its CPUs"),
+        ([BUSY] * BUSY_READINGS, "the machine is busy: other programs use 60% of its CPUs"),
         ([BUSY] * (BUSY_READINGS - 1) + [CALM] + [BUSY] * (BUSY_READINGS - 1), ""),
         # Our own compiles press, but others do next to nothing.
         ([Reading(others=0.02, pressure=0.9)] * 9, ""),
@@ -50,7 +50,7 @@ def test_each_policy_refuses_its_levels_on_a_busy_machine(policy: str, level: in
         ([Reading(others=0.6, pressure=0.0)] * 9, ""),
         # Without a word on pressure, others must take half of the machine.
         ([Reading(others=0.4)] * 9, ""),
-        ([Reading(others=0.6)] * 9, "the machine is used: others take 60% of its CPUs"),
+        ([Reading(others=0.6)] * 9, "the machine is busy: other programs use 60% of its CPUs"),
         ([Reading(on_battery=True, pressure=0.0)], "the machine runs on battery"),
         ([Reading(pressure=0.0, gpu_users={"cuda:0": 0, "cuda:1": 2})] * BUSY_READINGS, "other programs use cuda:1"),
     ],

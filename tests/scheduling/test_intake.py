@@ -53,6 +53,7 @@ def limit_directories(parts: Parts, directories: int) -> Intake:
     return Intake(
         parts.daemon.known,
         inspector=parts.inspector,
+        foreign_names=parts.daemon.foreign_names,
         requests=parts.requests,
         renewal=parts.renewal,
         list_configured=set,
@@ -237,7 +238,7 @@ class TestTuneKernel:
     async def test_given_problem_is_checked(self, parts: Parts) -> None:
         """A problem with other keys would fail in a worker, or not have a key at all."""
         kernel = await parts.inspect_file(make_kernel_text(specialize="('n',)"))
-        with pytest.raises(UsageError, match="names m"):
+        with pytest.raises(UsageError, match="lacks n and does not take m"):
             await parts.requests.request_jobs(kernel, TuningRequest(problem={"m": 1}))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
         assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.REQUESTED)

@@ -35,7 +35,7 @@ async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
 async def test_what_cannot_be_worked_on_says_why(parts: Parts, tmp_path: Path) -> None:
     """A problem that its kernel no longer has, and a file that no root has any more."""
     job = await create_job(parts)
-    with pytest.raises(UsageError, match="names m"):
+    with pytest.raises(UsageError, match="lacks n and does not take m"):
         parts.preparation.prepare_brief(replace(job, problem={"m": 1}))
     parts.catalog.remove_root(parts.root.path)
     parts.catalog.add_root(Root(str(tmp_path / "elsewhere"), "elsewhere", parts.root.python))

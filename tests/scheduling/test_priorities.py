@@ -164,10 +164,10 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
             await parts.wait_until_reached("door")
             readings.append(busy)
             await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_queued")) == 2)
-            assert parts.jobs.count_jobs().waits == {"the machine is used: others take 90% of its CPUs": 1}
+            assert parts.jobs.count_jobs().waits == {"the machine is busy: other programs use 90% of its CPUs": 1}
             (waiting,) = parts.jobs.list_live_jobs()
-            assert waiting.message == "made way: the machine is used: others take 90% of its CPUs"
-            assert parts.jobs.describe_job(waiting).waits_for.startswith("the machine is used")
+            assert waiting.message == "made way: the machine is busy: other programs use 90% of its CPUs"
+            assert parts.jobs.describe_job(waiting).waits_for.startswith("the machine is busy")
             parts.jobs.add_waiter("me", [job.id])
             parts.open_gate("door")
             (ended,) = await parts.recorder.wait_for_ended_jobs()

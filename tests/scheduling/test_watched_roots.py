@@ -30,6 +30,7 @@ def restart_part(parts: Parts) -> Intake:
     return Intake(
         parts.daemon.known,
         inspector=parts.inspector,
+        foreign_names=parts.daemon.foreign_names,
         requests=parts.requests,
         renewal=parts.renewal,
         list_configured=lambda: {parts.root.path},

@@ -214,7 +214,10 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     assert [(won.objective, won.taken) for won in answer.winners] == [
         ("min:energy", True), ("min:energy", False), ("max:speed", False)
     ]  # fmt: skip
-    assert [won.reason for won in answer.winners][:2] == ["better than ours, 2 energy", "refused: it has no energy"]
+    assert [won.reason for won in answer.winners][:2] == [
+        "better than the winner here, 2 energy",
+        "refused: it has no energy",
+    ]
     winners = {won.objective: won for won in parts.store.list_winners()}
     assert (winners[LATENCY].config, winners[BY_ENERGY].config) == ({"us": 50.0}, {"us": 90.0})
     assert winners[BY_ENERGY].metrics == {"energy": 1.0}

@@ -181,7 +181,7 @@ def test_a_client_does_not_use_another_user_s_daemon(reachable_directory: Path) 
             hit = client.lookup("gemm", {"M": 1}, default={"BM": 64})
         process.stdin.close()
     assert (hit.status, hit.config) == ("unavailable", {"BM": 64})
-    assert "belongs to uid 65534, not to us" in hit.message
+    assert "belongs to uid 65534, not to you" in hit.message
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])

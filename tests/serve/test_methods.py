@@ -186,7 +186,7 @@ async def test_kernels_are_found_by_name_and_path(methods: Methods, parts: Parts
     link = parts.project.parent / "link"
     link.symlink_to(parts.project)
     everything = await methods.call_method("kernels")
-    assert ([kernel["name"] for kernel in everything["kernels"]], len(everything["errors"])) == (["project:it"], 1)
+    assert ([kernel["kernel"] for kernel in everything["kernels"]], len(everything["errors"])) == (["project:it"], 1)
     assert [root["name"] for root in everything["roots"]] == ["project"]
     assert len((await methods.call_method("kernels", path=f"{link}/tune_it.py"))["kernels"]) == 1
     below = await methods.call_method("kernels", path=f"{link}/sub/")
@@ -227,7 +227,7 @@ async def test_add_tunes_nothing_and_unwatch_cancels_jobs(methods: Methods, part
     directory.mkdir()
     (directory / "tune_it.py").write_text(make_kernel_text("other"))
     added = await methods.call_method("add", path=str(directory))
-    assert ([kernel["name"] for kernel in added["kernels"]], added["errors"]) == (["elsewhere:other"], [])
+    assert ([kernel["kernel"] for kernel in added["kernels"]], added["errors"]) == (["elsewhere:other"], [])
     assert parts.jobs.list_live_jobs() == []
     with pytest.raises(UsageError, match="part of") as refused:
         await methods.call_method("unwatch", path=str(directory / "tune_it.py"))

@@ -132,7 +132,7 @@ class TestRecords:
     def test_a_record_too_large_to_be_read_is_refused(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The application gets the error, not a daemon later."""
         monkeypatch.setattr(directory, "MAX_RECORD_BYTES", 1000)
-        with pytest.raises(OSError, match=r"the call has [0-9]+ bytes, and 1000 are read") as raised:
+        with pytest.raises(OSError, match=r"the call has [0-9]+ bytes, and at most 1000 are read") as raised:
             leave_record(spool, replace(RECORD, call="x" * 1000))
         assert raised.value.errno == errno.EFBIG
         assert not spool.exists() or not list(spool.iterdir())
@@ -273,7 +273,7 @@ class TestRefusedFiles:
         """It is not read at all."""
         with path.open("wb") as file:
             file.truncate((80 << 20) + 1)
-        with pytest.raises(RefusedFile, match="it has 83886081 bytes, and 83886080 are read"):
+        with pytest.raises(RefusedFile, match="it has 83886081 bytes, and at most 83886080 are read"):
             read_file(path)
 
     def test_a_missing_file_is_not_found(self, path: Path) -> None:

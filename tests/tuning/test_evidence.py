@@ -67,7 +67,7 @@ def test_a_compile_that_was_given_up_before_its_deadline_is_tried_again() -> Non
     [
         (Phase.COMPILE, Role.COMPILE, "out of memory: the worker used 1.0 GiB of the 1.0 GiB it may during compile"),
         (Phase.COMPILE, Role.COMPILE, "cc1plus: out of memory allocating 65536 bytes"),
-        (Phase.TIMING, Role.BENCH, "out of memory: the worker was refused what it asked for during timing"),
+        (Phase.TIMING, Role.BENCH, "out of memory: the worker's allocation failed during timing"),
     ],
 )
 def test_a_config_that_met_our_limit_of_memory_is_tried_again_with_a_higher_one(

@@ -247,7 +247,47 @@ def test_a_default_outside_the_space_is_an_error_of_the_file(
     assert item.kernels == ()
     (error,) = item.errors
     assert error.message.startswith(f"{root}/tune_it.py:5: it: ")
-    assert error.message.endswith('the default {"n":3} is not in the space for the problem {"M":2}')
+    assert error.message.endswith("the default n=3 is not in the space for the problem M=2")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_refused"),
+    [
+        ("lambda p: dict(x=tensor(p.M), y=tensor(p.M, output=True))", True),
+        ("lambda p: dict(x=tensor(p.M), z=tensor(p.M), y=tensor(p.M, output=True))", False),
+        ("lambda p: dict(x=make(p), y=tensor(p.M, output=True))", False),
+        ("lambda p: {name: tensor(p.M, output=name == 'y') for name in 'xy'}", False),
+    ],
+    ids=["a wrong name", "a right name", "makes a tensor", "names that are computed"],
+)
+def test_a_wrong_name_in_args_is_an_error_of_the_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, is_refused: bool
+) -> None:
+    """Nothing is compiled for it. Inputs that may take long to make are left to the job."""
+    (root / "tune_it.py").write_text(
+        f"""
+from dataclasses import dataclass
+from ktuned import kernel, space, tensor
+from ktuned.backends import Build as AnyBuild
+
+@dataclass(frozen=True)
+class Build(AnyBuild):
+    backend = "fake"
+    args: tuple = ()
+
+def make(p):
+    raise ValueError("it takes long")
+
+@kernel(backend="fake", space=space(n=[1, 2]), problems=[dict(M=2)], inputs={inputs}, check=None)
+def it(p, c):
+    return Build(("x", "z", "y"))
+"""
+    )
+    monkeypatch.setattr(Registry, "names", ["fake"])
+    (item,) = inspect_files(root, "tune_it.py")
+    messages = [error.message.partition("it: ")[2] for error in item.errors]
+    wrong = "args names the tensor 'z', which inputs(p) does not make (there are: x, y)"
+    assert messages == ([wrong] if is_refused else [])
 
 
 def test_admitted_configs_are_those_in_the_space(root: Path) -> None:

@@ -85,7 +85,7 @@ def test_prior_may_be_written_freely(prior: Any, first: list[int]) -> None:
     [
         (
             lambda p: [{"n": 500, "tile": 1}, {"n": -1, "tile": 1}],
-            "none of its configs is in the space, such as {.*500.*}; return values of its axes that",
+            "none of its configs is in the space, such as .*=500.*; return values of its axes that",
         ),
         (lambda p: [{"m": 1}], r"there is no knob 'm' \(there are: n, tile\)"),
         (lambda p: [{"tyle": 1}], "did you mean 'tile'"),

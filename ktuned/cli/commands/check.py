@@ -34,8 +34,8 @@ _CUDA_TOOLKIT = Path("/usr/local/cuda/bin/compute-sanitizer")
 def check(kernel: str, problem: dict[str, Scalar], sanitize: bool, as_json: bool) -> int:
     """Run KERNEL's winners once more and check their outputs.
 
-    Each winner is checked before and after timing, and on two more sets of inputs. Reads and writes outside its tensors
-    are found. Exits with 1 if a winner is wrong or cannot be checked.
+    Each winner is checked before and after timing, and on two more sets of inputs. Writes outside its tensors are
+    found, with --sanitize also reads. Exits with 1 if a winner is wrong or stale, or cannot be checked.
     """
     tools = {"address": _find_address_sanitizer(), "compute": _find_compute_sanitizer()} if sanitize else {}
     with Client() as client, output.report_waiting(f"checking the winners of {kernel}"):

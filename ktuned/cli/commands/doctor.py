@@ -49,7 +49,7 @@ PEAKS_DEADLINE_S = 600.0
 def doctor(peaks: bool, as_json: bool) -> int:
     """Check this installation.
 
-    Works without a daemon, and reports more with one; --peaks starts one. Exits with 1 if a check fails.
+    Works without a daemon, and reports more if one runs. --peaks starts a daemon. Exits with 1 if a check fails.
     """
     if peaks:
         return _measure_peaks(as_json=as_json)

@@ -139,14 +139,14 @@ def _describe_pauses(client: Client, devices: Iterable[str]) -> str:
 def print_jobs(found: Iterable[JobInfo]) -> None:
     """Print a table of jobs."""
     now = time.time()
-    figures = ["job", "done", "left", "best", "default", "launches", "age"]
+    figures = ["id", "done", "left", "best", "default", "launches", "age"]
     columns = [
-        "job",
+        "id",
         "kernel",
         "problem",
         "device",
         "state",
-        "why",
+        "reason",
         "done",
         "left",
         "best",
@@ -159,7 +159,7 @@ def print_jobs(found: Iterable[JobInfo]) -> None:
 
 
 def _job_row(job: JobInfo, now: float) -> list[str]:
-    waits = f"; {job.waiters} wait{'s' if job.waiters == 1 else ''}" if job.waiters else ""
+    waits = f"; {text.format_count(job.waiters, 'client')} waiting" if job.waiters else ""
     return [
         str(job.id),
         job.kernel,

@@ -33,6 +33,9 @@ _EXITS: Final = {
     JudgeVerdict.CHEATING: Exit.CHEATING,
 }
 
+_MOST_ERRORS: Final = 3
+"""Compiler errors of a candidate that are printed; ``--json`` has more."""
+
 
 def _read_against(context: click.Context, parameter: click.Parameter, word: str | None) -> Any:
     """Return what candidates are compared with: ``winner``, a config, or a file's absolute path."""
@@ -148,6 +151,6 @@ def _explain_verdict(candidate: Candidate) -> Iterator[str]:
         return
     reason = "" if candidate.errors else f": {text.first_line(candidate.reason)}"
     yield f"{text.format_values(candidate.config)}: {candidate.verdict}{reason}"
-    for error in candidate.errors:
+    for error in candidate.errors[:_MOST_ERRORS]:
         place = f"{error.file}:{error.line}" if error.column is None else f"{error.file}:{error.line}:{error.column}"
         yield f"  {place}: {text.first_line(error.message)}"

@@ -82,7 +82,7 @@ def kernels(target: str | None, as_json: bool) -> int:
 def _describe_kernel(kernel: KernelEntry, root: RootInfo | None) -> None:
     output.emit_line(kernel.name)
     facts = {
-        "declared at": f"{kernel.file}:{kernel.line}",
+        "file": f"{kernel.file}:{kernel.line}",
         "backend": kernel.backend,
         "space": _describe_space(kernel.space),
         "problems": "; ".join(map(text.format_values, kernel.problems)) or text.ABSENT,
@@ -110,7 +110,7 @@ def print_kernels(answer: KernelsAnswer | AddAnswer) -> None:
             ]
             for kernel in answer.kernels
         )
-        output.print_table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
+        output.print_table(["kernel", "backend", "file", "space", "problems", "default"], rows)
     elif not answer.errors:
         output.print_message(
             "no kernels are known; `ktuned add PATH` adds a file or a directory, `ktuned tune PATH` also tunes it"
@@ -191,7 +191,7 @@ def add(path: str, as_json: bool) -> int:
 def remove(path: str, as_json: bool) -> int:
     """Stop watching a directory.
 
-    Its jobs are cancelled and its kernels are forgotten; results stay for the time when it is watched again.
+    Its jobs are cancelled and its kernels are forgotten. Its results are kept for the next time.
     """
     with Client() as client:
         # Links are not resolved, because the directory may no longer exist.

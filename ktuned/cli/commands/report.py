@@ -53,7 +53,7 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     """Write winners and trials as an HTML file with charts.
 
     The file needs no network. It lists kernels, problems and devices with their gains, says which winners are stale,
-    and has charts for each. Without KERNEL or PATH it covers the whole store.
+    and has charts for each problem. Without KERNEL or PATH it covers the whole store.
     """
     if live and place != DEFAULT_OUTPUT:
         raise click.UsageError("--live writes no file, so --output does not go with it")
@@ -130,7 +130,7 @@ def _running_jobs(client: Client, kernels: set[str] | None) -> list[str]:
 def _open_browser(address: str, shown: str) -> None:
     """Open a browser; if there is none, print the address to open."""
     if not webbrowser.open(address):
-        output.print_error("no browser could be started", f"open {shown} in one")
+        output.print_error("no browser could be started", f"open {shown} in a browser")
 
 
 @contextmanager

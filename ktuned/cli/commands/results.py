@@ -24,8 +24,8 @@ DEFAULT_LIMIT = 50
 
 TABLE = "table"
 
-_COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "age", "message"]
-_FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
+_COLUMNS = ["id", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "age", "message"]
+_FIGURES = ["id", "latency", "spread", "compile", "lane", "age"]
 
 
 @click.command()
@@ -55,7 +55,7 @@ def results(
     form: str | None,
     as_json: bool,
 ) -> int:
-    """List trials of KERNEL, or show everything about one.
+    """List trials of KERNEL, or show everything about one trial.
 
     The list has the trials of the kernel's current state, the fastest of each problem first; a star marks winners.
     --json is --format json.
@@ -140,7 +140,7 @@ def _print_trials(trials: Sequence[ListedTrial], known: Limits, *, with_age: boo
     columns = [column for column in _COLUMNS if with_age or column != "age"]
     columns[columns.index("compile") : columns.index("compile")] = [*limit, *figures]
     if has_classes:
-        columns.insert(columns.index("latency"), "bits")
+        columns.insert(columns.index("latency"), "class")
     output.print_table(columns, rows, right=[*_FIGURES, *figures])
 
 

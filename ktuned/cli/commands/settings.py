@@ -68,7 +68,7 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
     """Show or reload the settings.
 
     Lists the settings that a daemon would use if it started now, and those of the nearest ktuned.toml above the working
-    directory, each with its source. An error in config.toml changes nothing, and exits with 2.
+    directory, each with its source. If config.toml has an error, nothing changes, and the command exits with 2.
     """
     if reloads and directory is not None:
         raise click.UsageError("--reload and --init exclude each other")

@@ -172,7 +172,8 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     with Client() as client:
         for path, document in documents:
             for part in _split_document(document):
-                decisions += [(path, part, winner) for winner in _import_document(client, part, dry_run)]
+                kernel, found = _import_document(client, part, dry_run)
+                decisions += [(path, replace(part, kernel=kernel), winner) for winner in found]
     if as_json:
         entries = [
             {"path": path, "kernel": document.kernel, "device": document.device, **msgspec.to_builtins(winner)}
@@ -181,10 +182,12 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
         output.emit_json({"winners": entries})
     else:
         if decisions:
-            columns = ["kernel", "problem", "device", "import", "because"]
+            columns = ["kernel", "problem", "device", "taken", "reason"]
             output.print_table(columns, [_winner_row(document, winner, dry_run) for _, document, winner in decisions])
         taken = sum(winner.taken for _, _, winner in decisions)
-        output.print_message(f"{taken} {'would be taken' if dry_run else 'taken'}, {len(decisions) - taken} left")
+        output.print_message(
+            f"{taken} {'would be imported' if dry_run else 'imported'}, {len(decisions) - taken} left out"
+        )
     is_unknown = decisions and all(winner.status is Status.UNKNOWN for _, _, winner in decisions)
     return Exit.NOT_REACHED if is_unknown else Exit.DONE
 
@@ -208,15 +211,19 @@ def read_documents(paths: Iterable[str]) -> list[tuple[str, WinnersDocument]]:
     return found
 
 
-def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -> Sequence[ImportedWinner]:
-    """Import a document's winners; a kernel that is unknown here does not stop the import of other files."""
+def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -> tuple[str, Sequence[ImportedWinner]]:
+    """Import a document's winners, and return the kernel that gets them, and the decisions.
+
+    A kernel that is unknown here does not stop the import of other files.
+    """
     try:
-        return call_method(client, IMPORT, ImportParams(document, dry_run), deadline_s=_DEADLINE_S).winners
+        answer = call_method(client, IMPORT, ImportParams(document, dry_run, os.getcwd()), deadline_s=_DEADLINE_S)
+        return answer.kernel, answer.winners
     except DaemonError as error:
         if error.code not in ("not_found", "ambiguous"):
             raise
         reason = f"refused: {error.message}; {error.hint}"
-        return [
+        return document.kernel, [
             ImportedWinner(winner.problem, winner.config, objective, status=Status.UNKNOWN, reason=reason)
             for objective, offered in document.by_objective.items()
             for winner in offered
@@ -224,7 +231,7 @@ def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -
 
 
 def _winner_row(document: WinnersDocument, winner: ImportedWinner, dry_run: bool) -> list[str]:
-    verb = ("would be taken" if dry_run else "taken") if winner.taken else "left"
+    verb = ("would be imported" if dry_run else "imported") if winner.taken else "left out"
     status = f", {winner.status}" if winner.taken else ""
     problem = text.format_values(winner.problem) + format_objective_suffix(winner.objective)
     return [document.kernel, problem, document.device, f"{verb}{status}", winner.reason]

@@ -56,9 +56,9 @@ def start(
 ) -> int:
     """Start the daemon.
 
-    The daemon runs in the background and logs to serve.log in the state directory. With --foreground it runs here.
-    Under systemd it takes the socket of the socket unit, reports that it is ready and alive, and logs JSON to the
-    journal.
+    The daemon runs in the background and logs to serve.log in the state directory. With --foreground it runs in this
+    terminal. Under systemd it takes the socket of the socket unit, reports that it is ready and alive, and logs JSON to
+    the journal.
     """
     if not foreground:
         return _start_in_background()
@@ -76,7 +76,7 @@ def start(
         if is_handed_over:
             # The handed-over socket would be lost with a second attempt; systemd, which owns it, starts a new daemon.
             raise
-        output.print_error(error.message, "starting again, which moves it aside")
+        output.print_error(error.message, "the daemon starts again, and moves the store aside")
         return run(settings, starts_by_itself=auto_started)
 
 

@@ -30,7 +30,7 @@ def push(as_json: bool) -> int:
     """
     with spawn.open_client() as client, output.report_waiting("writing winners"):
         done = call_method(client, SHARE, ShareParams(push=True), deadline_s=_EXCHANGE_S)
-    output.emit_answer(done, as_json, f"{done.url} has all our winners; {done.sent} sent now")
+    output.emit_answer(done, as_json, f"{done.url} has all winners of this daemon; {done.sent} sent now")
     return Exit.DONE
 
 
@@ -43,5 +43,5 @@ def pull(as_json: bool) -> int:
     """
     with spawn.open_client() as client, output.report_waiting("reading others' winners"):
         done = call_method(client, SHARE, ShareParams(), deadline_s=_EXCHANGE_S)
-    output.emit_answer(done, as_json, f"{text.format_count(done.taken, 'winner')} from {done.url} taken now")
+    output.emit_answer(done, as_json, f"imported {text.format_count(done.taken, 'winner')} from {done.url} now")
     return Exit.DONE

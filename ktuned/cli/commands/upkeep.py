@@ -17,7 +17,7 @@ from ktuned_client import Client
 @click.argument("kernel", shell_complete=complete_kernel)
 @problem_option
 @click.option(
-    "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials with this outcome."
+    "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Delete only trials with this outcome."
 )
 @json_option
 def forget(kernel: str, problem: dict[str, Scalar], outcome: str | None, as_json: bool) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.coordinate import Coordinate
+from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.timer import Timer
@@ -83,6 +85,14 @@ KEYS = (
     ("q, Ctrl-C", "quit; the daemon continues. Ctrl-Z suspends"),
 )
 """The keys and their meanings, for the page of keys."""
+
+
+class StdoutDriver(LinuxDriver):
+    """Draws on stdout, which is the terminal; Textual's own driver draws on stderr, which may be a file."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._file = sys.__stdout__
 
 
 class ShownText(Text):
@@ -226,7 +236,7 @@ class WatchApp(App[None]):
     ]
 
     def __init__(self, session: Session, title: str = "ktuned watch") -> None:
-        super().__init__()
+        super().__init__(driver_class=StdoutDriver)
         self.session = session
         self.failure: Exception | None = None
         self.was_interrupted = False

@@ -287,12 +287,16 @@ def list_row_facts(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]
 
 
 def choose_message(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
-    """Return a message and its style: the chosen config's, or else the row's first failure's or its job's."""
+    """Return a message and its style: the chosen config's, or else the row's failures or its job's.
+
+    Of several failing outcomes, each has a line.
+    """
     if trial is not None and trial.message:
         return text.clean_message(trial.message), "" if trial.outcome is Outcome.MEASURED else "red"
     if row.view is not None and row.view.failures:
-        outcome, failed = next(iter(row.view.failures.items()))
-        return text.clean_message(f"{outcome}: {failed.message}"), "red" if row.is_problem else WARNING
+        failures = [f"{outcome}: {failed.message}" for outcome, failed in row.view.failures.items()]
+        shown = failures if len(failures) == 1 else map(text.first_line, failures)
+        return text.clean_message("\n".join(shown)), "red" if row.is_problem else WARNING
     if row.failure:
         return text.clean_message(row.failure), "red"
     if row.job is not None and row.job.message:

@@ -64,9 +64,9 @@ class Program(backends.Kernel):
             )
         if _cuts_number(last):
             raise CommandFailed(
-                f"{self._pattern.pattern!r} matched {last[1]!r}, which the output goes on as a number: "
-                f"{output[max(0, last.start(1) - 20) : last.end(1) + 20].strip()!r}; give the pattern what stands "
-                "beside the number too, such as its unit"
+                f"{self._pattern.pattern!r} matched {last[1]!r}, a part of the number in "
+                f"{output[max(0, last.start(1) - 20) : last.end(1) + 20].strip()!r}; add the text beside the number to "
+                "the pattern, such as its unit"
             )
         try:
             return float(last[1]) * self._scale_us

@@ -63,7 +63,7 @@ class Arguments:
         if kind == "pointer":
             size = tensor.numel() * tensor.element_size()
             if value[1] > size:
-                raise ValueError(f"the offset {value[1]} is behind the end of {value[0]}, which has {size} bytes")
+                raise ValueError(f"the offset {value[1]} is past the end of {value[0]}, which has {size} bytes")
             return int(tensor.data_ptr()) + int(value[1])
         texture = _make_texture(tensor, *value)
         from cuda.bindings import driver

@@ -361,7 +361,7 @@ async def take_part(descriptor: int, address: str, runtime_env: str, artifacts: 
         runtime_env=json.loads(runtime_env or "{}") or None,
     )
     try:
-        await run_blocking(join, JOIN_S, "did not let us join")
+        await run_blocking(join, JOIN_S, "did not let the daemon join")
         member = Member(writer, Path(artifacts))
         work = [asyncio.create_task(member.run_commands(reader)), asyncio.create_task(member.report_nodes())]
         done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)

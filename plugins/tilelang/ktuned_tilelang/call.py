@@ -228,7 +228,7 @@ def evaluate_call(
     try:
         call.to_json()
     except TypeError as error:
-        raise NotTunable(f"its pass configs are no plain values: {error}") from error
+        raise NotTunable(f"its pass configs are not plain values: {error}") from error
     return EvaluatedCall(call, programs, chosen, captured, numbers)
 
 

@@ -34,7 +34,7 @@ from ktuned.dropin import (
     leave_to_framework,
     name_function,
 )
-from ktuned.model import Unsupported
+from ktuned.model import Unsupported, spell_values
 from ktuned_tilelang.artifact import load
 from ktuned_tilelang.call import PASS_CONFIGS, Call, CompileOptions, EvaluatedCall, evaluate_call, make_unlisted_config
 from ktuned_tilelang.declaration import Declaration
@@ -268,7 +268,7 @@ class TileLangCall(KeyedCall):
             self._log.info("%s cannot launch %s: %s", self._tuner_run.name, config, str(error).partition("\n")[0])
             return False
         if answer is not None and not _confirm_results(self._tuner_run, tuned):
-            reason = f"the results of its winner {config} are not those of ref_prog"
+            reason = f"the results of its winner {spell_values(json.loads(config))} are not those of ref_prog"
             self._log.warning("%s: %s", self._tuner_run.name, reason)
             if self._waits and self.held is None and self.machine.fixed is None:
                 raise NotTunable(reason)

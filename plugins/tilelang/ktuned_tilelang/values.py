@@ -40,7 +40,7 @@ def to_plain(name: str, value: Any) -> Any:
         return {TORCH_DTYPE: str(value).removeprefix("torch.")}
     raise TypeError(
         f"the argument {name} is a {type(value).__name__}; numbers, strings, None, tuples, dicts, enums and dtypes "
-        "travel to the compiler"
+        "can be sent to the compiler"
     )
 
 

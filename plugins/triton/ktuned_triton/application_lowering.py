@@ -149,7 +149,7 @@ class BackgroundLowering:
             if call.digest in self._seen:
                 return
             if len(self._seen) >= MAX_CALLS:
-                raise OSError(f"{MAX_CALLS} calls were translated in this process, which is the most")
+                raise OSError(f"{MAX_CALLS} calls were translated in this process, and no more are")
             self._seen.add(call.digest)
             self._waiting[call.digest] = call
             if self._thread is None:

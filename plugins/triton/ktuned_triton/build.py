@@ -223,7 +223,7 @@ def pack_constant(name: str, value: Any) -> Any:
         return value
     raise TypeError(
         f"the constant {name} is a {type(value).__name__}; numbers, strings, None, tuples, enums, Triton's dtypes and "
-        "@triton.jit functions travel to the compiler"
+        "@triton.jit functions can be sent to the compiler"
     )
 
 

@@ -492,5 +492,5 @@ def _pack_known_constant(name: str, value: Any) -> Any:
     except (TypeError, ValueError) as error:
         text = str(getattr(value, "cache_key", None) or repr(value))
         if " at 0x" in text:
-            raise NotTunable(f"another start does not recognise it: {error}") from error
+            raise NotTunable(f"another start of the program cannot recognise it: {error}") from error
         return text

@@ -145,7 +145,7 @@ def lower_function(function: Any, arguments: Mapping[str, Any], build: Build) ->
     except TypeError as error:
         raise UnreadableText(str(error)) from error
     if len(data) > MAX_LOWERED_BYTES:
-        raise UnreadableText(f"its text has {len(data)} bytes, and {MAX_LOWERED_BYTES} travel")
+        raise UnreadableText(f"its text has {len(data)} bytes, and at most {MAX_LOWERED_BYTES} can be sent")
     return data
 
 

@@ -56,7 +56,7 @@ def _observe_call(hook: str, call: Callable[[], Any], arguments: Mapping[str, An
             raise NotTunable(f"{hook} changes {name}")
     changed = [value for value, version in zip(tensors, before, strict=True) if _read_version(value) != version]
     if any(bool(value.any()) for value in changed):
-        raise NotTunable(f"{hook} writes other values than zeros")
+        raise NotTunable(f"{hook} writes values other than zeros")
     return set(map(id, changed))
 
 

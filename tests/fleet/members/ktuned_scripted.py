@@ -19,7 +19,7 @@ async def answer_commands(descriptor: int, address: str) -> None:
         writer.write(frames.encode(report))
 
     if address == "refused":
-        sys.exit("the cluster did not let us join: wrong token")
+        sys.exit("the cluster did not let the daemon join: wrong token")
     send(Nodes("Farm 1", (Node("1", "n1", 4, 2), Node("2", "n2", 0, 1))))
     while True:
         try:
