@@ -173,7 +173,7 @@ class Tools:
         declared = found["kernels"]
         total = count * sum(1 if problem else len(kernel["problems"]) for kernel in declared)
         async with (
-            await self._client.events(kernels=[kernel["name"] for kernel in declared], types=["trial_done"]) as events,
+            await self._client.events(kernels=[kernel["kernel"] for kernel in declared], types=["trial_done"]) as events,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(_report_verdicts, events, ctx, total)
@@ -257,7 +257,7 @@ class Tools:
         jobs = (await self._client.call("jobs", kernel=kernel, limit=10))["jobs"]
         stale = [winner for winner in declared["why"] if winner["status"] != "fresh"]
         return {
-            "kernel": declared["name"],
+            "kernel": declared["kernel"],
             "failures": failures,
             "jobs": list(map(_shorten_job, jobs)),
             "stale": stale,
