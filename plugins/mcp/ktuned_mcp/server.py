@@ -173,7 +173,9 @@ class Tools:
         declared = found["kernels"]
         total = count * sum(1 if problem else len(kernel["problems"]) for kernel in declared)
         async with (
-            await self._client.events(kernels=[kernel["kernel"] for kernel in declared], types=["trial_done"]) as events,
+            await self._client.events(
+                kernels=[kernel["kernel"] for kernel in declared], types=["trial_done"]
+            ) as events,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(_report_verdicts, events, ctx, total)
