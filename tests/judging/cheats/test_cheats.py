@@ -5,7 +5,6 @@ Each candidate is a file, and its first line says what it does. To add one is to
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import Daemon
-from tests.judging.cheats.projects import HERE, judge_candidates, name_end, write_cpp_project, write_python_project
+from tests.judging.cheats.projects import HERE, judge_candidates, write_cpp_project, write_python_project
 
 NOT_RIGHT = {"cheating", "wrong", "crashed", "hung", "refused"}
 
@@ -96,31 +95,6 @@ def test_honest_candidates_with_unusual_tensors_are_right(daemon: Daemon, projec
     names = re.findall(r"^def (\w+)\(.*\):\n    [^\"]", path.read_text(), re.MULTILINE)
     assert len(names) >= 20
     check_honest({name: daemon.client.judge(name, path=path, quick=True)["candidates"][0] for name in names})
-
-
-ONE_AFTER_THE_OTHER = (
-    *("write_everywhere", "half_precision", "memory_taken_away", "left_by_another", "thread_behind", "clock_patched"),
-    *("drift_slowly", "replay_by_address", "exit_when_done", "fault_when_read", "forged_noise", "read_the_order"),
-)
-HONEST = ("plain", "workspace", "flush_to_zero", "temporary_file", "plan_by_address", "random_order")
-
-
-@pytest.mark.parametrize("seed", [1])
-def test_the_order_of_candidates_does_not_matter(daemon: Daemon, project: Path, seed: int) -> None:
-    """Candidates that change whatever they can reach, and honest ones among them."""
-    mixed = project / "mixed"
-    mixed.mkdir()
-    for directory, names in (("cpp", ONE_AFTER_THE_OTHER), ("honest_cpp", HONEST)):
-        for name in names:
-            copy(HERE / directory / f"{name}.cc", mixed)
-    path, names = write_cpp_project(project, mixed)
-    numbers = random.Random(seed)
-    verdicts = []
-    for _ in range(2):
-        judged = judge_candidates(daemon.client, path, numbers.sample(names, len(names)))
-        verdicts.append({name: name_end(candidate) for name, candidate in judged.items()})
-    assert verdicts[0] == verdicts[1]
-    assert {name for name, verdict in verdicts[0].items() if verdict == "right"} == set(HONEST)
 
 
 def test_the_judge_s_own_reads_belong_to_no_kernel(daemon: Daemon) -> None:
