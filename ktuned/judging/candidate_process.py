@@ -338,8 +338,16 @@ class Nursery:
 
 
 def make_environment() -> dict[str, str]:
-    """Return the variables of this process without those of ktuned. No observer runs in a candidate's process."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN_VARIABLES)}
+    """Return this process's variables without those of ktuned, and without paths of this process's temporary files.
+
+    No observer runs in a candidate's process.
+    """
+    temporary = tempfile.gettempdir()
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_HIDDEN_VARIABLES) and not value.startswith(temporary)
+    }
     for name in _OBSERVED_BY:
         kept = [one for one in found.pop(name, "").split(":") if one and "ktuned_observer" not in one]
         found |= {name: ":".join(kept)} if kept else {}

@@ -214,6 +214,7 @@ class _Judging:
         self._enter_phase(Phase.LOAD)
         arena = self._referee.arena
         self._ask(Load(arena.layout, self._referee.device, unit, make_environment()), LOAD_S, (arena.descriptor,))
+        self._bind_sets(1)
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
         self._carry_out_order(1, must_compare=True)
