@@ -61,7 +61,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import ExtensionFileLoader, FileFinder, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from ktuned.dependencies.code_observer import OBSERVER
@@ -112,7 +112,8 @@ _TIME_NAMES = frozenset(
 _START_VARIABLES = ("PYTHONHASHSEED", "PYTHONOPTIMIZE")
 """Variables that the interpreter reads when it starts, and that decide what code does."""
 
-_START_FILES = ("sitecustomize.py", "usercustomize.py", "sitecustomize", "usercustomize")
+_START_MODULES = ("sitecustomize", "usercustomize")
+_START_FILES = (*(f"{name}.py" for name in _START_MODULES), *_START_MODULES)
 """Modules that the interpreter imports when it starts, from any directory of ``sys.path``."""
 
 _INTERPRETER = frozenset(
@@ -182,8 +183,12 @@ class Accesses:
         self._unobserved: dict[str, None] = {}
         self._trust_fault: Untrusted | None = None
 
-    def start_recording(self) -> None:
-        """Hook into Python's environment and imports, once for the life of this process, and open the log."""
+    def start_recording(self, began: float) -> None:
+        """Hook into Python's environment and imports, once for the life of this process, and open the log.
+
+        ``began`` is when the interpreter started, as a Unix time in s. A file that changed since then may not be what
+        the interpreter has run.
+        """
         if self._is_recording:
             return
         self._is_recording = True
@@ -201,7 +206,7 @@ class Accesses:
             self.log.set_owner(os.getpid())
         self._start_directories = tuple(one for one in sys.path if os.path.isdir(one) and not is_of_stdlib(f"{one}/x"))
         self._stamp_start_files()
-        self._stamps_at_start = self.start_files
+        self._stamps_at_start = {} if _may_have_changed(self.start_files, began) else self.start_files
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron
         FileFinder._fill_cache = _fill_finder_cache  # type: ignore[attr-defined]
@@ -643,6 +648,17 @@ def _stamp_start_files(directories: Iterable[str]) -> dict[Path, str]:
             paths += [path for path in (Path(directory, name) for name in names) if _runs_code(path)]
         found |= {path: stamp(path) for path in paths if path.suffix != ".pth" or is_unowned(str(path))}
     return found
+
+
+def _may_have_changed(start_files: Mapping[Path, str], began: float) -> bool:
+    """Return whether a file that an interpreter runs at its start may have changed since it ``began`` to start."""
+    if any(name in sys.modules and not _is_present(sys.modules[name]) for name in _START_MODULES):
+        return True
+    return any(path.stat().st_ctime >= began for path, digest in start_files.items() if digest and path.exists())
+
+
+def _is_present(module: ModuleType) -> bool:
+    return os.path.exists(getattr(module, "__file__", None) or os.devnull)
 
 
 def _runs_code(path: Path) -> bool:

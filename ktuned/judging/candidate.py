@@ -141,6 +141,9 @@ def main(argv: list[str]) -> NoReturn:
     """
     control, referee, backend = socket.socket(fileno=int(argv[0])), int(argv[1]), argv[2]
     parent.die_with_parent(referee)
+    # By the daemon's mark this process is found and killed; nothing else needs these variables.
+    for name in [name for name in os.environ if name.startswith("KTUNED_")]:
+        del os.environ[name]
     registry = Registry()
     registry.load(backend)
     library = choose_library(msgspec.json.decode(argv[3], type=Device))

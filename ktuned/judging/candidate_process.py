@@ -32,6 +32,7 @@ from ktuned.judging.candidate import Answer, Birth, Born, Message, send_message
 from ktuned.judging.process_watch import ProcessFacts, continue_process, read_cpu_time, read_facts, stop_process
 from ktuned.judging.sandbox import Sandbox
 from ktuned.model import Device, JudgeVerdict, Outcome
+from ktuned.observer import OFF_VARIABLE
 
 _NURSERY = "import sys; from ktuned.judging import candidate; candidate.main(sys.argv[1:])"
 BIRTH_S = 60.0
@@ -359,6 +360,8 @@ def make_environment() -> dict[str, str]:
     for name in _OBSERVED_BY:
         kept = [one for one in found.pop(name, "").split(":") if one and "ktuned_observer" not in one]
         found |= {name: ":".join(kept)} if kept else {}
+    # The observer would add itself to the variables of a process that is started.
+    found[OFF_VARIABLE] = "1"
     if sys.pycache_prefix is not None:
         found["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     return found

@@ -62,6 +62,7 @@ enum { MAGIC = 0x6b6f6231 };
 
 #define LOG_VARIABLE "KTUNED_OBSERVER"
 #define TRUST_VARIABLE "KTUNED_TRUSTED"
+#define OFF_VARIABLE "KTUNED_UNOBSERVED"
 
 extern char **environ;
 static struct log *shared;
@@ -663,11 +664,14 @@ static size_t count_entries(char *const *list) {
     return length + SETTINGS;
 }
 
+/* A referee starts its candidates' processes unobserved: they must not write into this log, nor be stopped or killed while
+ * they hold a slot of it. */
 static void complete_environment(char **into, char *const *given) {
+    int is_observed = shared && !(given && find_variable((char **)given, OFF_VARIABLE));
     char *const settings[] = {log_setting, preload_setting, audit_setting, trust_setting};
     size_t at = 0;
     for (; given && given[at]; ++at) into[at] = given[at];
-    for (size_t one = 0; shared && one < 4; ++one) {
+    for (size_t one = 0; is_observed && one < 4; ++one) {
         size_t name = strcspn(settings[one], "=") + 1, place = 0;
         if (!*settings[one]) continue;
         while (place < at && strncmp(into[place], settings[one], name)) ++place;

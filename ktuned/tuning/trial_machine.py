@@ -579,6 +579,9 @@ _EVENT_OF_OUTCOME: dict[Outcome, TrialEvent] = {
     Outcome.MISMATCH: TrialEvent.WRONG,
     Outcome.LAUNCH_ERROR: TrialEvent.RAISED,
     Outcome.UNSUPPORTED: TrialEvent.CANNOT_RUN,
+    # A referee outlives the config that it judges.
+    Outcome.CRASHED: TrialEvent.DIED,
+    Outcome.HUNG: TrialEvent.EXPIRED,
 }
 """The event of each outcome that a worker reports; any other outcome is a disturbance."""
 

@@ -34,7 +34,7 @@ from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust,
 from ktuned.model import Role
 from ktuned.worker import imports
 from ktuned.worker.reply import Reply, describe_failure, flush_output
-from ktuned.worker.restart import ProcessStart, read_resumed_request
+from ktuned.worker.restart import ProcessStart, find_start_time, read_resumed_request
 
 _READ_BYTES = 1 << 16
 _OOM_SCORE = 800
@@ -225,7 +225,11 @@ def main(argv: list[str]) -> int:
             and this machine's :class:`Places`; after a restart also the request to carry on with.
     """
     start = ProcessStart.read_this_process()
-    (role, *numbers, places_argument), pending = argv[:5], read_resumed_request(argv[5:])
+    (role, *numbers, places_argument), began, pending = (
+        argv[:5],
+        find_start_time(argv[5:]),
+        read_resumed_request(argv[5:]),
+    )
     read_fd, write_fd, daemon_pid = map(int, numbers)
     _tie_to_daemon(daemon_pid)
     # User code, and the processes that it starts, must not see the journal.
@@ -235,7 +239,7 @@ def main(argv: list[str]) -> int:
         os.set_inheritable(descriptor, False)
     reply = Reply(write_fd, journal)
     places = Places.from_argument(places_argument)
-    _begin_recording(places)
+    _begin_recording(places, began)
     operations = Operations(places)
     if pending is None:
         reply.send_answer(replies.Done(replies.Ready(os.getpid())))
@@ -271,12 +275,12 @@ def _tie_to_daemon(daemon_pid: int) -> None:
     _prefer_as_oom_victim()
 
 
-def _begin_recording(places: Places) -> None:
+def _begin_recording(places: Places, began: float) -> None:
     """Record from now on what user code imports and reads, other than files of ktuned's own."""
     OBSERVER.may_restart = True
     OBSERVER.trust = Trust(places.trusted)
     ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.expected, os.environ.get("TMPDIR"))))
-    ACCESSES.start_recording()
+    ACCESSES.start_recording(began)
 
 
 def _answer_request(

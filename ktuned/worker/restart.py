@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -47,6 +48,19 @@ class ProcessStart(msgspec.Struct, frozen=True):
 
 
 _RESUMED = "--resumed="
+
+
+def find_start_time(arguments: list[str]) -> float:
+    """Return when this process's interpreter started, or a moment before, as a Unix time in s.
+
+    ``arguments`` are the additional ones of a restarted worker, whose request was written just before its restart.
+    """
+    if arguments:
+        return os.fstat(int(arguments[0].removeprefix(_RESUMED))).st_ctime
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as stream:
+        # The process's name, in parentheses, may hold blanks. The 22nd field counts ticks since the machine started.
+        ticks = int(stream.read().rpartition(")")[2].split()[19])
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_resumed_request(arguments: list[str]) -> requests.Request[Any, Any] | None:

@@ -404,7 +404,8 @@ def test_jobs_passes_its_filter(run_cli: RunCli, start_daemon: StartDaemon) -> N
     daemon = start_daemon(jobs={"jobs": [make_job_map(done=3, best_us=12.5, left_s=5.0, waiters=1)]})
     result = run_cli("jobs", "gemm")
     assert daemon.find_params("jobs") == {"kernel": "gemm", "limit": 201}
-    assert re.search(rf"^ *1 +{KERNEL} .* running +asked; 1 waits +3/4 +5\.0 s +12\.50 µs", result.out, re.MULTILINE)
+    row = rf"^ *1 +{KERNEL} .* running +asked; 1 client waiting +3/4 +5\.0 s +12\.50 µs"
+    assert re.search(row, result.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("target", "params"), [("12", {"job": 12}), ("gemm", {"kernel": "gemm"})])

@@ -125,3 +125,15 @@ def test_errors_are_json_too(run_cli: RunCli, start_daemon: StartDaemon) -> None
     assert (result.code, result.out) == (Exit.NOT_REACHED, "")
     fault = {"code": "kernel_file", "message": "/src/tune_it.py:3: NameError: x", "hint": "correct it"}
     assert json.loads(result.err) == {"error": fault}
+
+
+def test_either_a_kernel_is_judged_or_tasks_are_written(run_cli: RunCli, tmp_path: Path) -> None:
+    """Writing tasks needs no daemon; a problem file that fails is an error, and the others are written."""
+    for words in ((), ("it", "--init", str(tmp_path)), ("--init", str(tmp_path / "missing"))):
+        assert run_cli("judge", *words).code == Exit.USAGE
+    nothing = run_cli("judge", "--init", str(tmp_path))
+    assert (nothing.code, "has no problem file" in nothing.err) == (Exit.USAGE, True)
+    (tmp_path / "doubled_numbers.py").write_text("def reference(x): return x * 2\ndef get_inputs(): return [1]\n")
+    failed = run_cli("judge", "--init", str(tmp_path))
+    assert (failed.code, failed.out) == (Exit.NOT_REACHED, "")
+    assert "out is of type int; a candidate takes only tensors and numbers" in failed.err

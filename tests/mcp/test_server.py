@@ -103,6 +103,33 @@ async def test_an_agent_s_way_from_a_kernel_file_to_its_winner(daemon: Daemon) -
 
 
 @pytest.mark.anyio
+async def test_candidates_are_judged_within_the_budget(daemon: Daemon) -> None:
+    """Each verdict is announced; the answer is the daemon's, with what is left of the budget."""
+    file = daemon.write_kernel(make_kernel_text(THREE, reference=REFERENCE))
+    steps: list[tuple[float, float | None]] = []
+
+    async def note_progress(progress: float, total: float | None, message: str | None) -> None:
+        assert message
+        steps.append((progress, total))
+
+    candidates = [{"us": 90.0, "does": "work"}, {"us": 50.0, "does": "wrong"}]
+    async with connect(daemon, "--candidates", "3", "--lane-seconds", "1000") as client:
+        asked = {"target": str(file), "configs": candidates, "quick": True}
+        result = await client.call_tool("judge", asked, progress_callback=note_progress)
+        assert isinstance(result, CallToolResult)
+        assert result.structured_content is not None, result.content
+        answer = result.structured_content
+        assert answer["judge"] == 1
+        assert [one["config"] for one in answer["candidates"]] == candidates
+        assert [one["verdict"] for one in answer["candidates"]] == ["right", "wrong"]
+        assert answer["budget"]["candidates_left"] == 1
+        assert 0 < answer["budget"]["lane_s_left"] < 1000
+        assert steps == [(1, 2), (2, 2)]
+        refused = await fail_tool(client, "judge", target="it", configs=candidates)
+        assert (refused["code"], "1 candidates are left" in refused["message"]) == ("budget", True)
+
+
+@pytest.mark.anyio
 async def test_an_edit_is_explained_as_what_makes_the_winner_stale(daemon: Daemon) -> None:
     file = daemon.write_kernel(make_kernel_text("space([dict(us=50.0, gate='shut')])"))
     daemon.make_gate("shut").open()

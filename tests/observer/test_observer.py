@@ -279,3 +279,12 @@ def test_a_worker_that_is_not_observed_says_what_is_missing(tmp_path: Path) -> N
     assert "does not see this worker's tests of files, opened files, variables, children" in observer.prove_observed(
         Log(str(tmp_path / "log"))
     )
+
+
+def test_a_child_may_be_started_unobserved(observe: Observe, tmp_path: Path) -> None:
+    """A referee starts candidates so: what they read is no part of a kernel, and they have no access to the log."""
+    for name in ("seen", "unseen", "also"):
+        (tmp_path / "work" / name).touch()
+    found = observe("sh", "-c", f"cat seen; env -i {library.OFF_VARIABLE}=1 cat unseen; env -i cat also")
+    assert {("o", True, "seen"), ("o", True, "also")} <= found
+    assert ("o", True, "unseen") not in found

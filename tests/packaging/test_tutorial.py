@@ -138,7 +138,6 @@ def test_the_tutorial_s_commands_print_what_it_shows(tutorial_home: Path, shell_
                 f"{command}: {printed[number]}"
             )
     assert not list((tutorial_home / "tutorial/.venv").glob("lib/python*/site-packages/torch"))
-    scores = [
-        json.loads(line) for line in (tutorial_home / "tutorial/scores").read_text().splitlines() if line[0] == "{"
-    ]
-    assert [score["outcome"] in ("measured", "slower") for score in scores] == [True] * 4
+    answers = (tutorial_home / "tutorial/scores").read_text().splitlines()
+    (verdict,) = (json.loads(line) for line in answers if line.startswith("{"))
+    assert [candidate["verdict"] for candidate in verdict["candidates"]] == ["right"], verdict

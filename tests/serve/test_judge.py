@@ -130,7 +130,7 @@ async def test_a_reference_that_fails_refuses_all_candidates(parts: Parts) -> No
 async def test_a_cancelled_judging_ends(parts: Parts) -> None:
     """The reason says that nothing was found out."""
     await inspect_judged_kernel(
-        parts, space="space([dict(us=50.0, gate='door')])", default="dict(us=50.0, gate='door')"
+        parts, space="space([dict(does='gate_compile', gate='door')])", default="dict(does='gate_compile', gate='door')"
     )
     answers: list[JudgeAnswer] = []
 

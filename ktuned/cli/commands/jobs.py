@@ -159,7 +159,7 @@ def print_jobs(found: Iterable[JobInfo]) -> None:
 
 
 def _job_row(job: JobInfo, now: float) -> list[str]:
-    waits = f"; {job.waiters} wait{'s' if job.waiters == 1 else ''}" if job.waiters else ""
+    waits = f"; {text.format_count(job.waiters, 'client')} waiting" if job.waiters else ""
     return [
         str(job.id),
         job.kernel,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -47,7 +48,7 @@ def _read_against(context: click.Context, parameter: click.Parameter, word: str 
 
 
 @click.command()
-@click.argument("target", metavar="FILE|KERNEL", shell_complete=complete_target)
+@click.argument("target", metavar="FILE|KERNEL", required=False, shell_complete=complete_target)
 @click.option(
     "--config",
     "configs",
@@ -63,16 +64,30 @@ def _read_against(context: click.Context, parameter: click.Parameter, word: str 
     help="Also compare with the kernel of another file, the current winner or a config.",
 )
 @click.option("--quick", is_flag=True, help="Judge by fewer launches.")
+@click.option("--init", "tasks", metavar="DIR", help="Instead, turn the problem files in DIR into kernel files.")
+@click.option(
+    "--language",
+    type=click.Choice(["c++", "python"]),
+    default="c++",
+    show_default=True,
+    help="With --init: the language of the candidates.",
+)
 @problem_option
 @device_option
 @json_option
-def judge(target: str, problem: dict[str, Scalar], as_json: bool, **options: Any) -> int:
+def judge(
+    target: str | None, tasks: str | None, language: str, problem: dict[str, Scalar], as_json: bool, **options: Any
+) -> int:
     """Judge candidates that are not trusted, such as a program's.
 
     Each candidate runs in a sandboxed process of its own, on inputs that it has not seen, and is timed from outside.
     Nothing becomes the winner. Exits with 0 if a candidate is right; otherwise the exit status says what became of the
     best one.
     """
+    if (target is None) == (tasks is None):
+        raise click.UsageError("name a kernel file or a kernel to judge, or else a directory of problems with --init")
+    if target is None:
+        return _write_tasks(resolve_path(str(tasks), "--init takes a directory of problem files"), language, as_json)
     kernel, path = (None, resolve_path(target)) if is_path(target) else (target, None)
     with spawn.open_client() as client, output.report_waiting(f"judging {target}"):
         params = JudgeParams(kernel, path, problem=problem or None, **options)
@@ -83,6 +98,25 @@ def judge(target: str, problem: dict[str, Scalar], as_json: bool, **options: Any
         _print_verdicts(found)
     ranks = list(JudgeVerdict)
     return _EXITS[min((one.verdict for one in found.candidates), key=ranks.index, default=JudgeVerdict.REFUSED)]
+
+
+def _write_tasks(directory: str, language: str, as_json: bool) -> int:
+    """Write the kernel files of a directory's problem files; the plugin ``ktuned-torch`` runs them, in this process."""
+    try:
+        from ktuned_torch import write_task_files
+    except ModuleNotFoundError as error:
+        output.print_error(f"--init needs {error.name}, which is not installed", "pip install 'ktuned[torch]'")
+        return Exit.NOT_REACHED
+    tasks = write_task_files(Path(directory), "python" if language == "python" else "c++")
+    for task in tasks:
+        if task.error:
+            output.print_error(task.error)
+        elif not as_json:
+            kept = "" if task.is_new else "  (exists already: left as it is)"
+            output.emit_line(f"{task.kernel_file}  {task.candidate}{kept}")
+    if as_json:
+        output.emit_json({"tasks": tasks})
+    return Exit.NOT_REACHED if any(task.error for task in tasks) else Exit.DONE
 
 
 def _print_verdicts(found: JudgeAnswer) -> None:

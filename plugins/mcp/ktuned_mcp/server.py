@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from importlib import metadata
@@ -16,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
+import anyio
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -38,6 +41,9 @@ PROGRESS_S = 0.2
 
 MESSAGE_CHARS = 2000
 """Most characters of a trial's message: a compiler's first errors."""
+
+ADD_DEADLINE_S = 120.0
+"""A kernel file may import torch."""
 
 EXAMPLES_OF_FAILURE = 3
 """Trials that ``explain`` shows of each outcome."""
@@ -76,6 +82,8 @@ class Server(MCPServer[Any]):
 
 def _describe_error(error: ToolError) -> Mapping[str, str]:
     cause = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
     match cause:
         case DaemonError() | RefusedCall():
             code, message, hint = cause.code, cause.message, cause.hint
@@ -107,6 +115,7 @@ def make_server(client: AsyncClient, budget: Budget) -> Server:
         log_level="ERROR",
     )
     tools = Tools(client, budget)
+    server.add_tool(tools.judge, annotations=RUNS)
     server.add_tool(tools.tune, annotations=RUNS)
     reading: tuple[Callable[..., Any], ...] = (tools.best, tools.explain, tools.limits, tools.history)
     for tool in reading:
@@ -136,6 +145,51 @@ class Tools:
     def __init__(self, client: AsyncClient, budget: Budget) -> None:
         self._client = client
         self._budget = budget
+
+    async def judge(
+        self,
+        target: Target,
+        ctx: Context[Any, Any],
+        configs: Annotated[list[Values] | None, Field(description="candidates; default: the default config")] = None,
+        problem: Problem = None,
+        device: Device = None,
+        against: Annotated[
+            str | Values | None, Field(description="also compare with `winner`, a config, or a kernel file's path")
+        ] = None,
+        quick: Annotated[bool, Field(description="judge by fewer launches")] = False,
+    ) -> Answer:
+        """Judge candidates that nobody trusts: verdict, reason, latency, and how many times as fast as the reference.
+
+        Verdicts: right, refused, compile_error, wrong, crashed, hung, cheating. Candidates do not become winners.
+        """
+        count = 1 if configs is None else len(configs)
+        self._budget.check(count)
+        named = _name_target(target)
+        if "path" in named:
+            found = await self._client.call("add", path=os.path.abspath(target), deadline_s=ADD_DEADLINE_S)
+        else:
+            found = await self._client.call("kernels", kernel=target)
+        # A file with an error has no kernels, and the request below says what is wrong.
+        declared = found["kernels"]
+        total = count * sum(1 if problem else len(kernel["problems"]) for kernel in declared)
+        async with (
+            await self._client.events(
+                kernels=[kernel["kernel"] for kernel in declared], types=["trial_done"]
+            ) as events,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(_report_verdicts, events, ctx, total)
+            answer = await self._client.judge(
+                **named,  # type: ignore[arg-type]
+                configs=configs,
+                problem=problem,
+                device=device,
+                against=against,
+                quick=quick or None,
+            )
+            tasks.cancel_scope.cancel()
+        self._budget.charge(count, await self._sum_lane_s(answer))
+        return {**answer, "budget": self._budget.describe()}
 
     async def tune(
         self,
@@ -205,7 +259,7 @@ class Tools:
         jobs = (await self._client.call("jobs", kernel=kernel, limit=10))["jobs"]
         stale = [winner for winner in declared["why"] if winner["status"] != "fresh"]
         return {
-            "kernel": declared["name"],
+            "kernel": declared["kernel"],
             "failures": failures,
             "jobs": list(map(_shorten_job, jobs)),
             "stale": stale,
@@ -246,6 +300,13 @@ class Tools:
         answer = await self._client.call("results", **asked, order="newest", count=True)
         return {"total": answer["total"], "trials": list(map(_shorten_trial, answer["trials"]))}
 
+    async def _sum_lane_s(self, answer: Mapping[str, Any]) -> float:
+        """Return the seconds for which judging these candidates has held the device."""
+        ids = {problem["trial"] for candidate in answer["candidates"] for problem in candidate["problems"]}
+        asked = {"kernel": answer["kernel"], "judged": True, "order": "newest", "limit": max(1, len(ids))}
+        trials = (await self._client.call("results", **asked))["trials"]
+        return math.fsum(trial["lane_s"] for trial in trials if trial["id"] in ids)
+
     async def _find_kernel(self, kernel: str, *, why: bool = False) -> Answer:
         (found,) = (await self._client.call("kernels", kernel=kernel, why=why))["kernels"]
         return dict(found)
@@ -262,6 +323,16 @@ class Tools:
         for job in (await self._client.call("jobs", ids=ids))["jobs"] if ids else ():
             if job["finished"] is None and job["waiters"] <= 1:
                 await self._client.call("cancel", job=job["id"])
+
+
+async def _report_verdicts(events: AsyncIterator[Mapping[str, Any]], ctx: Context[Any, Any], total: int) -> None:
+    """Notify the client of each verdict."""
+    done = 0
+    async for event in events:
+        trial = event["trial"] or {}
+        if judged := trial.get("detail", {}).get("judged"):
+            done += 1
+            await ctx.report_progress(min(done, total), total, f"{trial['config']}: {judged['verdict']}")
 
 
 class _Progress:

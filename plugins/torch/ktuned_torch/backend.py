@@ -124,8 +124,11 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     is_for_cpu = unit.target.startswith(cpu.TARGET_PREFIX)
     if is_for_cpu and unit.target != cpu.target():
         raise Unsupported(f"the target is {unit.target}; this is {cpu.target()}")
-    function = functions.find_function(str(build.function), unit.kernel_file)
     code, reason = b"", EAGER
+    if build.compile is None and (source := _find_source(unit)) is not None:
+        _check_syntax(source)
+    else:
+        function = functions.find_function(str(build.function), unit.kernel_file)
     if build.compile is not None:
         function = inductor.compile_function(function, build.compile)
         if not is_for_cpu:
@@ -142,6 +145,25 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     if code:
         (artifact / CODE_FILE).write_bytes(code)
     return facts
+
+
+def _find_source(unit: Unit) -> Path | None:
+    """Return the declared source that is the module of a unit's function; None if no source is."""
+    module, _, _ = str(cast(Build, unit.build).function).rpartition(":")
+    return next((source for source in unit.sources if source.stem == module), None)
+
+
+def _check_syntax(source: Path) -> None:
+    """Check a module that nothing need be made of. It is not imported: it may be a candidate, which is not trusted.
+
+    Raises:
+        KernelFileError: its syntax is wrong.
+    """
+    try:
+        compile(source.read_bytes(), source.name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        place = f"{source.name}:{getattr(error, 'lineno', None) or 1}"
+        raise KernelFileError(f"{place}: {type(error).__name__}: {getattr(error, 'msg', error)}") from error
 
 
 def _compile_for_cpu(function: Callable[..., Any], build: Build) -> bytes:
