@@ -144,7 +144,8 @@ def test_a_macro_that_replaces_a_name_in_a_header_is_named_as_the_cause(
     source.write_text(SOURCE.read_text().replace('"axpy.h"', f'"{SOURCE.with_name("axpy.h")}"'))
     result, _ = compile_one(Build("axpy", ("x", "y", 3), {name: 0}), source)
     first_line = result.message.splitlines()[0]
-    assert re.match(r"[^<].*:\d+:\d+: error: .* \(is a name there also a macro in defines\?\)$", first_line), first_line
+    cause = r"[^<].*:\d+:\d+: error: .* \(does a macro in defines have the same name\?\)$"
+    assert re.match(cause, first_line), first_line
 
 
 @pytest.mark.parametrize(
