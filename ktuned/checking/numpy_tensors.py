@@ -194,11 +194,16 @@ class NumPyTensors:
         return still
 
     def count_poison(self, sets: Any) -> list[int]:
-        """Count the elements of each tensor along the first axis that hold the poison, if no number equals it."""
+        """Count the elements of each tensor along the first axis that hold the poison.
+
+        Nothing is returned if ordinary numbers may equal the poison.
+        """
         numpy = self.module
         still = numpy.ones(sets.shape, "bool")
         for bits, poison in self._view_number_parts(sets):
-            still &= poison.is_distinct and bits == poison.pattern
+            if not poison.is_distinct:
+                return []
+            still &= bits == poison.pattern
         counts: list[int] = still.reshape(len(sets), -1).sum(1).tolist()
         return counts
 

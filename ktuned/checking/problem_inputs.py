@@ -221,7 +221,7 @@ class ProblemInputs:
                 drawn = self._make_tensor(name, replace(entry, shape=tuple(tensors.shape), seed=None), secret)
                 if are_alike and len(entry.shape) and len(drawn) > 1:
                     first = draw.randrange(max(1, entry.shape[0]))
-                    end = first + max(1, entry.shape[0] // 4)
+                    end = first + max(1, entry.shape[0] // 8)
                     others, pattern = drawn[1::2], drawn[: len(drawn) // 2 * 2 : 2]
                     others[:, :first], others[:, end:] = pattern[:, :first], pattern[:, end:]
                 self._library.copy_elements(drawn, tensors)

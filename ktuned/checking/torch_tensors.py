@@ -207,7 +207,7 @@ class TorchTensors:
 
         poison = find_poison(sets)
         if not poison.is_distinct:
-            return [0] * len(sets)
+            return []
         still = view_as_bits(sets) == poison.signed_patterns[0]
         still = still.all(-1) if sets.dtype.is_complex else still
         counts: list[int] = still.reshape(len(sets), -1).sum(1).tolist()

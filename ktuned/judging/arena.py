@@ -35,6 +35,7 @@ FEW_SETS, FEW_SETS_BYTES = 4, 16 << 20
 """So many sets may take more memory. A single set may take any."""
 
 MAX_SETS = 1024
+MOST_IN_GROUP, GROUP_BYTES = 16, 1 << 14
 
 
 _BODY = 64
@@ -78,6 +79,11 @@ class Layout(msgspec.Struct, frozen=True):
     set_bytes: int
     sets: int
     is_touched: bool
+
+    @property
+    def group(self) -> int:
+        """How many sets are touched together before their launches: they fit into the cache next to the core."""
+        return max(1, min(MOST_IN_GROUP, GROUP_BYTES // max(self.working_bytes, 1)))
 
     @property
     def working_bytes(self) -> int:

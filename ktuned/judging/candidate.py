@@ -253,8 +253,11 @@ class Candidate:
     def _launch(self, places: array.array[int]) -> None:
         from numpy import bitwise_or
 
-        touched, launches = self._touched, self._launches
-        for place in places:
-            for words in touched[place]:
-                bitwise_or(words, words, words)
-            launches[place]()
+        assert self._arena is not None
+        touched, launches, group = self._touched, self._launches, self._arena.layout.group
+        for first in range(0, len(places), group):
+            for place in places[first : first + group]:
+                for words in touched[place]:
+                    bitwise_or(words, words, words)
+            for place in places[first : first + group]:
+                launches[place]()

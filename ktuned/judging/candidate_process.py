@@ -5,13 +5,13 @@ process ahead of time, so that a judgement waits neither for imports nor for the
 
 The candidate is stopped (``SIGSTOP``) whenever the referee does not wait for an answer: while inputs are written, while
 outputs are read. The clock runs from the moment before it goes on to the moment after it was stopped again. Linux tells
-how long the candidate's thread waited for a core meanwhile. If no other thread of the candidate worked, nothing can
-have been done for it in that time, so it is subtracted. Otherwise a busy machine would disturb most orders.
+how long the candidate's thread worked meanwhile, and how long it waited for a core. If no other thread of the candidate
+worked, nothing can have been done for it while it waited, so only its work counts. Otherwise a busy machine would
+disturb most orders.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import select
 import shutil
@@ -42,7 +42,12 @@ STOP_S = 5.0
 OTHERS_SHARE = 0.01
 """Share of an order in which other threads than the launching one may work unnoticed."""
 
-GLANCE_TRIES = 20
+MESSAGE_NS, SLEEPING_SHARE = 500_000, 0.1
+"""How long a process may sleep at the ends of an order, until messages arrive: in ns, and as a share of the order."""
+
+GLANCE_NS = 1_000_000_000
+"""After this time a process is not looked at: it sleeps, or the machine is too busy."""
+
 END_S = 1.0
 """How long a process that has closed its socket may take to end, before it is killed."""
 
@@ -81,10 +86,13 @@ class RunTime(NamedTuple):
 
 
 class Glance(NamedTuple):
-    """A look at what a process has done after ``after_s`` seconds of work, while it is stopped."""
+    """A look at what a process has done after ``after_s`` seconds of work, while it is stopped.
+
+    ``look`` is called with the seconds that it has worked when it was stopped.
+    """
 
     after_s: float
-    look: Callable[[], object]
+    look: Callable[[float], object]
 
 
 class _Times(NamedTuple):
@@ -184,28 +192,23 @@ class CandidateProcess:
         others_ns = after.process_ns - before.process_ns - worked_ns
         if others_ns > OTHERS_SHARE * elapsed_ns:
             return answer, RunTime(elapsed_ns / 1000, waited_ns / 1000, has_threads=True)
-        return answer, RunTime(max(worked_ns, elapsed_ns - waited_ns) / 1000, 0.0, has_threads=False)
+        # A thread that is asleep does no work, so its sleep counts only if the launches themselves take it.
+        slept_ns = elapsed_ns - waited_ns - worked_ns
+        sleeps = slept_ns > max(MESSAGE_NS, SLEEPING_SHARE * elapsed_ns)
+        return answer, RunTime((worked_ns + (slept_ns if sleeps else 0)) / 1000, 0.0, has_threads=False)
 
     def _glance(self, glance: Glance) -> None:
         """Stop the process when it has worked for a while, look at what it has done, and let it go on."""
         assert self._born is not None
-        pid, begun_s = self._born.pid, read_cpu_time(self._born.pid)
-        missing_s = glance.after_s
-        tries = itertools.count()
-        # On a busy machine it has to wait for a core.
-        while missing_s > 0 and next(tries) < GLANCE_TRIES:
-            if select.select([self._connection], [], [], missing_s)[0]:
+        pid, begun_s, began = self._born.pid, read_cpu_time(self._born.pid), perf_counter_ns()
+        # A sleep would often last longer than the order.
+        while read_cpu_time(pid) - begun_s < glance.after_s:
+            if select.select([self._connection], [], [], 0)[0] or perf_counter_ns() - began > GLANCE_NS:
                 return
-            missing_s = glance.after_s - (read_cpu_time(pid) - begun_s)
         if not stop_process(pid, STOP_S):
             raise self._explain_end()
-        glance.look()
+        glance.look(read_cpu_time(pid) - begun_s)
         continue_process(pid)
-
-    def read_worked_us(self) -> float:
-        """Return how long the launching thread has worked, in µs."""
-        assert self._born is not None
-        return _read_times(self._born.pid).worked_ns / 1000
 
     def read_facts(self) -> ProcessFacts:
         """Return what the stopped process consists of."""
@@ -344,8 +347,16 @@ class Nursery:
 
 
 def make_environment() -> dict[str, str]:
-    """Return the variables of this process without those of ktuned. No observer runs in a candidate's process."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN_VARIABLES)}
+    """Return this process's variables without those of ktuned, and without paths of this process's temporary files.
+
+    No observer runs in a candidate's process.
+    """
+    temporary = tempfile.gettempdir()
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_HIDDEN_VARIABLES) and not value.startswith(temporary)
+    }
     for name in _OBSERVED_BY:
         kept = [one for one in found.pop(name, "").split(":") if one and "ktuned_observer" not in one]
         found |= {name: ":".join(kept)} if kept else {}

@@ -93,12 +93,12 @@ LOAD_S, LAUNCH_S = 60.0, 20.0
 BEYOND_LIMIT = 1.1
 """How far a figure may lie above a measured limit."""
 
-FEWEST_PROBED = 3
-PROBED_SHARE = 0.15
-"""Further orders that are not timed, but probed, as a share of the timed ones."""
+FEWEST_PROBED, PROBED_SHARE = 3, 0.15
+"""Further orders that are not timed, but probed: the fewest, and as a share of the timed ones."""
 
-ANSWER_US, ANSWER_SHARE = 200.0, 0.15
-"""How long it may take from the end of an order's last launch to the answer, or how large a share of the order."""
+PROBE_COMPARED = 4
+GLANCED_SHARE, MOST_GLANCED_SHARE = 0.5, 0.6
+"""A candidate is looked at in the first half of an order, when it cannot have done all launches in turn."""
 
 LEAST_ORDER_S, SLOWER = 2.0, 20
 """An order may take this long, and this many times as long as the first launches suggest: the machine may be busy."""
@@ -108,6 +108,10 @@ DISTURBED_SHARE = 0.02
 
 FRESH_S = 0.02
 """Seconds that the kernel file's code may take to make the inputs of an order."""
+
+
+_NOT_PERMITTED = "PermissionError: [Errno 1]"
+"""A refused system call, such as those that start a compiler."""
 
 
 class OrderTime(NamedTuple):
@@ -174,8 +178,6 @@ class Referee:
     def judge_candidate(self, unit: PlainUnit, begin_phase: Callable[[Phase], None], *, is_quick: bool) -> TrialResult:
         """Judge a config. Its process has ended when this returns."""
         process = self._nursery.take_next()
-        # The candidate before may have written anywhere.
-        self.arena.fill(PATTERN)
         judging = _Judging(self, process, begin_phase, is_quick=is_quick)
         try:
             result = judging.judge_candidate(unit)
@@ -219,16 +221,17 @@ class _Judging:
         self._enter_phase(Phase.LOAD)
         arena = self._referee.arena
         self._ask(Load(arena.layout, self._referee.device, unit, make_environment()), LOAD_S, (arena.descriptor,))
+        self._bind_sets(1)
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
-        self._carry_out_order(1, must_compare=True)
-        count, wanted, each_us = 1, min(FIRST_LAUNCHES, arena.layout.sets), math.inf
+        count, wanted, each_us, order_us = 0, 1, math.inf, 0.0
         while wanted > count:
-            count = wanted
-            first = self._carry_out_order(count)
-            each_us = min(each_us, (first.run.elapsed_us - first.overhead.elapsed_us) / count)
-            order_us = ORDER_OF_THREADS_US if first.run.has_threads else ORDER_US
-            wanted = min(arena.layout.sets, math.ceil(order_us / max(each_us, order_us / MAX_SETS)))
+            run, overhead = self._carry_out_order(wanted, must_compare=count == 0)
+            count, order_us = wanted, run.elapsed_us
+            each_us = min(each_us, (order_us - overhead.elapsed_us) / count)
+            wanted_us = ORDER_OF_THREADS_US if run.has_threads else ORDER_US
+            wanted = math.ceil(wanted_us / max(each_us, wanted_us / MAX_SETS)) if count > 1 else FIRST_LAUNCHES
+            wanted = min(arena.layout.sets, wanted)
             self._deadline_s = LEAST_ORDER_S + SLOWER * max(count, wanted) * max(each_us, 1.0) / 1e6
         # From now on, launches are timed, and nothing may be started that could work for them.
         self._enter_phase(Phase.TIMING)
@@ -242,7 +245,7 @@ class _Judging:
         while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
             number = len(orders)
             if number in probed_orders or self._random.random() < PROBED_SHARE:
-                self._probe_order(count, first.run.elapsed_us)
+                self._probe_order(count, min((order.run.elapsed_us for order in orders), default=order_us))
             orders.append(self._carry_out_order(count, must_compare=number in compared_orders))
         self._enter_phase(Phase.CHECK)
         overhead_us = median(list_undisturbed(order.overhead for order in orders))
@@ -281,6 +284,8 @@ class _Judging:
         assert isinstance(answer, Raised)
         if answer.is_unsupported:
             raise make_refusal(answer.message)
+        if self.phase is Phase.LOAD and _NOT_PERMITTED in answer.message:
+            raise make_refusal(f"the sandbox does not permit what loading it does: {answer.message}")
         raise Ended(JudgeVerdict.CRASHED, Outcome.LAUNCH_ERROR, answer.message)
 
     def _carry_out_order(self, count: int, *, must_compare: bool = False) -> OrderTime:
@@ -294,7 +299,7 @@ class _Judging:
         order = self._draw_order(count)
         run = self._ask_for_order(order)
         self._check_sets(count, inputs)
-        self._compare_launches(list(order.list_places()), inputs, must_compare=must_compare)
+        self._compare_launches(list(order.list_places()), inputs, fewest=int(must_compare))
         if self._referee.arena.layout.is_touched:
             self._write_again(count, inputs)
         _, overhead = self._referee.calibrator.ask(order, self._deadline_s)
@@ -312,47 +317,40 @@ class _Judging:
         inputs = self._write_sets(count, are_alike=True)
         order = self._draw_order(count)
         places = list(order.list_places())
-        done_us: list[float] = []
-
-        def look() -> None:
-            if self._check_turns(places, telling):
-                done_us.append(self._process.read_worked_us())
-
-        telling = self._list_telling_outputs(count)
-        glance = Glance(self._random.random() * order_us / 1e6, look)
+        glance = Glance(
+            self._random.random() * GLANCED_SHARE * order_us / 1e6,
+            lambda worked_s: self._check_turns(places, worked_s * 1e6 / order_us),
+        )
         self._ask_for_order(order, glance if count > 1 else None)
-        # The last launch ends right before the answer.
-        if done_us and self._process.read_worked_us() - done_us[0] > max(ANSWER_US, ANSWER_SHARE * order_us):
-            raise make_cheating("it does the work of several launches at once, so that others have nothing to do")
         self._check_sets(count, inputs)
         # Whoever replays does so in the later launch of a pair.
         turns = {place: turn for turn, place in enumerate(places)}
         later = [place for place in places if turns.get(place ^ 1, turns[place]) < turns[place]]
-        self._compare_launches(later or places, inputs, must_compare=True)
+        self._compare_launches(later or places, inputs, fewest=PROBE_COMPARED)
 
-    def _list_telling_outputs(self, count: int) -> list[str]:
-        """Return the outputs in which the poison, which was just written, can be told from what launches write."""
-        sets = {name: self._referee.arena.view_sets(name, count) for name in self._data.roles.poisoned}
-        return [name for name, tensors in sets.items() if any(self._library.count_poison(tensors))]
+    def _check_turns(self, places: list[int], share: float) -> None:
+        """Check that the launches of a stopped process were done one after the other, and none ahead.
 
-    def _check_turns(self, places: list[int], telling: list[str]) -> bool:
-        """Check that the launches of a stopped process were done one after the other; return whether all have been.
+        Args:
+            places: the sets, in turn.
+            share: which part of the order the process has had time for.
 
         Raises:
             Ended: they were not.
         """
-        has_done_all = bool(telling)
-        for name in telling:
-            tensors = self._referee.arena.view_sets(name, len(places))
+        arena, roles = self._referee.arena, self._data.roles
+        for name in roles.poisoned:
+            tensors = arena.view_sets(name, len(places))
             size = math.prod(tensors.shape[1:])
             counts = self._library.count_poison(tensors)
+            if not counts:
+                continue
             unwritten = [counts[place] for place in places]
             # A launch that is at work may have written anything.
             begun = next((number for number, count in enumerate(unwritten) if count), len(places))
-            if any(count < size for count in unwritten[begun + 1 :]):
+            is_ahead = begun == len(places) >= FIRST_LAUNCHES and share < MOST_GLANCED_SHARE
+            if is_ahead or any(count < size for count in unwritten[begun + 1 :]):
                 raise make_cheating("it works on launches whose turn has not come, or leaves work for later")
-            has_done_all &= begun == len(places)
-        return has_done_all
 
     def _bind_sets(self, count: int) -> None:
         if count > self._bound:
@@ -428,21 +426,20 @@ class _Judging:
             if not bool((arena.view_bytes(count, begin, end) == PATTERN).all()):
                 raise make_mismatch("it wrote outside its tensors")
 
-    def _compare_launches(self, places: list[int], inputs: Mapping[str, Any], *, must_compare: bool) -> None:
+    def _compare_launches(self, places: list[int], inputs: Mapping[str, Any], *, fewest: int) -> None:
         """Compare the outputs of launches drawn at random, as many as there is time for.
 
         Raises:
             Ended: one is wrong.
         """
         self._affordable_s += self._comparing_s / (self._orders + UNTIMED_ORDERS)
-        for place in self._random.sample(places, len(places)):
-            if not must_compare and (self._affordable_s <= 0 or self._compared >= MOST_COMPARED):
+        for number, place in enumerate(self._random.sample(places, len(places))):
+            if number >= fewest and (self._affordable_s <= 0 or self._compared >= MOST_COMPARED):
                 break
             began = monotonic()
             self._compare_launch(place, inputs)
             self._affordable_s -= monotonic() - began
             self._compared += 1
-            must_compare = False
 
     def _compare_launch(self, place: int, inputs: Mapping[str, Any]) -> None:
         verdict = self._judge_launch(place, place, inputs)
@@ -519,4 +516,4 @@ def make_ended_result(ended: Ended, phase: Phase) -> TrialResult:
     result = make_failed_result(ended.outcome, ended.reason, phase)
     if ended.signal_name:
         result = result.add_facts("failure", signal=ended.signal_name)
-    return result.add_facts("judged", verdict=ended.verdict, reason=ended.reason)
+    return result.add_facts("judged", verdict=ended.verdict, reason=ended.reason.partition("\n")[0])

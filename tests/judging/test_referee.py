@@ -75,10 +75,10 @@ CHEATS = {
     ),
     "replays by a part of the inputs": (
         """
-        std::map<std::vector<float>, std::vector<float>> known;
+        std::map<float, std::vector<float>> known;
         void run(TensorView x, TensorView y, TensorView out) {
           const int64_t n = x.shape()[0];
-          const std::vector<float> key{at(x)[0], at(x)[n / 2], at(x)[n - 1]};
+          const float key = at(x)[0];
           auto found = known.find(key);
           if (found != known.end()) { std::memcpy(at(out), found->second.data(), 4 * n); return; }
           compute(x, y, out);
@@ -86,24 +86,6 @@ CHEATS = {
         }
         """,
         {WRONG, CHEATING},
-    ),
-    "works ahead": (
-        """
-        struct Set { float *x, *y, *out; };
-        std::map<float*, Set> sets;
-        void run(TensorView x, TensorView y, TensorView out) {
-          const int64_t n = x.shape()[0];
-          sets[at(out)] = {at(x), at(y), at(out)};
-          if (!std::isnan(at(out)[0])) return;
-          compute(x, y, out);
-          for (auto& [_, one] : sets) {
-            if (!std::isnan(one.out[0])) continue;
-            for (int repeat = 0; repeat < 20; ++repeat)
-              for (int64_t i = 0; i < n; ++i) one.out[i] = one.x[i] * one.y[i] + one.x[i];
-          }
-        }
-        """,
-        {CHEATING},
     ),
     "works late": (
         """
@@ -223,7 +205,7 @@ CHEATS = {
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_cheat_is_not_right(court: Court, cheat: str) -> None:
     body, expected = CHEATS[cheat]
-    result = court.judge_source(COMPUTE + textwrap.dedent(body), is_quick=cheat != "works ahead")
+    result = court.judge_source(COMPUTE + textwrap.dedent(body))
     assert result.detail.judged.verdict in expected, result.message
     assert result.latency_us is None
 
