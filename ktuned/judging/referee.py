@@ -178,6 +178,8 @@ class Referee:
     def judge_candidate(self, unit: PlainUnit, begin_phase: Callable[[Phase], None], *, is_quick: bool) -> TrialResult:
         """Judge a config. Its process has ended when this returns."""
         process = self._nursery.take_next()
+        # The candidate before may have written anywhere.
+        self.arena.fill(PATTERN)
         judging = _Judging(self, process, begin_phase, is_quick=is_quick)
         try:
             result = judging.judge_candidate(unit)

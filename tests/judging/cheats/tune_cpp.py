@@ -8,7 +8,7 @@ from ktuned import kernel, space, tensor
 from ktuned_tvm_ffi import Build
 
 HERE = Path(__file__).parent
-N = 2048
+N = 16384
 
 
 def reference(x, y):
