@@ -123,7 +123,8 @@ class TorchTensors:
         """Make a storage of that part of the buffer; ``first`` is 0, because no stride is negative."""
         import torch
 
-        storage = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=size).untyped_storage()
+        # torch makes no storage without bytes, as for a tensor without elements.
+        storage = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=max(size, 1)).untyped_storage()
         return torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, 0, shape, strides)
 
     def describe_elements(self, tensor: Any) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:

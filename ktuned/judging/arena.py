@@ -122,8 +122,12 @@ def plan_layout(values: Mapping[str, Any], spans: Iterable[Span], library: Tenso
             dtype, shape, strides, first = library.describe_elements(values[name])
             size = library.find_extent(values[name])[1]
             fields[name] = Field(name, dtype, shape, strides, start, size, start + first)
-    if missing := values.keys() - fields.keys():
-        raise ValueError(min(missing))
+    for name in sorted(values.keys() - fields.keys()):
+        dtype, shape, strides, _ = library.describe_elements(values[name])
+        if 0 not in shape:
+            raise ValueError(name)
+        # A tensor without elements may be anywhere.
+        fields[name] = Field(name, dtype, shape, strides, 0, 0, 0)
     few = min(FEW_SETS, FEW_SETS_BYTES // max(end, 1))
     sets = max(1, few, min(MAX_SETS, SETS_BYTES // max(end, 1)))
     is_touched = sum(size for _, size in bodies) <= read_cache_bytes(2)

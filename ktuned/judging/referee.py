@@ -325,7 +325,10 @@ class _Judging:
         )
         self._ask_for_order(order, glance if count > 1 else None)
         self._check_sets(count, inputs)
-        self._compare_launches([place for place in places if place % 2] or places, inputs, fewest=PROBE_COMPARED)
+        # Whoever replays does so in the later launch of a pair.
+        turns = {place: turn for turn, place in enumerate(places)}
+        later = [place for place in places if turns.get(place ^ 1, turns[place]) < turns[place]]
+        self._compare_launches(later or places, inputs, fewest=PROBE_COMPARED)
 
     def _check_turns(self, places: list[int], share: float) -> None:
         """Check that the launches of a stopped process were done one after the other, and none ahead.

@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ktuned.backends import Registry
+from ktuned.dependencies import ACCESSES
 from ktuned.ipc import DamagedArtifact, Places, manifest, requests
 from ktuned.judging import Ended, Nursery, PlainUnit, Referee, make_cheating, make_ended_result
 from ktuned.measuring import measure_peaks
@@ -51,18 +52,20 @@ class Judge:
             return TrialResult(None, message=str(error))
         made = make_unit(self._registry, self._places, opened.kernel, opened.target, unit)
         plain = PlainUnit.from_unit(made, opened.kernel.backend, artifact.resolve())
-        try:
-            referee = self._provide_referee(opened, problem)
-        except Ended as ended:
-            return make_ended_result(ended, Phase.LOAD)
-        children = list_children()
-        try:
-            result = referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
-            return self._check_limits(result, referee, problem, request) if result.latency_us else result
-        finally:
-            # Only where the sandbox is not complete can a candidate have started processes.
-            end_processes(children)
-            referee.prepare_next()
+        # What the judge itself looks at, such as temporary directories, is not what the config depends on.
+        with ACCESSES.pause_recording():
+            try:
+                referee = self._provide_referee(opened, problem)
+            except Ended as ended:
+                return make_ended_result(ended, Phase.LOAD)
+            children = list_children()
+            try:
+                result = referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
+                return self._check_limits(result, referee, problem, request) if result.latency_us else result
+            finally:
+                # Only where the sandbox is not complete can a candidate have started processes.
+                end_processes(children)
+                referee.prepare_next()
 
     def _check_limits(
         self, result: TrialResult, referee: Referee, problem: OpenProblem, request: requests.Trial

@@ -1,0 +1,2 @@
+// plain: a loop.
+void launch(Tensor x, Tensor y) { compute(x, y); }
