@@ -1,16 +1,18 @@
 """The referee: judges configs that are not trusted, each in a process of its own.
 
-An example: a config of 5 µs, whose tensors take 48 KiB. The referee has it launch once, then eight times, then nine
-times 400 times. Each such *order* goes like this:
+An example: a config of 5 µs, whose tensors take 16 KiB. The referee has it launch once, then eight times, then up to 40
+times on some 200 sets. Each such *order* goes like this:
 
-1.  While the candidate is stopped, the referee writes new inputs into 400 sets of tensors, and poison into the outputs
+1.  While the candidate is stopped, the referee writes new inputs into the sets of tensors, and poison into the outputs
     (:mod:`ktuned.judging.arena`). It keeps a copy of the inputs, which is not in the common memory.
-2.  A process of the referee's own carries out the same order, with launches that do nothing.
-3.  The clock starts, the candidate goes on, launches on each set in a random sequence, and says that it has finished.
+2.  The clock starts, the candidate goes on, launches on each set in a random sequence, and says that it has finished.
     It is stopped, and the clock as well.
-4.  The latency is the difference of the two times, divided by 400.
-5.  Some launches are drawn at random. Their expected outputs are computed now, from the kept inputs, and compared. All
+3.  Some launches are drawn at random. Their expected outputs are computed now, from the kept inputs, and compared. All
     launches must have written something, the inputs and the memory between the tensors must be as they were.
+4.  A process of the referee's own carries out the same order, with launches that do nothing. The latency is the
+    difference of the two times, divided by the number of launches.
+
+Some further orders are *probed* (:meth:`_Judging._probe_order`).
 
 Why this is hard to deceive:
 
