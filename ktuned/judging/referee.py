@@ -20,12 +20,11 @@ Why this is hard to deceive:
 - *The clock and the decision* are the referee's. A candidate that patches a clock, or the loop that launches, deceives
   nobody: outputs that are not there when it is stopped count as missing.
 - *Nothing can be replayed*: no two launches have equal inputs, and no launch of the judgement has those of another.
-- *Nothing can be done ahead or afterwards*, because the candidate is stopped whenever the clock is. Threads and
-  processes are stopped with it, and what it starts during an order is found (:mod:`ktuned.judging.process_watch`).
-- *Skipping the loop's own work* gains nothing: see :mod:`ktuned.judging.candidate`.
+- *Nothing can be done before an order or after it*, because the candidate is stopped whenever the clock is. Threads
+  and processes are stopped with it, and what it starts during an order is found (:mod:`ktuned.judging.process_watch`).
 
-A candidate may do an order's launches in any sequence, or in threads that it started before. That gains no more than
-the few tenths of a µs which a call costs.
+What is not enforced: a candidate in Python may skip the loop's own work (:mod:`ktuned.judging.candidate`), and may do
+all of an order's launches in the first. Each gains what the loop or the calls cost, a µs or two a launch.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def test_a_cheat_is_not_right(court: Court, cheat: str) -> None:
 
 
 def test_nothing_is_left(court: Court) -> None:
-    """A hundred candidates, of which each third crashes, leave no process, no directory and no memory."""
+    """Candidates, a third of which crash, leave no process, no directory and no memory."""
     worker = psutil.Process(court.pid)
 
     def look() -> tuple[int, int, int]:
