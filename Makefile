@@ -97,7 +97,7 @@ suite: install
 	$(TILELANG)/bin/python -m pytest -q -n 2 --dist loadfile tests/tilelang
 
 chaos: install  ## inject every kind of failure at once, seeded (SEED=3), then make 500 random edits
-	$(BIN)/python -m pytest tests/chaos tests/ray tests/benchmarks tests/team -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
+	$(BIN)/python -m pytest tests/chaos tests/judging/cheats tests/ray tests/benchmarks tests/team -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
 	$(BIN)/python tests/author/run.py --authors $$((($$(nproc) + 1) / 2)) --seed $(or $(SEED),3) --logs $$(mktemp -d)
 
 bench: install  ## run the benchmarks, each beside its budget

@@ -1,6 +1,7 @@
 """No cheating candidate is right, and every honest one is: through a daemon, its compilers and one lane.
 
-Each candidate is a file, and its first line says what it does. To add one is to add a file.
+Each candidate is a file, and its first line says what it does. To add one is to add a file. The suite judges every
+fourth, and ``make chaos`` all of them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture
+def step(request: pytest.FixtureRequest) -> int:
+    """How many candidates follow each other of which one is judged."""
+    return 1 if request.config.getoption("chaos", "slice") == "full" else 4
+
+
+@pytest.fixture
 def project(daemon: Daemon, request: pytest.FixtureRequest) -> Path:
     """An empty project of its own for each test."""
     directory = daemon.directory / re.sub(r"\W", "_", request.node.name)
@@ -74,27 +81,31 @@ def check_honest(judged: Mapping[str, Mapping[str, Any]]) -> None:
     assert all(candidate["problems"][0]["latency_us"] > 0 for candidate in judged.values())
 
 
-def test_no_cheat_in_cpp_is_right(daemon: Daemon, project: Path) -> None:
-    check_cheats(judge_candidates(daemon.client, *write_cpp_project(project, HERE / "cpp")))
+def test_no_cheat_in_cpp_is_right(daemon: Daemon, project: Path, step: int) -> None:
+    path, names = write_cpp_project(project, HERE / "cpp")
+    check_cheats(judge_candidates(daemon.client, path, names[::step]))
 
 
-def test_no_cheat_in_python_is_right(daemon: Daemon, project: Path) -> None:
-    check_cheats(judge_candidates(daemon.client, *write_python_project(project, HERE / "python")))
+def test_no_cheat_in_python_is_right(daemon: Daemon, project: Path, step: int) -> None:
+    path, names = write_python_project(project, HERE / "python")
+    check_cheats(judge_candidates(daemon.client, path, names[::step]))
 
 
-def test_honest_candidates_in_cpp_are_right(daemon: Daemon, project: Path) -> None:
-    check_honest(judge_candidates(daemon.client, *write_cpp_project(project, HERE / "honest_cpp")))
+def test_honest_candidates_in_cpp_are_right(daemon: Daemon, project: Path, step: int) -> None:
+    path, names = write_cpp_project(project, HERE / "honest_cpp")
+    check_honest(judge_candidates(daemon.client, path, names[::step]))
 
 
-def test_honest_candidates_in_python_are_right(daemon: Daemon, project: Path) -> None:
-    check_honest(judge_candidates(daemon.client, *write_python_project(project, HERE / "honest_python")))
+def test_honest_candidates_in_python_are_right(daemon: Daemon, project: Path, step: int) -> None:
+    path, names = write_python_project(project, HERE / "honest_python")
+    check_honest(judge_candidates(daemon.client, path, names[::step]))
 
 
-def test_honest_candidates_with_unusual_tensors_are_right(daemon: Daemon, project: Path) -> None:
+def test_honest_candidates_with_unusual_tensors_are_right(daemon: Daemon, project: Path, step: int) -> None:
     path = Path(copy(HERE / "tune_unusual.py", project))
     names = re.findall(r"^def (\w+)\(.*\):\n    [^\"]", path.read_text(), re.MULTILINE)
     assert len(names) >= 20
-    check_honest({name: daemon.client.judge(name, path=path, quick=True)["candidates"][0] for name in names})
+    check_honest({name: daemon.client.judge(name, path=path, quick=True)["candidates"][0] for name in names[::step]})
 
 
 def test_the_judge_s_own_reads_belong_to_no_kernel(daemon: Daemon) -> None:
