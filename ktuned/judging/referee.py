@@ -23,8 +23,8 @@ Why this is hard to deceive:
 - *Nothing can be done before an order or after it*, because the candidate is stopped whenever the clock is. Threads
   and processes are stopped with it, and what it starts during an order is found (:mod:`ktuned.judging.process_watch`).
 
-What is not enforced: a candidate in Python may skip the loop's own work (:mod:`ktuned.judging.candidate`), and may do
-all of an order's launches in the first. Each gains what the loop or the calls cost, a µs or two a launch.
+What is not enforced: a candidate may do all of an order's launches in the first one, and one in Python may skip the
+loop's own work (:mod:`ktuned.judging.candidate`). It gains what the calls or the loop cost, a µs or two a launch.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from ktuned import kernel, space, tensor
 from ktuned_fake import Build
 import helper
 @kernel(backend="fake", sources=["one.c"], space=space(tag=["x"]), problems=[dict(n=1)],
-        inputs=lambda p: dict(x=tensor(1)), check=None)
+        inputs=lambda p: dict(x=tensor(1), y=tensor(1)), check=None)
 def it(p, c):
     return Build(tag=c.tag)
 """

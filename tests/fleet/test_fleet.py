@@ -240,11 +240,11 @@ async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp
             WorkerError,
             r"cannot run a worker: .*: No module named ktuned\ninstall ktuned into that interpreter",
         ),
-        ("kill -9 $$", WorkerError, r"cannot run a worker: .* SIGKILL during spawn\nlook in the kernel's log"),
+        ("kill -9 $$", WorkerError, r"cannot run a worker: .* SIGKILL during spawn\nsee Linux's log"),
         (
             "exec sleep 1000",
             WorkerError,
-            r"did not start a worker within 0\.2 s\nlook whether the machine is overloaded",
+            r"did not start a worker within 0\.2 s\ncheck whether the machine is overloaded",
         ),
     ],
     ids=["no-ktuned", "killed", "silent"],

@@ -20,7 +20,6 @@ from tests.judging.cheats.projects import HERE, judge_candidates, write_cpp_proj
 NOT_RIGHT = {"cheating", "wrong", "crashed", "hung", "refused"}
 
 ENDS_AS = {
-    "all_at_once": {"cheating"},
     "forged_answer": {"cheating"},
     "forged_noise": {"cheating"},
     "answers_patched": {"cheating"},

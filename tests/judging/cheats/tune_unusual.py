@@ -116,6 +116,7 @@ def any_permutation(x, y):
 
 
 def vectors(dtype="float32", to=None, **more):
+    """Return the inputs of a kernel with a vector and an output."""
     return lambda p: dict(x=tensor(p.n, dtype), y=tensor(p.n, to or dtype, output=True), **more)
 
 
