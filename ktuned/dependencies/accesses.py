@@ -52,6 +52,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
+import math
 import mmap
 import os
 import sys
@@ -654,7 +655,15 @@ def _may_have_changed(start_files: Mapping[Path, str], began: float) -> bool:
     """Return whether a file that an interpreter runs at its start may have changed since it ``began`` to start."""
     if any(name in sys.modules and not _is_present(sys.modules[name]) for name in _START_MODULES):
         return True
-    return any(path.stat().st_ctime >= began for path, digest in start_files.items() if digest and path.exists())
+    return any(_find_change_time(path) >= began for path, digest in start_files.items() if digest)
+
+
+def _find_change_time(path: Path) -> float:
+    """Return when a file changed last, as a Unix time in s; infinite if it has just gone."""
+    try:
+        return path.stat().st_ctime
+    except OSError:
+        return math.inf
 
 
 def _is_present(module: ModuleType) -> bool:

@@ -172,7 +172,7 @@ class Arena:
         # Tensors keep the array alive, and the array its pages. Not at exit: tensors may still be in use then.
         weakref.finalize(self.memory, _libc.munmap, address, size).atexit = False
 
-    def fill(self, byte: int) -> None:
+    def fill_memory(self, byte: int) -> None:
         """Fill the whole memory."""
         ctypes.memset(self.memory, byte, self.layout.total_bytes)
 

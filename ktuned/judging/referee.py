@@ -149,7 +149,7 @@ class Referee:
         except ValueError as error:
             raise make_refusal(f"the tensor {error} is not made of plain numbers in strided memory") from error
         self.arena = Arena(layout, data.library)
-        self.arena.fill(PATTERN)
+        self.arena.fill_memory(PATTERN)
         self.calibrator = nursery.take_next()
         for message in Load(layout, device), Bind(layout.sets):
             self.calibrator.ask(message, LOAD_S, (self.arena.descriptor,) if isinstance(message, Load) else ())
@@ -180,7 +180,7 @@ class Referee:
         """Judge a config. Its process has ended when this returns."""
         process = self._nursery.take_next()
         # The candidate before may have written anywhere.
-        self.arena.fill(PATTERN)
+        self.arena.fill_memory(PATTERN)
         judging = _Judging(self, process, begin_phase, is_quick=is_quick)
         try:
             result = judging.judge_candidate(unit)

@@ -141,7 +141,7 @@ from ktuned.model.values import (
     sha256,
     spell_values,
 )
-from ktuned.model.verdicts import compute_factor, find_worst, read_judgement, unite
+from ktuned.model.verdicts import compute_factor, find_worst, list_distinct, read_judgement
 from ktuned.model.visible_text import escape_controls, escape_controls_in_json
 
 __all__ = [
@@ -259,6 +259,7 @@ __all__ = [
     "is_maximized",
     "is_of_one_machine",
     "is_own_variable",
+    "list_distinct",
     "listed",
     "make_full_name",
     "make_key_problem",
@@ -282,6 +283,5 @@ __all__ = [
     "spell_values",
     "strip_numerics",
     "suggest_name",
-    "unite",
     "with_numerics",
 ]

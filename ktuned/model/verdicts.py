@@ -50,7 +50,7 @@ def find_worst(judgements: Iterable[Judgement]) -> Judgement:
     return max(judgements, key=lambda one: SEVERITY[JudgeVerdict(one.verdict)], default=nothing)
 
 
-def unite(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
+def list_distinct(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
     """Return what several problems have shown, such as the sentences of their judgements, each once, in their order."""
     return tuple(dict.fromkeys(one for group in groups for one in group))
 

@@ -33,8 +33,8 @@ from ktuned.model import (
     compute_shares,
     find_compiler_errors,
     find_worst,
+    list_distinct,
     read_judgement,
-    unite,
 )
 from ktuned.protocol import (
     JUDGE,
@@ -267,9 +267,9 @@ def _describe_candidate(config: Config, judged: Sequence[_Judged]) -> Candidate:
         problems=tuple(one.described for one in judged),
         registers=_find_most(facts, REGISTERS),
         spills=_find_most(facts, SPILLS),
-        errors=unite(errors)[:MAX_ERRORS],
-        checked=unite(one.judgement.checked for one in judged),
-        not_enforced=unite(one.judgement.not_enforced for one in judged),
+        errors=list_distinct(errors)[:MAX_ERRORS],
+        checked=list_distinct(one.judgement.checked for one in judged),
+        not_enforced=list_distinct(one.judgement.not_enforced for one in judged),
     )
 
 

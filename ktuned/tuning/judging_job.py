@@ -185,7 +185,7 @@ class Judging:
             except LaneSick:
                 continue
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                _log.warning("reference_not_timed", job=self.brief.job.id, reason=error.message)
+                _log.warning("time_reference_failed", job=self.brief.job.id, reason=error.message)
                 return
             self.progress.reference_us = measured.result.latency_us
             self.progress.reference_spread_us = measured.result.spread_us

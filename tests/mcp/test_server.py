@@ -235,15 +235,15 @@ async def test_seconds_of_measuring_are_counted_over_all_jobs(daemon: Daemon) ->
 
 def test_a_budget_refuses_what_it_cannot_pay() -> None:
     budget = Budget(candidates=3, lane_s=10.0)
-    budget.check(3)
+    budget.require_candidates(3)
     with pytest.raises(RefusedCall, match="3 candidates are left, and this call needs 4"):
-        budget.check(4)
-    budget.charge(2, 11.0)
+        budget.require_candidates(4)
+    budget.subtract_cost(2, 11.0)
     assert budget.is_overspent
-    assert budget.describe() == {"candidates_left": 1, "lane_s_left": 0}
+    assert budget.describe_rest() == {"candidates_left": 1, "lane_s_left": 0}
     with pytest.raises(RefusedCall, match="no seconds"):
-        budget.check()
-    Budget().check(10**9)
+        budget.require_candidates()
+    Budget().require_candidates(10**9)
 
 
 def test_without_the_plugin_the_command_says_how_to_install_it(daemon: Daemon) -> None:

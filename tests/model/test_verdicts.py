@@ -12,8 +12,8 @@ from ktuned.model import (
     TrialResult,
     compute_factor,
     find_worst,
+    list_distinct,
     read_judgement,
-    unite,
 )
 
 BY_OUTCOME = {
@@ -62,4 +62,4 @@ def test_factors_need_both_latencies() -> None:
 
 
 def test_sentences_are_united() -> None:
-    assert unite([("a", "b"), ("b", "c"), ()]) == ("a", "b", "c")
+    assert list_distinct([("a", "b"), ("b", "c"), ()]) == ("a", "b", "c")

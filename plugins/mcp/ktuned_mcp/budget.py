@@ -36,7 +36,7 @@ class Budget:
         """True if more than a limit was spent."""
         return self.candidates < 0 or self.lane_s < 0
 
-    def check(self, candidates: int = 1) -> None:
+    def require_candidates(self, candidates: int = 1) -> None:
         """Raise :class:`RefusedCall` if fewer candidates than this are left, or no seconds."""
         if self.candidates < candidates:
             left = f"{max(0, self.candidates)} candidates are left, and this call needs {candidates}"
@@ -55,12 +55,12 @@ class Budget:
         limit = min(self.candidates, math.inf if asked is None else asked)
         return None if limit == math.inf else int(limit)
 
-    def charge(self, candidates: int, lane_s: float) -> None:
+    def subtract_cost(self, candidates: int, lane_s: float) -> None:
         """Subtract what a call has cost."""
         self.candidates -= candidates
         self.lane_s -= lane_s
 
-    def describe(self) -> dict[str, float | None]:
+    def describe_rest(self) -> dict[str, float | None]:
         """Return what is left: not below 0, and None without a limit."""
         left = {"candidates_left": self.candidates, "lane_s_left": self.lane_s}
         return {name: None if value == math.inf else max(0, round(value, 3)) for name, value in left.items()}

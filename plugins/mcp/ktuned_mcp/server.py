@@ -163,7 +163,7 @@ class Tools:
         Verdicts: right, refused, compile_error, wrong, crashed, hung, cheating. Candidates do not become winners.
         """
         count = 1 if configs is None else len(configs)
-        self._budget.check(count)
+        self._budget.require_candidates(count)
         named = _name_target(target)
         if "path" in named:
             found = await self._client.call("add", path=os.path.abspath(target), deadline_s=ADD_DEADLINE_S)
@@ -188,8 +188,8 @@ class Tools:
                 quick=quick or None,
             )
             tasks.cancel_scope.cancel()
-        self._budget.charge(count, await self._sum_lane_s(answer))
-        return {**answer, "budget": self._budget.describe()}
+        self._budget.subtract_cost(count, await self._sum_lane_s(answer))
+        return {**answer, "budget": self._budget.describe_rest()}
 
     async def tune(
         self,
@@ -202,7 +202,7 @@ class Tools:
         time_limit_s: Annotated[float | None, Field(description="stop trying configs after this time", gt=0)] = None,
     ) -> Answer:
         """Search a kernel's space for its fastest correct config, and return each problem's winner at the end."""
-        self._budget.check()
+        self._budget.require_candidates()
         tuning = await self._client.tune(
             **_name_target(target),  # type: ignore[arg-type]
             problem=problem,
@@ -212,13 +212,18 @@ class Tools:
             time_limit_s=time_limit_s,
         )
         progress = _Progress(tuning.jobs)
+        cancelled: set[int] | None = None
         try:
             async for event in tuning:
-                self._budget.charge(*progress.apply_event(event))
-                await progress.report(ctx)
+                self._budget.subtract_cost(*progress.apply_event(event))
+                await progress.report_progress(ctx)
                 # Several jobs may together try more than each may.
-                if self._budget.is_overspent:
-                    await self._cancel_jobs(tuning.jobs)
+                if self._budget.is_overspent and cancelled is None:
+                    cancelled = await self._cancel_jobs(tuning.jobs)
+                if event["type"] == "job_done" and cancelled is not None:
+                    cancelled.discard(event["job"])
+                # A cancelled job ends when its config under way does. Jobs of other clients are not waited for.
+                if cancelled is not None and not cancelled:
                     break
         finally:
             await tuning.aclose()
@@ -227,7 +232,7 @@ class Tools:
             "jobs": [await self._describe_job(job) for job in jobs],
             "errors": tuning.errors,
             "notices": tuning.notices,
-            "budget": self._budget.describe(),
+            "budget": self._budget.describe_rest(),
         }
 
     async def best(self, kernel: Kernel, problem: Problem = None, device: Device = None) -> Answer:
@@ -295,7 +300,7 @@ class Tools:
         limit: Annotated[int, Field(description="the number of trials", ge=1, le=200)] = 20,
         before: Annotated[int | None, Field(description="continue after the trial with this id")] = None,
     ) -> Answer:
-        """List a kernel's trials over all its versions, newest first; ``digest`` tells the versions apart."""
+        """List a kernel's trials over all its versions, newest first; ``version`` tells them apart."""
         asked = _drop_none(kernel=kernel, problem=problem, device=device, limit=limit, before=before)
         answer = await self._client.call("results", **asked, order="newest", count=True)
         return {"total": answer["total"], "trials": list(map(_shorten_trial, answer["trials"]))}
@@ -317,12 +322,14 @@ class Tools:
         answer = await self._client.call("lookup", **asked, tune=False)
         return {**_shorten_job(job), "winner": answer["config"] if answer["latency_us"] is not None else None}
 
-    async def _cancel_jobs(self, jobs: Iterable[Mapping[str, Any]]) -> None:
-        """Cancel the jobs that have not ended, except those that other clients wait for."""
+    async def _cancel_jobs(self, jobs: Iterable[Mapping[str, Any]]) -> set[int]:
+        """Cancel the jobs that have not ended, except those that other clients wait for; return the jobs' ids."""
         ids = [job["id"] for job in jobs if job["finished"] is None]
-        for job in (await self._client.call("jobs", ids=ids))["jobs"] if ids else ():
-            if job["finished"] is None and job["waiters"] <= 1:
-                await self._client.call("cancel", job=job["id"])
+        live = (await self._client.call("jobs", ids=ids))["jobs"] if ids else ()
+        cancelled = {job["id"] for job in live if job["finished"] is None and job["waiters"] <= 1}
+        for job in sorted(cancelled):
+            await self._client.call("cancel", job=job)
+        return cancelled
 
 
 async def _report_verdicts(events: AsyncIterator[Mapping[str, Any]], ctx: Context[Any, Any], total: int) -> None:
@@ -365,7 +372,7 @@ class _Progress:
         self._message = f"{event['kernel']}: {best}"
         return figures["done"] - done, now_s - lane_s
 
-    async def report(self, ctx: Context[Any, Any]) -> None:
+    async def report_progress(self, ctx: Context[Any, Any]) -> None:
         """Notify the client of the progress, unless it was notified a moment ago."""
         if self._message and monotonic() >= self._next_report:
             self._next_report = monotonic() + PROGRESS_S
