@@ -33,26 +33,30 @@ import array
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from time import monotonic
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from ktuned.checking import PATTERN, ProblemData, Verdict
 from ktuned.judging.arena import MAX_SETS, Arena, plan_layout, read_cache_bytes
-from ktuned.judging.candidate import Bind, Finished, Load, Message, Order, PlainUnit, Raised
+from ktuned.judging.candidate import Answer, Await, Bind, Finished, Load, Message, Order, PlainUnit, Raised
 from ktuned.judging.candidate_process import (
     CandidateProcess,
     Ended,
     Glance,
+    GpuClock,
     Nursery,
     RunTime,
     make_cheating,
     make_environment,
 )
+from ktuned.judging.gpu_memory import DriverFailed, GpuArena, count_cache_bytes, count_set_bytes
 from ktuned.judging.process_watch import ProcessFacts, describe_changes
-from ktuned.measuring import Samples, make_failed_result
+from ktuned.measuring import CudaTimer, Samples, Timer, make_failed_result
 from ktuned.model import (
     BANDWIDTH_METRIC,
     Device,
@@ -111,6 +115,9 @@ FRESH_S = 0.02
 """Seconds that the kernel file's code may take to make the inputs of an order."""
 
 
+ALONE_US, ALONE_FACTOR = 5.0, 1.25
+"""How much longer than among others a GPU's launch may take alone: its code is not in the caches then."""
+
 _NOT_PERMITTED = "PermissionError: [Errno 1]"
 """A refused system call, such as those that start a compiler."""
 
@@ -127,16 +134,15 @@ class Referee:
 
     Args:
         data: the problem's data.
-        device: the CPU.
+        device: where it is.
         nursery: starts processes.
+        timer: times launches on the device under ``tune``.
 
     Raises:
         Ended: the problem cannot be judged.
     """
 
-    def __init__(self, data: ProblemData, device: Device, nursery: Nursery) -> None:
-        if device.kind != "cpu":
-            raise make_refusal("this version judges on the CPU only")
+    def __init__(self, data: ProblemData, device: Device, nursery: Nursery, timer: Timer) -> None:
         if not data.is_judged:
             raise make_refusal("the kernel file has neither a reference nor a check, so nothing decides what is right")
         if data.expects_default_outputs:
@@ -144,11 +150,19 @@ class Referee:
         self.data = data
         self.device = device
         self._nursery = nursery
+        self.timer = timer
+        self.gpu: GpuArena | None = None
+        stays_cached = timer.times_in_graph and not data.restores
         try:
-            layout = plan_layout(data.tensors, data.find_spans(), data.library)
+            gpu_bytes = count_set_bytes(device, stays_cached=stays_cached) if device.kind == "cuda" else None
+            layout = plan_layout(data.tensors, data.find_spans(), data.library, gpu_bytes)
+            if device.kind == "cuda":
+                self.gpu = GpuArena(layout, data.library, device, stays_cached=stays_cached)
+            self.arena = self.gpu or Arena(layout, data.library)
         except ValueError as error:
             raise make_refusal(f"the tensor {error} is not made of plain numbers in strided memory") from error
-        self.arena = Arena(layout, data.library)
+        except DriverFailed as error:
+            raise make_refusal(f"this GPU's memory cannot be shared with a candidate's process: {error}") from error
         self.arena.fill_memory(PATTERN)
         self.calibrator = nursery.take_next()
         for message in Load(layout, device), Bind(layout.sets):
@@ -160,7 +174,8 @@ class Referee:
         Data that fits into the caches does not pass through the memory.
         """
         limits = {name_arithmetic_metric(precision): tflops for precision, tflops in peaks.tflops.items()}
-        if self.arena.layout.working_bytes > read_cache_bytes(3) and peaks.gbps is not None:
+        cache_bytes = read_cache_bytes(3) if self.gpu is None else count_cache_bytes(self.device)
+        if self.arena.layout.working_bytes > cache_bytes and peaks.gbps is not None:
             limits[BANDWIDTH_METRIC] = peaks.gbps
         return [
             f"{name} is {metrics[name]:.3g}, and the limit {limit:.3g}"
@@ -188,6 +203,8 @@ class Referee:
             result = make_ended_result(ended, judging.phase)
         finally:
             process.kill()
+        if judging.is_gpu_busy and self.gpu is not None and not self.gpu.is_busy():
+            result = make_ended_result(make_cheating("it left work running on the GPU"), judging.phase)
         return result.add_facts("judged", checked=judging.list_checks(), not_enforced=judging.list_gaps())
 
 
@@ -198,6 +215,7 @@ class _Judging:
         self, referee: Referee, process: CandidateProcess, begin_phase: Callable[[Phase], None], *, is_quick: bool
     ) -> None:
         self.phase = Phase.LOAD
+        self.is_gpu_busy = False
         self._referee = referee
         self._data = referee.data
         self._library = referee.data.library
@@ -214,6 +232,7 @@ class _Judging:
         self._varies = True
         self._begun: ProcessFacts | None = None
         self._deadline_s = LAUNCH_S
+        self._is_gated = referee.gpu is not None
 
     def judge_candidate(self, unit: PlainUnit) -> TrialResult:
         """Load, launch, time and check the config.
@@ -241,20 +260,26 @@ class _Judging:
         self._begun = self._process.read_facts()
         if self._begun.children:
             raise make_refusal("it has started a process, which the judge cannot stop")
+        if isinstance(self._referee.timer, CudaTimer):
+            self._referee.timer.warm_clock()
         compared_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_COMPARED - 1))
         probed_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_PROBED))
         orders: list[OrderTime] = []
+        alone: list[OrderTime] = []
         end = monotonic() + self._timing_s
         while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
             number = len(orders)
             if number in probed_orders or self._random.random() < PROBED_SHARE:
                 self._probe_order(count, min((order.run.elapsed_us for order in orders), default=order_us))
             orders.append(self._carry_out_order(count, must_compare=number in compared_orders))
+            if self._referee.gpu is not None and count > 1:
+                alone.append(self._carry_out_order(1))
         self._enter_phase(Phase.CHECK)
-        overhead_us = median(list_undisturbed(order.overhead for order in orders))
-        samples = Samples()
-        for elapsed_us in list_undisturbed(order.run for order in orders):
-            samples.add_sample((elapsed_us - overhead_us) / count)
+        self.is_gpu_busy = self._referee.gpu is not None and self._referee.gpu.is_busy()
+        samples = make_samples(orders, count)
+        if alone and (samples_alone := make_samples(alone, 1)).interval_us[0] > count_alone_us(samples.median_us):
+            # Several launches were done together, which a caller with one launch has nothing of.
+            samples = samples_alone
         low_us, high_us = samples.interval_us
         if high_us <= 0:
             raise make_refusal("its launches take less time than launches that do nothing")
@@ -274,14 +299,14 @@ class _Judging:
         message: Message,
         deadline_s: float,
         descriptors: tuple[int, ...] = (),
-        glance: Glance | None = None,
+        **options: Any,
     ) -> tuple[Finished, RunTime]:
         """Have the candidate's process do something; return its answer, and how long that took.
 
         Raises:
             Ended: it failed.
         """
-        answer, run = self._process.ask(message, deadline_s, descriptors, glance=glance)
+        answer, run = self._process.ask(message, deadline_s, descriptors, **options)
         if isinstance(answer, Finished):
             return answer, run
         assert isinstance(answer, Raised)
@@ -305,7 +330,8 @@ class _Judging:
         self._compare_launches(list(order.list_places()), inputs, fewest=int(must_compare))
         if self._referee.arena.layout.is_touched:
             self._write_again(count, inputs)
-        _, overhead = self._referee.calibrator.ask(order, self._deadline_s)
+        calibrating = order if self._is_gated else replace(order, gate=0)
+        _, overhead = self._run_order(calibrating, self._referee.calibrator.ask)
         return OrderTime(run, overhead)
 
     def _probe_order(self, count: int, order_us: float) -> None:
@@ -317,6 +343,7 @@ class _Judging:
         Raises:
             Ended: the candidate does not launch in turn, or an output is wrong.
         """
+        self._bind_sets(count)
         inputs = self._write_sets(count, are_alike=True)
         order = self._draw_order(count)
         places = list(order.list_places())
@@ -324,7 +351,7 @@ class _Judging:
             self._random.random() * GLANCED_SHARE * order_us / 1e6,
             lambda worked_s: self._check_turns(places, worked_s * 1e6 / order_us),
         )
-        self._ask_for_order(order, glance if count > 1 else None)
+        self._ask_for_order(order, glance if count > 1 and self._referee.gpu is None else None)
         self._check_sets(count, inputs)
         # Whoever replays does so in the later launch of a pair.
         turns = {place: turn for turn, place in enumerate(places)}
@@ -363,7 +390,9 @@ class _Judging:
 
     def _draw_order(self, count: int) -> Order:
         places = self._random.sample(range(count), count)
-        return Order(self._random.getrandbits(63), array.array("H", places).tobytes())
+        # The first launch loads what it needs, which can wait for the GPU.
+        gate = self._random.randrange(1, 1 << 31) if self._is_gated and self._launches else 0
+        return Order(self._random.getrandbits(63), array.array("H", places).tobytes(), gate)
 
     def _ask_for_order(self, order: Order, glance: Glance | None = None) -> RunTime:
         """Have the candidate carry out an order, and look at what its process consists of then.
@@ -371,13 +400,37 @@ class _Judging:
         Raises:
             Ended: it failed, or it has something that could work outside of its turn.
         """
-        answer, run = self._ask(order, self._deadline_s, glance=glance)
+        answer, run = self._run_order(order, self._ask, glance)
         self._launches += self._count
         if answer.number != order.number:
             raise make_cheating("it forged an answer to the judge")
         if self._begun is not None and (changes := describe_changes(self._begun, self._process.read_facts())):
             raise make_cheating(f"while its launches were timed, {changes[0]}")
         return run
+
+    def _run_order(
+        self, order: Order, ask: Callable[..., tuple[Answer, RunTime]], glance: Glance | None = None
+    ) -> tuple[Any, RunTime]:
+        """Have a process carry out an order; return its answer, and how long that took."""
+        gpu, message = self._referee.gpu, order
+        if gpu is None:
+            return ask(order, self._deadline_s, glance=glance)
+        clock = GpuClock(lambda: gpu.publish_sets(self._count, order.gate), lambda: gpu.collect_sets(self._count))
+        if order.gate:
+            answer, _ = ask(order, self._deadline_s, on_late=lambda: self._open_gate(gpu, order.gate))
+            if self._is_gated:
+                gpu.release_cache()
+                return answer, ask(Await(), self._deadline_s, clock=clock)[1]
+            # These launches had other inputs than they were to have.
+            ask(Await(), self._deadline_s)
+            message = replace(order, gate=0)
+        gpu.release_cache()
+        return ask(message, self._deadline_s, clock=clock)
+
+    def _open_gate(self, gpu: GpuArena, gate: int) -> None:
+        """Time a candidate whose launches wait for the GPU with the host's work from now on."""
+        self._is_gated = False
+        gpu.open_gate(gate)
 
     def _write_sets(self, count: int, *, are_alike: bool = False) -> dict[str, Any]:
         """Write new inputs and the poison into ``count`` sets; return copies of what launches begin with, by name."""
@@ -474,13 +527,19 @@ class _Judging:
         return (
             f"{self._launches:,} launches, each on inputs drawn at random, were timed by a clock outside the process",
             f"{self._compared:,} of them, drawn at random after they had run, were compared with the expected outputs",
-            "each had written its outputs, and nothing else, when the process was stopped",
+            "each had written its outputs, and nothing else, when the clock was stopped",
         )
 
     def list_gaps(self) -> tuple[str, ...]:
         """Return what could not be enforced, in sentences."""
-        same = "launches had the same inputs, because the kernel file makes them itself and does not vary them"
-        return self._process.not_enforced if self._varies else (*self._process.not_enforced, same)
+        gaps = [*self._process.not_enforced]
+        if not self._varies:
+            gaps.append(
+                "launches had the same inputs, because the kernel file makes them itself and does not vary them"
+            )
+        if self._referee.gpu is not None:
+            gaps.append(f"several launches may have been done together, which gains up to {ALONE_US:g} µs for each")
+        return tuple(gaps)
 
     @contextmanager
     def _use_one_thread(self) -> Iterator[None]:
@@ -502,6 +561,20 @@ def list_undisturbed(runs: Iterable[RunTime]) -> list[float]:
     ordered = sorted(runs, key=lambda run: run.waited_us / run.elapsed_us)
     calm = [run for run in ordered if run.waited_us <= DISTURBED_SHARE * run.elapsed_us]
     return [run.elapsed_us for run in (calm if 2 * len(calm) > len(ordered) else ordered[: -(-len(ordered) // 2)])]
+
+
+def make_samples(orders: Sequence[OrderTime], count: int) -> Samples:
+    """Return the times of a launch, in µs, in orders of ``count`` launches."""
+    overhead_us = median(list_undisturbed(order.overhead for order in orders))
+    samples = Samples()
+    for elapsed_us in list_undisturbed(order.run for order in orders):
+        samples.add_sample((elapsed_us - overhead_us) / count)
+    return samples
+
+
+def count_alone_us(latency_us: float) -> float:
+    """Return how long a launch may take alone that takes ``latency_us`` among others."""
+    return ALONE_US + ALONE_FACTOR * latency_us
 
 
 def make_refusal(reason: str) -> Ended:

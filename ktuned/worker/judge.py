@@ -98,7 +98,7 @@ class Judge:
                 self.close()
                 self._nursery = Nursery(opened.kernel.backend, opened.device)
             self._nursery.directories = self._list_directories(opened.kernel.project)
-            self._referee = Referee(problem.data, opened.device, self._nursery)
+            self._referee = Referee(problem.data, opened.device, self._nursery, problem.timer)
         return self._referee
 
     def _list_directories(self, project: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
