@@ -92,8 +92,8 @@ FEWEST_COMPARED, MOST_COMPARED = 3, 90
 COMPARING_S, QUICK_COMPARING_S = 0.3, 0.1
 """Seconds for computing expected outputs and comparing, but for the fewest launches."""
 
-LOAD_S, LAUNCH_S = 60.0, 20.0
-"""Deadlines of loading, and of the first launches."""
+CALIBRATOR_S = 60.0
+"""Deadline of the referee's own process."""
 
 BEYOND_LIMIT = 1.1
 """How far a figure may lie above a measured limit."""
@@ -166,7 +166,7 @@ class Referee:
         self.arena.fill_memory(PATTERN)
         self.calibrator = nursery.take_next()
         for message in Load(layout, device), Bind(layout.sets):
-            self.calibrator.ask(message, LOAD_S, (self.arena.descriptor,) if isinstance(message, Load) else ())
+            self.calibrator.ask(message, CALIBRATOR_S, (self.arena.descriptor,) if isinstance(message, Load) else ())
 
     def find_exceeded_limits(self, metrics: Mapping[str, float], peaks: Peaks) -> list[str]:
         """Return the limits of the device that a config's metrics exceed; none counts that may not apply.
@@ -191,12 +191,26 @@ class Referee:
         """End the referee's own process."""
         self.calibrator.kill()
 
-    def judge_candidate(self, unit: PlainUnit, begin_phase: Callable[[Phase], None], *, is_quick: bool) -> TrialResult:
-        """Judge a config. Its process has ended when this returns."""
+    def judge_candidate(
+        self,
+        unit: PlainUnit,
+        begin_phase: Callable[[Phase], None],
+        deadlines: Mapping[str, float],
+        *,
+        is_quick: bool,
+    ) -> TrialResult:
+        """Judge a config. Its process has ended when this returns.
+
+        Args:
+            unit: the config.
+            begin_phase: called when a phase begins, and again with each order.
+            deadlines: how many seconds the candidate may take for an answer, by the phase's name.
+            is_quick: judge by fewer launches.
+        """
         process = self._nursery.take_next()
         # The candidate before may have written anywhere.
         self.arena.fill_memory(PATTERN)
-        judging = _Judging(self, process, begin_phase, is_quick=is_quick)
+        judging = _Judging(self, process, begin_phase, deadlines, is_quick=is_quick)
         try:
             result = judging.judge_candidate(unit)
         except Ended as ended:
@@ -212,7 +226,13 @@ class _Judging:
     """The judgement of one candidate."""
 
     def __init__(
-        self, referee: Referee, process: CandidateProcess, begin_phase: Callable[[Phase], None], *, is_quick: bool
+        self,
+        referee: Referee,
+        process: CandidateProcess,
+        begin_phase: Callable[[Phase], None],
+        deadlines: Mapping[str, float],
+        *,
+        is_quick: bool,
     ) -> None:
         self.phase = Phase.LOAD
         self.is_gpu_busy = False
@@ -231,7 +251,8 @@ class _Judging:
         self._affordable_s = 0.0
         self._varies = True
         self._begun: ProcessFacts | None = None
-        self._deadline_s = LAUNCH_S
+        self._deadlines = deadlines
+        self._deadline_s = deadlines[Phase.FIRST_LAUNCH]
         self._is_gated = referee.gpu is not None
 
     def judge_candidate(self, unit: PlainUnit) -> TrialResult:
@@ -242,10 +263,15 @@ class _Judging:
         """
         self._enter_phase(Phase.LOAD)
         arena = self._referee.arena
-        self._ask(Load(arena.layout, self._referee.device, unit, make_environment()), LOAD_S, (arena.descriptor,))
+        self._ask(
+            Load(arena.layout, self._referee.device, unit, make_environment()),
+            self._deadlines[Phase.LOAD],
+            (arena.descriptor,),
+        )
         self._bind_sets(1)
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
+        deadline_s = self._deadlines[Phase.FIRST_LAUNCH]
         count, wanted, each_us, order_us = 0, 1, math.inf, 0.0
         while wanted > count:
             run, overhead = self._carry_out_order(wanted, must_compare=count == 0)
@@ -254,7 +280,8 @@ class _Judging:
             wanted_us = ORDER_OF_THREADS_US if run.has_threads else ORDER_US
             wanted = math.ceil(wanted_us / max(each_us, wanted_us / MAX_SETS)) if count > 1 else FIRST_LAUNCHES
             wanted = min(arena.layout.sets, wanted)
-            self._deadline_s = LEAST_ORDER_S + SLOWER * max(count, wanted) * max(each_us, 1.0) / 1e6
+            slow_s = LEAST_ORDER_S + SLOWER * max(count, wanted) * max(each_us, 1.0) / 1e6
+            self._deadline_s = min(slow_s, deadline_s)
         # From now on, launches are timed, and nothing may be started that could work for them.
         self._enter_phase(Phase.TIMING)
         self._begun = self._process.read_facts()
@@ -323,6 +350,7 @@ class _Judging:
             Ended: a launch failed, or something that it left is not as it must be.
         """
         self._bind_sets(count)
+        self._begin_phase(self.phase)
         inputs = self._write_sets(count)
         order = self._draw_order(count)
         run = self._ask_for_order(order)
@@ -384,7 +412,7 @@ class _Judging:
 
     def _bind_sets(self, count: int) -> None:
         if count > self._bound:
-            self._ask(Bind(count), LOAD_S)
+            self._ask(Bind(count), self._deadlines[Phase.LOAD])
             self._bound = count
         self._count = count
 

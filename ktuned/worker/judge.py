@@ -60,7 +60,7 @@ class Judge:
                 return make_ended_result(ended, Phase.LOAD)
             children = list_children()
             try:
-                result = referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
+                result = referee.judge_candidate(plain, phases.begin_phase, request.deadlines, is_quick=request.quick)
                 return self._check_limits(result, referee, problem, request) if result.latency_us else result
             finally:
                 # Only where the sandbox is not complete can a candidate have started processes.

@@ -15,6 +15,7 @@ from typing import Any
 from ktuned.backends import cpu
 from ktuned.ipc import JOURNAL_VARIABLE, Journal, Places, frames, replies, requests
 from ktuned.model import PRESETS, Device, Plan, Problem, Role, TrialResult
+from ktuned.tuning.limits import merge_deadlines
 
 PROJECT = "court"
 
@@ -118,7 +119,8 @@ class Court:
         unit = requests.UnitRef(compiled.artifact or key, proposal.build or {})
         opened = self.send_request(requests.Open(kernel, problem, self.device.target, self.device, key))[0]
         assert not opened.unusable
-        trial = requests.Trial((unit,), PRESETS["default"], False, judged=is_judged, quick=is_quick)
+        options = dict[str, Any](judged=is_judged, quick=is_quick, deadlines=merge_deadlines())
+        trial = requests.Trial((unit,), PRESETS["default"], False, **options)
         measured: replies.Measurement = self.send_request(trial)[-1]
         return measured.result
 

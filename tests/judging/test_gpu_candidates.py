@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ktuned.backends import cuda_devices
+from ktuned.backends import Absent, cuda_devices
 from ktuned.model import JudgeVerdict, TrialResult
-from tests.judging.court import KERNEL_FILE, Court, open_court
+from tests.judging.court import Court, open_court
 
 pytestmark = pytest.mark.gpu
 
@@ -304,8 +304,8 @@ def judge(court: Court, body: str, **options: object) -> TrialResult:
 def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
     """A worker that all tests here share."""
     devices = cuda_devices()
-    assert not isinstance(devices, Exception)
-    with open_court(tmp_path_factory.mktemp("court"), device=tuple(devices)[0]) as court:  # type: ignore[arg-type]
+    assert not isinstance(devices, Absent)
+    with open_court(tmp_path_factory.mktemp("court"), device=devices[0]) as court:
         yield court
 
 
