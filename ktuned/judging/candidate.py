@@ -91,12 +91,14 @@ class Bind(msgspec.Struct, frozen=True, tag=True):
 class Order(msgspec.Struct, frozen=True, tag=True):
     """To a candidate: launch on these sets, one after the other, and answer with the number that is drawn anew.
 
-    Launches on a GPU have ended then, unless they are ``gate`` d: then they wait for the gate with this number.
+    On a GPU, launches wait for the gate to have its number. They have ended when the candidate answers, unless they are
+    only to be ``queued``.
     """
 
     number: int
     places: bytes
     gate: int = 0
+    queued: bool = False
 
     def list_places(self) -> array.array[int]:
         """Return the sets' numbers."""
@@ -239,8 +241,10 @@ class Candidate:
                     self._load(message, descriptors[0])
                 case Bind(count):
                     self._bind_sets(count)
-                case Order(number, gate=gate):
-                    self._launch(message.list_places(), gate)
+                case Order(number):
+                    self._launch(message.list_places(), message.gate)
+                    if not message.queued:
+                        self._await_gpu()
                     return Finished(number)
                 case Await():
                     self._await_gpu()
@@ -275,9 +279,8 @@ class Candidate:
             self._launches.append(self._bind(self._arena.view_set(place)))
 
     def _await_gpu(self) -> None:
-        import torch
-
-        torch.cuda.current_stream().synchronize()
+        if self._gpu is not None:
+            self._gpu.await_launches()
 
     def _launch(self, places: array.array[int], gate: int) -> None:
         from numpy import bitwise_or
@@ -292,5 +295,3 @@ class Candidate:
                     bitwise_or(words, words, words)
             for place in places[first : first + group]:
                 launches[place]()
-        if self._gpu is not None and not gate:
-            self._await_gpu()

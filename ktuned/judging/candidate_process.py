@@ -195,6 +195,11 @@ class CandidateProcess:
             self._glance(glance)
         if on_late is not None and not self._answers and not select.select([self._connection], [], [], LATE_S)[0]:
             on_late()
+        if clock is not None:
+            # A processor that sleeps wakes up late.
+            end = monotonic() + deadline_s
+            while not (self._answers or select.select([self._connection], [], [], 0)[0]) and monotonic() < end:
+                pass
         answer = self._receive_answer(deadline_s)
         with suppress(OSError):
             os.kill(pid, signal.SIGSTOP)

@@ -18,6 +18,7 @@ import ctypes
 import os
 import secrets
 import weakref
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
 _SHARE = 8
 """Sets may take this part of the GPU's free memory. The referee needs it four times, and candidates need some, too."""
 
-_MOST_BYTES = 1 << 30
-"""Most memory for the sets: some 300 µs of copies. A single set may take more."""
+_MOST_BYTES = 1 << 31
+"""Most memory for the sets: a ms of copies. A single set may take more."""
 
 _GATE_BYTES = 8
+
+_EVENTS = 100
+"""Kernels that are timed to find what events cost."""
 
 _WORK_FILLS, _TRIES, _BUSY = 40, 4, 1.5
 """Work of a known duration: fills of twice the cache, which take about 1 ms; how often it is tried, and how many times
@@ -184,9 +188,12 @@ class GpuArena(Arena):
         self._turned = torch.zeros(1, device=device.name)
         self.memory = torch.empty_like(self._shared) if descriptor is None else self._shared
         self._stays_cached = stays_cached
+        self.event_us = 0.0
         if descriptor is None:
             self._work = torch.empty(2 * count_cache_bytes(device), dtype=torch.int8, device=device.name)
             self._work_s = min(self._time_work_s() for _ in range(_TRIES))
+            if not stays_cached:
+                self.event_us = self._measure_event_us()
 
     def fill_memory(self, byte: int) -> None:
         """Fill the whole memory."""
@@ -195,15 +202,20 @@ class GpuArena(Arena):
         self._gate.zero_()
 
     def begin_order(self, gate: int) -> None:
-        """Have the current stream wait until the gate is opened with this number, unless it is 0."""
+        """Have the current stream wait until the gate is opened with this number."""
         import torch
 
-        if gate:
-            stream = torch.cuda.current_stream().cuda_stream
-            where = ctypes.c_void_p(stream), ctypes.c_ulonglong(self._gate_address), ctypes.c_uint(gate)
-            call_driver("cuStreamWaitValue32_v2", *where, _WAIT_UNTIL_EQUAL)
-        # The GPU turns to this process, in an order without launches, too.
-        self._turned.zero_()
+        stream = torch.cuda.current_stream().cuda_stream
+        where = ctypes.c_void_p(stream), ctypes.c_ulonglong(self._gate_address), ctypes.c_uint(gate)
+        call_driver("cuStreamWaitValue32_v2", *where, _WAIT_UNTIL_EQUAL)
+        # The GPU turns to this process, which takes 300 µs, in an order without launches, too. A fill is no kernel.
+        self._turned.add_(1)
+
+    def await_launches(self) -> None:
+        """Wait for the current stream. Nobody waits for other streams."""
+        import torch
+
+        torch.cuda.current_stream().synchronize()
 
     def open_gate(self, number: int) -> None:
         """Let the streams go on that wait for this number."""
@@ -235,6 +247,30 @@ class GpuArena(Arena):
     def is_busy(self) -> bool:
         """Return whether another process works on the GPU: then work of a known duration takes longer."""
         return min(self._time_work_s() for _ in range(_TRIES)) > _BUSY * self._work_s
+
+    def _measure_event_us(self) -> float:
+        """Return how much longer a small kernel takes between two events, with cold caches, than among others."""
+        import torch
+
+        def record_event() -> Any:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            return event
+
+        def time_kernels_us(count: int, fills: int) -> float:
+            # The host puts the kernels into the queue meanwhile.
+            for _ in range(fills):
+                self._work.zero_()
+            begin = record_event()
+            for _ in range(count):
+                self._turned.add_(1)
+            end = record_event()
+            torch.cuda.synchronize()
+            return 1000 * float(begin.elapsed_time(end)) / count
+
+        alone = [time_kernels_us(1, _TRIES) for _ in range(_EVENTS)]
+        among = [time_kernels_us(_EVENTS, _WORK_FILLS) for _ in range(_TRIES)]
+        return max(0.0, median(alone[1:]) - min(among))
 
     def _time_work_s(self) -> float:
         import torch

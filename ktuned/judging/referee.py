@@ -115,7 +115,10 @@ FRESH_S = 0.02
 """Seconds that the kernel file's code may take to make the inputs of an order."""
 
 
-ALONE_US, ALONE_FACTOR = 5.0, 1.25
+MOST_QUEUED = 500
+"""Launches that a GPU's queue certainly holds, of a kernel each."""
+
+ALONE_US, ALONE_FACTOR = 10.0, 1.25
 """How much longer than among others a GPU's launch may take alone: its code is not in the caches then."""
 
 _NOT_PERMITTED = "PermissionError: [Errno 1]"
@@ -168,14 +171,19 @@ class Referee:
         for message in Load(layout, device), Bind(layout.sets):
             self.calibrator.ask(message, CALIBRATOR_S, (self.arena.descriptor,) if isinstance(message, Load) else ())
 
+    @property
+    def exceeds_cache(self) -> bool:
+        """Whether a launch works on more memory than the device's last cache holds."""
+        cache_bytes = read_cache_bytes(3) if self.gpu is None else count_cache_bytes(self.device)
+        return self.arena.layout.working_bytes > cache_bytes
+
     def find_exceeded_limits(self, metrics: Mapping[str, float], peaks: Peaks) -> list[str]:
         """Return the limits of the device that a config's metrics exceed; none counts that may not apply.
 
         Data that fits into the caches does not pass through the memory.
         """
         limits = {name_arithmetic_metric(precision): tflops for precision, tflops in peaks.tflops.items()}
-        cache_bytes = read_cache_bytes(3) if self.gpu is None else count_cache_bytes(self.device)
-        if self.arena.layout.working_bytes > cache_bytes and peaks.gbps is not None:
+        if self.exceeds_cache and peaks.gbps is not None:
             limits[BANDWIDTH_METRIC] = peaks.gbps
         return [
             f"{name} is {metrics[name]:.3g}, and the limit {limit:.3g}"
@@ -276,10 +284,11 @@ class _Judging:
         while wanted > count:
             run, overhead = self._carry_out_order(wanted, must_compare=count == 0)
             count, order_us = wanted, run.elapsed_us
-            each_us = min(each_us, (order_us - overhead.elapsed_us) / count)
+            measured_us = (order_us - overhead.elapsed_us) / count
+            each_us = min(each_us, measured_us) if self._referee.gpu is None else measured_us
             wanted_us = ORDER_OF_THREADS_US if run.has_threads else ORDER_US
             wanted = math.ceil(wanted_us / max(each_us, wanted_us / MAX_SETS)) if count > 1 else FIRST_LAUNCHES
-            wanted = min(arena.layout.sets, wanted)
+            wanted = min(arena.layout.sets, wanted, MOST_QUEUED if self._referee.gpu else MAX_SETS)
             slow_s = LEAST_ORDER_S + SLOWER * max(count, wanted) * max(each_us, 1.0) / 1e6
             self._deadline_s = min(slow_s, deadline_s)
         # From now on, launches are timed, and nothing may be started that could work for them.
@@ -303,8 +312,9 @@ class _Judging:
                 alone.append(self._carry_out_order(1))
         self._enter_phase(Phase.CHECK)
         self.is_gpu_busy = self._referee.gpu is not None and self._referee.gpu.is_busy()
-        samples = make_samples(orders, count)
-        if alone and (samples_alone := make_samples(alone, 1)).interval_us[0] > count_alone_us(samples.median_us):
+        gpu = self._referee.gpu
+        samples = make_samples(orders, count, gpu)
+        if alone and (samples_alone := make_samples(alone, 1, gpu)).interval_us[0] > count_alone_us(samples.median_us):
             # Several launches were done together, which a caller with one launch has nothing of.
             samples = samples_alone
         low_us, high_us = samples.interval_us
@@ -358,7 +368,7 @@ class _Judging:
         self._compare_launches(list(order.list_places()), inputs, fewest=int(must_compare))
         if self._referee.arena.layout.is_touched:
             self._write_again(count, inputs)
-        calibrating = order if self._is_gated else replace(order, gate=0)
+        calibrating = replace(order, gate=self._draw_gate(), queued=order.queued and self._is_gated)
         _, overhead = self._run_order(calibrating, self._referee.calibrator.ask)
         return OrderTime(run, overhead)
 
@@ -419,8 +429,11 @@ class _Judging:
     def _draw_order(self, count: int) -> Order:
         places = self._random.sample(range(count), count)
         # The first launch loads what it needs, which can wait for the GPU.
-        gate = self._random.randrange(1, 1 << 31) if self._is_gated and self._launches else 0
-        return Order(self._random.getrandbits(63), array.array("H", places).tobytes(), gate)
+        queued = self._is_gated and self._launches > 0
+        return Order(self._random.getrandbits(63), array.array("H", places).tobytes(), self._draw_gate(), queued)
+
+    def _draw_gate(self) -> int:
+        return self._random.randrange(1, 1 << 31)
 
     def _ask_for_order(self, order: Order, glance: Glance | None = None) -> RunTime:
         """Have the candidate carry out an order, and look at what its process consists of then.
@@ -440,20 +453,21 @@ class _Judging:
         self, order: Order, ask: Callable[..., tuple[Answer, RunTime]], glance: Glance | None = None
     ) -> tuple[Any, RunTime]:
         """Have a process carry out an order; return its answer, and how long that took."""
-        gpu, message = self._referee.gpu, order
+        gpu, count = self._referee.gpu, self._count
         if gpu is None:
             return ask(order, self._deadline_s, glance=glance)
-        clock = GpuClock(lambda: gpu.publish_sets(self._count, order.gate), lambda: gpu.collect_sets(self._count))
-        if order.gate:
+        answer = None
+        if order.queued:
             answer, _ = ask(order, self._deadline_s, on_late=lambda: self._open_gate(gpu, order.gate))
-            if self._is_gated:
-                gpu.release_cache()
-                return answer, ask(Await(), self._deadline_s, clock=clock)[1]
-            # These launches had other inputs than they were to have.
-            ask(Await(), self._deadline_s)
-            message = replace(order, gate=0)
+            if not self._is_gated:
+                # These launches had other inputs than they were to have.
+                ask(Await(), self._deadline_s)
+                answer, order = None, replace(order, gate=self._draw_gate(), queued=False)
+        gate = order.gate
+        clock = GpuClock(lambda: gpu.publish_sets(count, gate), lambda: gpu.collect_sets(count))
         gpu.release_cache()
-        return ask(message, self._deadline_s, clock=clock)
+        last, run = ask(order if answer is None else Await(), self._deadline_s, clock=clock)
+        return answer or last, run
 
     def _open_gate(self, gpu: GpuArena, gate: int) -> None:
         """Time a candidate whose launches wait for the GPU with the host's work from now on."""
@@ -591,13 +605,24 @@ def list_undisturbed(runs: Iterable[RunTime]) -> list[float]:
     return [run.elapsed_us for run in (calm if 2 * len(calm) > len(ordered) else ordered[: -(-len(ordered) // 2)])]
 
 
-def make_samples(orders: Sequence[OrderTime], count: int) -> Samples:
-    """Return the times of a launch, in µs, in orders of ``count`` launches."""
-    overhead_us = median(list_undisturbed(order.overhead for order in orders))
+def make_samples(orders: Sequence[OrderTime], count: int, gpu: GpuArena | None = None) -> Samples:
+    """Return the times of a launch, in µs, in orders of ``count`` launches.
+
+    A GPU sometimes turns to a process 200 µs late, so the faster half of the orders counts there. Under ``tune``, a
+    GPU's figure contains what events cost.
+    """
+    choose = list_undisturbed if gpu is None else list_fastest
+    overhead_us = median(choose(order.overhead for order in orders))
     samples = Samples()
-    for elapsed_us in list_undisturbed(order.run for order in orders):
-        samples.add_sample((elapsed_us - overhead_us) / count)
+    for elapsed_us in choose(order.run for order in orders):
+        samples.add_sample((elapsed_us - overhead_us) / count + (0.0 if gpu is None else gpu.event_us))
     return samples
+
+
+def list_fastest(runs: Iterable[RunTime]) -> list[float]:
+    """Return the times, in µs, of the faster half of the runs."""
+    ordered = sorted(run.elapsed_us for run in runs)
+    return ordered[: -(-len(ordered) // 2)]
 
 
 def count_alone_us(latency_us: float) -> float:

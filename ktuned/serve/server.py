@@ -352,8 +352,7 @@ class Server:
         if type(result) is DeferredAnswer:
             assert self._tasks is not None
             connection.pending += 1
-            ends_with_peer = handler is not None and handler.ends_with_peer
-            self._tasks.start_soon(self._answer_later, result.rest, message, connection, ends_with_peer)
+            self._tasks.start_soon(self._answer_later, result.rest, message, connection, handler.ends_with_peer)
             return None
         return self._encode_response(message, None, result)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ktuned.backends import cpu
 from ktuned.ipc import JOURNAL_VARIABLE, Journal, Places, frames, replies, requests
-from ktuned.model import PRESETS, Device, Plan, Problem, Role, TrialResult
+from ktuned.model import PRESETS, Device, Peaks, Plan, Problem, Role, TrialResult
 from ktuned.tuning.limits import merge_deadlines
 
 PROJECT = "court"
@@ -58,6 +58,8 @@ class Court:
         self.scratch = scratch
         self.pid = pid
         self.device = device
+        self.peaks: Peaks | None = None
+        self.deadlines = merge_deadlines()
         self._read_fd, self._write_fd = read_fd, write_fd
         self._decoder = frames.Decoder()
         self._messages: list[bytes] = []
@@ -119,7 +121,7 @@ class Court:
         unit = requests.UnitRef(compiled.artifact or key, proposal.build or {})
         opened = self.send_request(requests.Open(kernel, problem, self.device.target, self.device, key))[0]
         assert not opened.unusable
-        options = dict[str, Any](judged=is_judged, quick=is_quick, deadlines=merge_deadlines())
+        options = dict[str, Any](judged=is_judged, quick=is_quick, deadlines=self.deadlines, peaks=self.peaks)
         trial = requests.Trial((unit,), PRESETS["default"], False, **options)
         measured: replies.Measurement = self.send_request(trial)[-1]
         return measured.result

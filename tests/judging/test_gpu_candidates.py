@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from ktuned.backends import Absent, cuda_devices
 from ktuned.model import JudgeVerdict, TrialResult
+from ktuned.tuning.limits import merge_deadlines
 from tests.judging.court import Court, open_court
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +65,7 @@ HONEST = {
             kernel[:] = kernel or [compile_kernel(
                 "for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)"
                 " out[i] = x[i] * y[i] + x[i];")]
-            kernel[0]((132,), (256,), (x, y, out, x.numel()))
+            kernel[0]((132, 1, 1), (256, 1, 1), (x, y, out, x.numel()))
         """,
     "waits for the GPU": """
         def run(x, y, out):
@@ -241,7 +243,7 @@ CHEATS = {
         kernel = []
         def run(x, y, out):
             kernel[:] = kernel or [compile_kernel('asm("trap;");')]
-            kernel[0]((1,), (1,), (x, y, out, x.numel()))
+            kernel[0]((1, 1, 1), (1, 1, 1), (x, y, out, x.numel()))
         """,
         {CRASHED},
     ),
@@ -251,7 +253,7 @@ CHEATS = {
         def run(x, y, out):
             kernel[:] = kernel or [compile_kernel("out[-100] = 1;")]
             compute(x, y, out)
-            kernel[0]((1,), (1,), (x, y, out, x.numel()))
+            kernel[0]((1, 1, 1), (1, 1, 1), (x, y, out, x.numel()))
         """,
         {WRONG},
     ),
@@ -274,30 +276,69 @@ CHEATS = {
         def run(x, y, out):
             kernel[:] = kernel or [compile_kernel("while (*(volatile float*)out != 77.25f);")]
             compute(x, y, out)
-            kernel[0]((1,), (1,), (x, y, out, x.numel()))
+            kernel[0]((1, 1, 1), (1, 1, 1), (x, y, out, x.numel()))
         """,
         {HUNG},
     ),
 }
 
-TOGETHER = """
-heavy = []
-found = {}
-def run(x, y, out):
-    global count
-    count += 1
-    heavy[:] = heavy or [compile_kernel(
-        "float value = 0; int i = blockIdx.x * blockDim.x + threadIdx.x;"
-        "for (int turn = 0; turn < 4000; ++turn) value = value * 0.5f + x[i];"
-        "out[i] = x[i] * y[i] + x[i] + 0.0f * value;")]
-    TOGETHER(x, y, out)
+SLOW = """
+kernel = []
+def launch_slowly(x, y, out, sets, stride):
+    kernel[:] = kernel or [compile_kernel(
+        "int i = blockIdx.x * blockDim.x + threadIdx.x + blockIdx.y * stride; float value = 0;"
+        "for (int turn = 0; turn < 20000; ++turn) value = value * 0.5f + x[i];"
+        "out[i] = x[i] * y[i] + x[i] + 1e-30f * value;",
+        "const float* x, const float* y, float* out, int stride")]
+    kernel[0]((16, sets, 1), (256, 1, 1), (x, y, out, stride))
 """
-"""A launch takes some 50 µs, and 100 of them take little longer if they are done at once."""
+"""A launch on 4096 elements takes some 40 µs, and a hundred of them take little longer if they are done at once."""
+
+IN_TURN = SLOW + "def run(x, y, out):\n    launch_slowly(x, y, out, 1, 0)\n"
+
+TOGETHER = (
+    SLOW
+    + """
+def run(x, y, out):
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_launch":
+        frame = frame.f_back
+    places, arena = frame.f_locals["places"], frame.f_locals["self"]._arena
+    if len(places) < 2:
+        launch_slowly(x, y, out, 1, 0)
+    elif known.get("places") is not places:
+        known["places"] = places
+        x, y, out = (arena.view_sets(name, len(places)) for name in ("x", "y", "out"))
+        launch_slowly(x, y, out, len(places), x.stride(0))
+"""
+)
+
+PERSISTING = """
+import re
+class Window(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t), ("ratio", ctypes.c_float), ("hit", ctypes.c_int),
+                ("miss", ctypes.c_int), ("rest", ctypes.c_ubyte * 64)]
+side = []
+def run(x, y, out):
+    runtime = ctypes.CDLL(re.search(r"/\\S*libcudart\\S*", open("/proc/self/maps").read())[0])
+    if not side:
+        assert runtime.cudaDeviceSetLimit(6, ctypes.c_size_t(30 << 20)) == 0
+        side[:] = [torch.cuda.Stream()]
+    window = Window(x.data_ptr(), x.nbytes, 1.0, 2, 1)
+    assert runtime.cudaStreamSetAttribute(ctypes.c_void_p(side[0].cuda_stream), 1, ctypes.byref(window)) == 0
+    side[0].wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side[0]):
+        compute(x, y, out)
+    torch.cuda.current_stream().wait_stream(side[0])
+"""
+"""The GPU's cache is to keep the inputs of the last orders."""
+
+JOINED = PERSISTING.replace("cudaStreamSetAttribute(", "cudaStreamGetAttribute(")
 
 
-def judge(court: Court, body: str, **options: object) -> TrialResult:
+def judge(court: Court, body: str, **options: Any) -> TrialResult:
     """Judge a candidate in Python."""
-    return court.judge_function(START + textwrap.dedent(body), n=N, **options)  # type: ignore[arg-type]
+    return court.judge_function(START + textwrap.dedent(body), **{"n": N, **options})
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +347,7 @@ def court(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Court]:
     devices = cuda_devices()
     assert not isinstance(devices, Absent)
     with open_court(tmp_path_factory.mktemp("court"), device=devices[0]) as court:
+        court.deadlines = merge_deadlines({"first_launch": 3.0})
         yield court
 
 
@@ -322,3 +364,15 @@ def test_a_cheat_is_not_right(court: Court, name: str) -> None:
     result = judge(court, body)
     assert result.detail.judged.verdict in expected, result.message
     assert result.latency_us is None
+
+
+def test_launches_that_are_done_together_gain_nothing(court: Court) -> None:
+    honest, together = (judge(court, body, n=4096).latency_us for body in (IN_TURN, TOGETHER))
+    assert honest is not None
+    assert together is None or together > 0.8 * honest
+
+
+def test_a_cache_that_persists_gains_nothing(court: Court) -> None:
+    honest, persisting = (judge(court, body, n=1 << 22).latency_us for body in (JOINED, PERSISTING))
+    assert honest is not None
+    assert persisting is None or persisting > 0.8 * honest
