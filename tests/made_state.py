@@ -23,7 +23,6 @@ def make_state(kernel: KernelInfo, winners: Iterable[Winner], context: Context |
         "measured": {},
         "best_us": {},
         "artifacts": {},
-        "portfolios": {},
         "anchors": {},
         "verdicts": {},
         "failed": frozenset(),

@@ -67,7 +67,6 @@ ORDER = (
     "spool",
     "observer",
     "ipc",
-    "portfolio",
     "protocol",
     "model",
     "user_directories",
@@ -79,7 +78,6 @@ TEST_KIT = "testing"
 """Imported by no one's code but tests."""
 
 WORKER_MAY_IMPORT = {
-    "portfolio",
     "search",
     "declaration",
     "dependencies",
@@ -122,7 +120,6 @@ AT_REST = {
     "lookup",
     "model",
     "observer",
-    "portfolio",
     "protocol",
     "scheduling",
     "serve",

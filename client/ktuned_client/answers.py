@@ -114,7 +114,7 @@ def freeze_config(config: Config | None) -> AnswerMap | None:
 
 NO_METRICS: Final[Mapping[str, float]] = AnswerMap()
 
-LEFT_OUT: Final = AnswerMap(final=False, metrics={}, measured=None, objective="latency", expected_loss=None)
+LEFT_OUT: Final = AnswerMap(final=False, metrics={}, measured=None, objective="latency")
 """Usual values of fields. An answer leaves out a field that has its usual value, because names are the most expensive
 part to decode."""
 
@@ -139,7 +139,6 @@ class Hit(NamedTuple):
         file: the kernel file.
         measured: the problem that the winner was measured for, if it is not this problem.
         objective: the objective by which the winner is the best; ``None`` if no daemon answered.
-        expected_loss: for a portfolio's config, how much slower than the best it is expected to be (0.01: by 1 %).
     """
 
     kernel: str
@@ -157,7 +156,6 @@ class Hit(NamedTuple):
     file: str | None = None
     measured: Problem | None = None
     objective: str | None = None
-    expected_loss: float | None = None
 
     def load(self, *, device: str | None = None, default: Callable[..., Any] | None = None, stale: bool = False) -> Any:
         """Return the compiled winner of a fresh answer as a callable, which takes the tensors of ``inputs`` by name.
@@ -272,7 +270,6 @@ def make_hit(answer: Answer | RefusedLookup) -> Hit:
             get("file"),
             get("measured"),
             get("objective", "latency"),
-            get("expected_loss"),
         )
         return tuple.__new__(Hit, fields)
     except (KeyError, TypeError, AttributeError):

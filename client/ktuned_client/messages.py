@@ -65,7 +65,6 @@ class Answer(TypedDict):
         metrics: the winner's metrics.
         measured: the problem that the winner was measured for, if it is not this problem.
         objective: the objective by which the config is the best.
-        expected_loss: for a portfolio's config, the share of time that it is expected to lose against the best.
     """
 
     kernel: str
@@ -84,7 +83,6 @@ class Answer(TypedDict):
     metrics: NotRequired[Mapping[str, float]]
     measured: NotRequired[Values | None]
     objective: NotRequired[str]
-    expected_loss: NotRequired[float | None]
 
 
 class RefusedLookup(TypedDict):

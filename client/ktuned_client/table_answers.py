@@ -179,7 +179,6 @@ class TableAnswers:
                 file,
                 measured,
                 objective,
-                None,
             )
             if self._uses is not None:
                 self._uses[slot] = words[WATCHED_WORD]

@@ -4,7 +4,7 @@ A file has the winners of one kernel on one device model (docs/reference/sharing
 
 - sources, toolchain and driver cannot be checked, so a winner is ``stale``, never ``fresh``;
 - a config cannot be checked against another problem, so a neighbouring size's winner is never given. A ``near`` answer
-  is the choice of the kernel's portfolio, or the problem's fastest config if it has no winner by the wanted objective;
+  is the problem's fastest config if it has no winner by the wanted objective;
 - with exact numerics there is no ``near`` answer at all.
 """
 
@@ -19,7 +19,6 @@ from typing import Any, Final
 from zlib import crc32
 
 from ktuned_client.answers import NO_METRICS, Hit, Problem
-from ktuned_client.portfolio_tree import check_tree, find_leaf
 from ktuned_client.table_answers import apply_bucket_rule
 
 WinnersDocument = Mapping[str, Any]
@@ -108,11 +107,6 @@ def check_document(document: Any) -> None:
     objectives = document.get("objectives", {})
     if not isinstance(objectives, dict) or not all(isinstance(found, list) for found in objectives.values()):
         raise ValueError("is invalid: `objectives` is not a map of lists of winners")
-    portfolios = document.get("portfolios", {})
-    if not isinstance(portfolios, dict):
-        raise ValueError("is invalid: `portfolios` is not a map of trees")
-    for tree in portfolios.values():
-        check_tree(tree)
     winners = [*document["winners"], *(winner for found in objectives.values() for winner in found)]
     for number, winner in enumerate(winners, start=1):
         if not isinstance(winner, dict):
@@ -233,7 +227,6 @@ class _WinnersFile:
         self._specialize = document["specialize"]
         self._bucket = document["bucket"]
         self._objective = document.get("objective", _LATENCY)
-        self._portfolios = document.get("portfolios", {})
         lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
         self._winners = {
             name: {_to_canonical_json(winner["problem"]): winner for winner in winners}
@@ -253,20 +246,6 @@ class _WinnersFile:
         wanted, key = objective or self._objective, _to_canonical_json(dict(kept))
         winner = self._winners.get(wanted, {}).get(key)
         status, message = "stale", f"from {self.path}: not checked against this machine's sources, toolchain and driver"
-        if winner is None and wanted in self._portfolios:
-            leaf = find_leaf(self._portfolios[wanted], kept)
-            message = f"the portfolio's choice: {self.path} has no winner for this problem"
-            loss = leaf["expected_loss"]
-            return Hit(
-                self._kernel,
-                problem,
-                self._device,
-                "near",
-                leaf["config"],
-                message=message,
-                objective=wanted,
-                expected_loss=loss,
-            )
         # With exact numerics, the fastest config is no substitute: it may have other bits.
         if winner is None and not wanted.startswith(_EXACT):
             winner = self._winners[_LATENCY].get(key)

@@ -4,13 +4,13 @@
 
     a key comes ─▶ one of the first 16 ─────────────────────────────────────────────────▶ tuned
                └─▶ a further one ─▶ waits ─▶ the one that is expected to lose most time ─▶ tuned, one after the other
-                                      └────▶ little is left to gain, or 40 are tuned: served by the portfolio
+                                      └────▶ little is left to gain, or 40 are tuned: served by the nearest winner
 
 Most functions have few keys, and all of these are tuned. If a sequence length is part of the key, tuning all keys would
 take hours, and each tuning would gain less than the one before. So further keys are chosen by the time that their
 launches take, and by their expected loss with the config of the nearest tuned key. That loss is learned from each
-tuning, including those of the first keys (:class:`~ktuned.portfolio.Selection`). Further keys are tuned one after the
-other, because meanwhile launches are counted and losses learned.
+tuning, including those of the first keys (:class:`~ktuned.adoption.key_selection.KeySelection`). Further keys are tuned
+one after the other, because meanwhile launches are counted and losses learned.
 
 Waiting keys are forgotten when the daemon ends. The next process that calls such a key leaves a record of it again.
 """
@@ -22,8 +22,8 @@ from typing import Final
 
 import msgspec
 
+from ktuned.adoption.key_selection import KeySelection
 from ktuned.model import Problem, canonical
-from ktuned.portfolio import Selection
 
 MAX_TUNED_AS_THEY_COME: Final = 16
 """Number of keys that are tuned as they come: a function with dtypes, flags and a few sizes has no more."""
@@ -69,7 +69,7 @@ class KeyChoice:
     """
 
     def __init__(self, tuned: Iterable[Problem]) -> None:
-        self.selection = Selection(MAX_TUNED, ENOUGH_LOSS)
+        self.selection = KeySelection(MAX_TUNED, ENOUGH_LOSS)
         self._chosen: set[str] = set()
         self._waiting: dict[str, WaitingKey] = {}
         self._unlearned: dict[str, Problem] = {}

@@ -6,11 +6,10 @@
                        │                                                                           │
                        └─▶ waits ◀── chosen when the last choice's tunings have ended ◀────────────┤
                              ▼                                                     nothing is worth tuning
-                   served by the portfolio, or before there is one
-                   by the nearest tuned key
+                   served by the nearest tuned key
 
 If a function has few keys, all of them are tuned. Keys that are not worth a tuning of their own
-(:mod:`~ktuned.adoption.key_choice`) are served by the function's portfolio (:mod:`ktuned.scheduling.portfolios`).
+(:mod:`~ktuned.adoption.key_choice`) are served by the winner of the nearest key.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class KeyTunings:
     def find_live_job(
         self, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
     ) -> Job | None:
-        """Return the live job of a key that may find a better config; others only fill its function's portfolio."""
+        """Return the live job of a key that may find a better config; others only try given configs."""
         return next(
             (job for job in self._list_live_jobs(kernel, problem, device, objective) if not job.plan.configs), None
         )

@@ -9,7 +9,7 @@
                          KernelState ──▶ decide_answer ──▶ lookups, the table of winners, `kernels --why`, jobs
 
 A million trials do not fit into memory, so the state has only what an answer may name: the winners, and the verdicts
-and failures of their configs, of the portfolio's and of the default.
+and failures of their configs and of the default.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from ktuned.model import (
     canonical,
     is_exact,
 )
-from ktuned.store import Artifacts, Context, Store, StoredPortfolio, Winner
-from ktuned_client.portfolio_tree import find_leaf, list_configs
+from ktuned.store import Artifacts, Context, Store, Winner
 
 UNREPEATED = (
     "the winner was not made again for an hour, so ktuned may have missed a change that the observer cannot see"
@@ -70,7 +69,6 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
         measured: The whole problem that each winner was measured for, by trial, if keys are only a part of problems.
         best_us: The least latency of any config in each winner's context, by trial, for winners with exact numerics.
         artifacts: Where the winners' artifacts are, by key; those that are gone are left out.
-        portfolios: Its portfolios, by device model and objective.
         anchors: The configs that were chosen as anchors for exact numerics.
         verdicts: Whether its space has a config, by problem and config, as far as only a worker could tell.
         failed: Configs that are known to fail where there is no winner, with the context.
@@ -87,7 +85,6 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     measured: Mapping[int, Problem]
     best_us: Mapping[int, float]
     artifacts: Mapping[str, str]
-    portfolios: Mapping[tuple[str, Objective], StoredPortfolio]
     anchors: Mapping[tuple[KeyProblem, DeviceModel], Config]
     verdicts: Mapping[str, Mapping[str, bool]]
     failed: frozenset[tuple[Context, str]]
@@ -114,13 +111,6 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
     def find_verdict(self, problem: Problem, config: Config) -> bool | None:
         """Return whether the space has a config for a problem; None if a worker must be asked."""
         return decide_config(self.kernel, self.verdicts, problem, config)
-
-    def list_portfolio_configs(self, device: str, objective: Objective, problem: Problem) -> list[Config]:
-        """Return the configs of a portfolio, the one for a problem first; none if there is no portfolio."""
-        found = self.portfolios.get((device, objective))
-        if found is None:
-            return []
-        return [find_leaf(found.tree, self.kernel.select_key_values(problem))["config"], *list_configs(found.tree)]
 
 
 class Knowledge(msgspec.Struct, frozen=True):
@@ -156,12 +146,7 @@ def make_kernel_state(kernel: KernelInfo, known: Knowledge) -> KernelState:
     suspect = catalog.find_suspicion(kernel)
     by_key = _add_shared_winners(own, store.list_winners_elsewhere(kernel), kernel, places)
     winners = by_key.values()
-    portfolios = store.load_portfolios(kernel.name) if kernel.portfolio else []
-    configs = [
-        *(winner.config for winner in winners),
-        *(config for found in portfolios for config in list_configs(found.tree)),
-        *([] if kernel.default is None else [kernel.default]),
-    ]
+    configs = [*(winner.config for winner in winners), *([] if kernel.default is None else [kernel.default])]
     named = {canonical(complete_config(kernel, config)) for config in configs}
     exact = [winner.trial for winner in winners if is_exact(winner.objective)]
     return KernelState(
@@ -179,7 +164,6 @@ def make_kernel_state(kernel: KernelInfo, known: Knowledge) -> KernelState:
             for winner in winners
             if winner.artifact is not None and (path := known.artifacts.find_artifact(winner.artifact)) is not None
         },
-        portfolios={(found.device, found.objective): found for found in portfolios},
         anchors=store.anchors.load_anchors(kernel.name),
         verdicts=known.admission.list_verdicts(kernel, named),
         failed=store.load_failed_configs(

@@ -4,9 +4,8 @@ The answer is the first of these that the space admits and that is not known to 
 
 1. the problem's own winner: ``fresh`` if it was measured in the present context and nothing is in doubt, else
    ``stale``. With exact numerics, a winner of another context is passed over: its bits were compared with other ones;
-2. the choice of the portfolio: ``near``;
-3. winners of the nearest problems: ``near``;
-4. the default, which needs no verdict, because the kernel file declares it as its fallback.
+2. winners of the nearest problems: ``near``;
+3. the default, which needs no verdict, because the kernel file declares it as its fallback.
 
 A new answer replaces the old one only if it is known to be no worse: a job declares no winner before it has measured
 the configs that lookups have returned so far (:mod:`ktuned.tuning.judgements`).
@@ -23,13 +22,8 @@ from ktuned.answers.kernel_state import KernelState, Place
 from ktuned.catalog import complete_config
 from ktuned.devices import explain_unmeasurable
 from ktuned.model import Config, KernelInfo, Objective, Problem, WinnerKey, canonical, is_exact, needs_metric
-from ktuned.portfolio import WANTED_LOSS, count_octaves
 from ktuned.protocol import Answer, Status, describe_noise, is_noisy
 from ktuned.store import Context, Winner, describe_price, find_stand_ins
-from ktuned_client.portfolio_tree import find_leaf
-
-CLOSE_OCTAVES = 1.0
-"""A portfolio's expected loss only holds near the problems that it was fitted to: up to this distance from one."""
 
 Admits = Callable[[Config], bool | None]
 """Returns whether the kernel's space admits a config for this problem; ``None`` if that is not known yet."""
@@ -99,8 +93,6 @@ class Decision(msgspec.Struct, frozen=True):
         config: The config that is served, if any.
         undecided: Configs that a worker has to check, because it is not known whether the space has them.
         is_unobserved: Whether the answer is stale only because the kernel is not fully observed.
-        expected_loss: The expected loss of a portfolio's choice.
-        is_enough: Whether a portfolio's choice is too good to be worth a tuning.
     """
 
     status: Status
@@ -108,8 +100,6 @@ class Decision(msgspec.Struct, frozen=True):
     config: Config | None = None
     undecided: tuple[Config, ...] = ()
     is_unobserved: bool = False
-    expected_loss: float | None = None
-    is_enough: bool = False
 
     @property
     def is_current(self) -> bool:
@@ -119,7 +109,7 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def wants_tuning(self) -> bool:
         """True if tuning would give a better answer, as far as known."""
-        return self.status is not Status.FRESH and not (self.is_unobserved or self.is_enough)
+        return self.status is not Status.FRESH and not self.is_unobserved
 
 
 def find_answer(state: KernelState, question: Question, *, tune: bool = False) -> Lookup:
@@ -181,23 +171,12 @@ def decide_answer(
             is_unobserved = is_current and bool(kernel.unobserved)
             status = Status.FRESH if is_current and not is_unobserved else Status.STALE
             return Decision(status, winner, config, is_unobserved=is_unobserved)
-    # 2. The portfolio's choice.
-    portfolio = state.portfolios.get((key.device, objective))
-    if portfolio is not None:
-        leaf = find_leaf(portfolio.tree, values)
-        for chosen in state.list_portfolio_configs(key.device, objective, problem):
-            config = complete_config(kernel, chosen)
-            if may_stand_in(config):
-                loss = leaf["expected_loss"] if chosen == leaf["config"] else None
-                is_enough = loss is not None and loss <= WANTED_LOSS and _is_near_tuned(state, key, values)
-                waiting = tuple(undecided.values())
-                return Decision(Status.NEAR, None, config, waiting, expected_loss=loss, is_enough=is_enough)
-    # 3. Winners of near problems.
+    # 2. Winners of near problems.
     for winner in find_stand_ins(key, values, state.winners.values()):
         config = complete_config(kernel, winner.config)
         if may_stand_in(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()))
-    # 4. The default, unless a worker refused it for this problem.
+    # 3. The default, unless a worker refused it for this problem.
     default = kernel.default
     if default is not None and not may_serve(default) and canonical(default) not in undecided:
         default = None
@@ -220,12 +199,6 @@ def _choose_kernel(state: KernelState, question: Question, place: Place | None) 
         return state.kernel
     key = state.kernel.make_winner_key(question.problem, place.device.model, question.objective)
     return state.kernel.with_anchor(state.anchors.get((key.problem, key.device)), question.objective)
-
-
-def _is_near_tuned(state: KernelState, key: WinnerKey, values: Problem) -> bool:
-    """Return whether a problem near this one was tuned, so that a portfolio's expected loss holds for it."""
-    tuned = (one.problem for other, one in state.winners.items() if other[2:] == key[2:])
-    return any(count_octaves(values, problem) <= CLOSE_OCTAVES for problem in tuned)
 
 
 def _find_failure(state: KernelState, question: Question, place: Place | None, context: Context | None) -> str:
@@ -296,5 +269,4 @@ def _make_answer(state: KernelState, question: Question, place: Place | None, fo
         metrics={} if winner is None else winner.metrics,
         measured=measured,
         objective=question.objective,
-        expected_loss=found.expected_loss,
     )

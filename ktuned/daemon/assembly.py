@@ -53,7 +53,6 @@ from ktuned.scheduling import (
     JobMachine,
     JobRequests,
     Jobs,
-    PortfolioFitter,
     Preparation,
     Reading,
     Renewal,
@@ -274,14 +273,6 @@ class Parts:
 
         judge = self.judge = JudgeMethods(known, intake=intake)
 
-        portfolio_fitter = self.portfolio_fitter = PortfolioFitter(
-            known,
-            fleet=fleet,
-            jobs=jobs,
-            requests=requests,
-            publish=publish_event,
-        )
-
         # Parts that answer lookups and watch files.
         follow_ups = self.follow_ups = FollowUps(admission, jobs, fleet.gate, publish_event)
         events = self.events = replaced.events or Events()
@@ -325,9 +316,7 @@ class Parts:
         )
 
         # Answers first: whoever acts on an event may need them.
-        router = self.router = EventRouter(
-            events, states, lookups, artifact_cleanup, probes, team_store, portfolio_fitter, judge
-        )
+        router = self.router = EventRouter(events, states, lookups, artifact_cleanup, probes, team_store, judge)
 
 
 def list_watched_roots(settings: Settings, store: Store) -> list[Root]:

@@ -190,7 +190,6 @@ class Daemon:
             self._notifier.report_ready(self._describe_activity())
             _log.info("daemon_ready", socket=place, pid=os.getpid())
             for work in (
-                parts.portfolio_fitter.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
                 parts.intake.check_missing_periodically,

@@ -33,7 +33,6 @@ from ktuned.declaration.work import DeclaredWork
 from ktuned.dependencies import is_ours
 from ktuned.model import (
     LATENCY,
-    PORTFOLIO_CONFIGS,
     Config,
     KernelFileError,
     Objective,
@@ -130,7 +129,6 @@ def kernel(
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | None = None,
     is_data: bool = False,
-    portfolio: int | bool = True,
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -181,8 +179,6 @@ def kernel(
         bucket: rules by problem key that map a problem to the one that stands for it: ``dict(M="pow2")``.
         is_data: for kernel files that programs write. It promises that the file runs no code except ktuned's and its
             plugins', so that one worker can process many such files.
-        portfolio: the most configs among which a decision tree chooses for problems that are not tuned, once eight are;
-            8 by default. False or 0: other problems get the winner of the nearest one.
         **unknown: refused, with the name that was probably meant.
 
     Raises:
@@ -242,7 +238,6 @@ def kernel(
             depends=_as_tuple(depends),
             bucket=bucket,
             is_data=is_data,
-            portfolio=PORTFOLIO_CONFIGS if portfolio is True else portfolio,
         )
         # Collect a correct kernel if it belongs to the file that is being loaded. Collect or raise an error.
         fault = (

@@ -39,9 +39,6 @@ UNSET: Any = object()
 MAX_METRICS = 16
 """Most metrics of a kernel: a table has no room for more columns."""
 
-MAX_PORTFOLIO = 16
-"""Most configs of a portfolio: for more, it is better to tune each problem."""
-
 MAX_PROBLEMS = 1000
 
 MAX_NAME_CHARS = 200
@@ -214,8 +211,6 @@ def find_problems_fault(
 
 
 def _find_number_fault(declared: Any) -> str:
-    if not isinstance(declared.portfolio, int) or not 0 <= declared.portfolio <= MAX_PORTFOLIO:
-        return f"portfolio={declared.portfolio!r} is not a number of configs, 0 to {MAX_PORTFOLIO}"
     if declared.timing not in TIMINGS:
         return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
     for name in ("rtol", "atol"):

@@ -22,7 +22,6 @@ from ktuned.declaration.user_values import Site, UnknownKey, Values
 from ktuned.declaration.work import DeclaredWork, compute_throughput
 from ktuned.ipc import normalize_path
 from ktuned.model import (
-    PORTFOLIO_CONFIGS,
     Config,
     Plan,
     Problem,
@@ -114,7 +113,6 @@ class Kernel:
     bucket: Mapping[str, Any] | None = None
     has_exact_integers: bool = True
     is_data: bool = False
-    portfolio: int = PORTFOLIO_CONFIGS
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function itself, without checks."""

@@ -115,7 +115,6 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         given=kernel.given,
         version=digest[:16],
         is_data=kernel.is_data,
-        portfolio=int(kernel.portfolio),
         unobserved_read=next(iter(ACCESSES.unobserved), ""),
         declares_reads=bool(kernel.depends),
     )

@@ -147,13 +147,6 @@ class Proposals(msgspec.Struct, frozen=True):
     observed: tuple[Observation, ...] = ()
 
 
-class FittedPortfolio(msgspec.Struct, frozen=True):
-    """A portfolio's tree as plain data; ``fault`` is the reason why there is none."""
-
-    tree: Mapping[str, Any]
-    fault: str = ""
-
-
 class Admitted(msgspec.Struct, frozen=True):
     """The space's verdict on each of the request's configs, in their order."""
 

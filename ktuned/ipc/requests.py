@@ -214,15 +214,6 @@ class Admits(Request[replies.Admitted, Never], frozen=True):
     configs: tuple[Config, ...]
 
 
-class FitPortfolio(Request[replies.FittedPortfolio, Never], frozen=True):
-    """Fit a portfolio of at most ``max_configs`` to a matrix (``ktuned.portfolio.Matrix`` as plain data)."""
-
-    first_phase: ClassVar = Phase.INSPECT
-
-    matrix: Mapping[str, Any]
-    max_configs: int
-
-
 class OpenFrontEnd(Request[replies.Empty, Never], frozen=True):
     """Import what :class:`Lower` needs: the backend's compiler, and a kernel file or the ``library`` that Builds name.
 

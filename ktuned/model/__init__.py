@@ -35,7 +35,7 @@ from ktuned.model.errors import (
     suggest_name,
 )
 from ktuned.model.expressions import Expression, Term
-from ktuned.model.kernel import PORTFOLIO_CONFIGS, KernelInfo, SpaceInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -166,7 +166,6 @@ __all__ = [
     "NO_COUNTER",
     "NO_DETAIL",
     "NUMERICS",
-    "PORTFOLIO_CONFIGS",
     "PRECISIONS",
     "PREFIX",
     "PRESETS",

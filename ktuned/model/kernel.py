@@ -58,10 +58,6 @@ from ktuned.model.trace import (
 )
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
-PORTFOLIO_CONFIGS = 8
-"""Most configs of a portfolio, unless the kernel file says otherwise. With growing sizes, a kernel's best config
-changes about once per octave."""
-
 _DIRECTORY = "dir"
 """The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
 
@@ -111,7 +107,6 @@ class KernelInfo(msgspec.Struct, frozen=True):
         given: names of the budgets that the file sets itself.
         version: identifies the code that was inspected, independent of what was learned since.
         is_data: whether the file runs no code of the user's, so that one worker can serve many such files.
-        portfolio: the most configs of its portfolio for problems that are not tuned; 0 for none.
         unobserved_read: why the inspection could not observe all that it read; empty if it could.
         declares_reads: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
     """
@@ -146,7 +141,6 @@ class KernelInfo(msgspec.Struct, frozen=True):
     given: tuple[str, ...] = ()
     version: str = ""
     is_data: bool = False
-    portfolio: int = PORTFOLIO_CONFIGS
     unobserved_read: str = ""
     declares_reads: bool = False
 

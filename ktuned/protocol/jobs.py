@@ -46,7 +46,7 @@ ENDED = frozenset({JobState.DONE, JobState.CANCELLED, JobState.FAILED})
 class Priority(IntEnum):
     """Levels of jobs, lowest first, with room for finer steps between them.
 
-    From the lowest: what portfolios lack, and measuring again after a change of driver or toolchain; sweeps; lookups;
+    From the lowest: measuring again after a change of driver or toolchain; sweeps; lookups;
     saves of a file; tunings requested by name; tunings that a client waits for.
     """
 

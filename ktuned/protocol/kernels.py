@@ -178,7 +178,6 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
     metrics: tuple[str, ...] = ()
-    portfolio: int = 0
     unobserved: str = ""
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
     repeated: str = ""

@@ -69,7 +69,6 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         metrics: the winner's metrics.
         measured: the problem that the winner was measured for, if it is not this problem.
         objective: the objective by which the config is the best.
-        expected_loss: for a portfolio's config, the share of time that it is expected to lose against the best.
     """
 
     kernel: str
@@ -88,7 +87,6 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
     measured: Problem | None = None
     objective: Objective = LATENCY
-    expected_loss: float | None = None
 
     @property
     def figure(self) -> float | None:
@@ -234,8 +232,6 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
         objective: the objective of lookups that name none.
         objectives: the winners by other objectives. They are apart from ``winners``, because a reader that does not
             know objectives takes each of ``winners`` for the fastest.
-        portfolios: by objective the trees that choose configs for other problems
-            (:mod:`ktuned_client.portfolio_tree`).
         artifacts: the directory of the artifacts, relative to the file.
     """
 
@@ -251,7 +247,6 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     function: ExportedFunction | UnsetType = UNSET
     objective: Objective = LATENCY
     objectives: Mapping[Objective, Sequence[ExportedWinner]] = msgspec.field(default_factory=dict)
-    portfolios: Mapping[Objective, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     artifacts: str | None = None
 
     @classmethod

@@ -7,7 +7,6 @@ from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import GIVEN_UP, Intervals, Jobs
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.portfolios import PortfolioFitter
 from ktuned.scheduling.preparation import Preparation, find_judged_trial
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.quiet_work import work_in_quiet
@@ -27,7 +26,6 @@ __all__ = [
     "JobRequests",
     "Jobs",
     "KnownFailures",
-    "PortfolioFitter",
     "Preparation",
     "Reading",
     "Renewal",

@@ -238,10 +238,6 @@ class Jobs:
         self.request_review()
         await self._store.add_launches(counts, time())
 
-    def list_launches(self, kernel: str, device: str) -> dict[KeyProblem, int]:
-        """Return how often applications have launched each key of a kernel, tuned or not, on a device model."""
-        return self._queue.list_launches(kernel, device)
-
     def _record_launches(self, key: WinnerKey, launches: int) -> None:
         """Record a key's launches so far, and their cost by its winner's latency, or by the kernel's other winners'."""
         winner = self._store.get_winner(key)

@@ -127,7 +127,6 @@ class Preparation:
             admission=self._known.admission,
             traces=self._traces,
             served=lambda: tuple(find_state().winners.values()),
-            portfolio=lambda: find_state().list_portfolio_configs(context.device, objective, job.problem),
             toolchain=machine.environments.list_toolchain_files(environment),
             await_shared=self._await_shared,
             group_size=machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),

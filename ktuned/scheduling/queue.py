@@ -19,7 +19,7 @@ from time import monotonic
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.model import LATENCY, KeyProblem, Plan, WinnerKey
+from ktuned.model import LATENCY, Plan, WinnerKey
 from ktuned.protocol import Job, JobState
 from ktuned.scheduling.ranks import Standing
 
@@ -154,14 +154,6 @@ class JobQueue:
     def find_launch_cost(self, key: WinnerKey) -> LaunchCost:
         """Return how much time launches of a key cost applications."""
         return self._launch_costs.get(_remove_objective(key), _NO_USE)
-
-    def list_launches(self, kernel: str, device: str) -> dict[KeyProblem, int]:
-        """Return the launches of each key of a kernel on a device model."""
-        return {
-            key.problem: use.launches
-            for key, use in self._launch_costs.items()
-            if (key.kernel, key.device) == (kernel, device)
-        }
 
     def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs, which may be queued or running."""

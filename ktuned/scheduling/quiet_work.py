@@ -3,8 +3,7 @@
 The load does not matter to the other work that is done later, so that work does not wait here:
 
 - What needs a lane is a job of the priority ``VERIFY``, and the queue decides when it runs: compiles that were given up
-  for time, costs that a portfolio lacks, winners of an older toolchain. Such a job is in the store.
-- A portfolio is fitted as soon as no job of its kernel is left, even while other jobs run.
+  for time, winners of an older toolchain. Such a job is in the store.
 - A repetition is due after an interval, also beside jobs (:mod:`ktuned.scheduling.repetition`).
 
 Nothing is remembered here: each look asks the store what was measured beside other programs.

@@ -45,7 +45,6 @@ from ktuned.model import (
 from ktuned.protocol import (
     EXPORT,
     IMPORT,
-    AnswersChanged,
     Change,
     ExportAnswer,
     ExportedFunction,
@@ -63,7 +62,7 @@ from ktuned.protocol import (
 )
 from ktuned.scheduling import MOST_COMPARED, Repetition
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import IMPORTED, Context, StoredPortfolio, Winner, compare_contexts, exchange
+from ktuned.store import IMPORTED, Context, Winner, compare_contexts, exchange
 
 _log = structlog.get_logger()
 
@@ -188,7 +187,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         if taken and not dry_run:
             await self._adopt_offers(kernel, list(taken.values()))
             await self._save_parts(kernel, document, differing)
-            await self._adopt_portfolios(kernel, document)
         return ImportAnswer(kernel.name, document.device, entries)
 
     def _describe_differences(
@@ -378,16 +376,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 )
             )
 
-    async def _adopt_portfolios(self, kernel: KernelInfo, document: WinnersDocument) -> None:
-        """Use a document's portfolios where there are none yet; those fitted here know this machine."""
-        known = {(one.device, one.objective) for one in self.known.store.load_portfolios(kernel.name)}
-        for objective, tree in document.portfolios.items() if kernel.portfolio else ():
-            if (document.device, objective) not in known:
-                await self.known.store.save_portfolio(
-                    StoredPortfolio(kernel.name, document.device, objective, "", 0.0, tree)
-                )
-        self.publish(AnswersChanged(kernel=kernel.name))
-
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return a kernel's full name; if it does not exist any more, the name as given."""
         try:
@@ -439,8 +427,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.known.catalog.resolve_kernel(name)
         except NotFound:
             return document
-        stored = self.known.store.load_portfolios(name) if kernel.portfolio else []
-        portfolios = {one.objective: one.tree for one in stored if one.device == device}
         return structs.replace(
             document,
             default=kernel.default,
@@ -453,7 +439,6 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             },
             parts=self._collect_parts(name, winners),
             objective=kernel.objective(None),
-            portfolios=portfolios,
         )
 
     def _collect_parts(self, kernel: str, winners: Iterable[Winner]) -> dict[str, dict[str, str]]:

@@ -323,8 +323,6 @@ class TeamStore:
             if trial is None or trial.detail.failure.phase == IMPORTED or not is_current:
                 continue
             document = self._exchange.build_document(kernel.name, context.device, [winner])
-            # Portfolios change later, and an object does not: each daemon fits its own.
-            document = msgspec.structs.replace(document, portfolios={})
             text = render_document(msgspec.to_builtins(document))
             self._unsent[f"{make_prefix(kernel, context)}{sha256(text.encode()).hexdigest()}.json"] = text
             self._collected.add(mark)

@@ -8,9 +8,8 @@ from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.exchange import IMPORTED
 from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.in_hand import InHand, describe_quarantine
-from ktuned.store.near import find_stand_ins
+from ktuned.store.near import count_octaves, find_stand_ins
 from ktuned.store.overview import ContextSums, Overview, TrialBuild, TrialRow
-from ktuned.store.rows import StoredPortfolio
 from ktuned.store.tables import Verdict
 from ktuned.store.winners import KnownConfig, Winner
 
@@ -26,12 +25,12 @@ __all__ = [
     "KnownConfig",
     "Overview",
     "Store",
-    "StoredPortfolio",
     "TrialBuild",
     "TrialRow",
     "Verdict",
     "Winner",
     "compare_contexts",
+    "count_octaves",
     "describe_price",
     "describe_quarantine",
     "exchange",

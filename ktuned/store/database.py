@@ -54,7 +54,6 @@ from ktuned.store.learned import LearnedNames
 from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
-from ktuned.store.rows import StoredPortfolio
 from ktuned.store.tables import Admissions, Anchors
 from ktuned.store.winners import Winner
 from ktuned.store.writer import Writer
@@ -226,11 +225,6 @@ class Store(Queries):
             )
 
         await self._write_to_disk(add)
-
-    async def save_portfolio(self, portfolio: StoredPortfolio) -> None:
-        """Store a portfolio in place of the one before."""
-        values = *msgspec.structs.astuple(portfolio)[:-1], canonical(portfolio.tree)
-        await self._insert("INSERT OR REPLACE INTO portfolios VALUES (?, ?, ?, ?, ?, ?)", values)
 
     async def save_probe(self, key: str, data: Mapping[str, Any]) -> None:
         """Store the backends and devices that a probe has found in an interpreter."""

@@ -1,23 +1,26 @@
 """Near problems: the distance of two problems, and the winners of the nearest ones. No IO.
 
 A lookup serves another problem's winner unchanged. So it only accepts problems with the same strings and bools, and
-takes the problem with the smallest log distance over the numbers: the sum of abs(ln(a / b)), by which 1024 is as far
+takes the problem with the smallest log distance over the numbers: the sum of abs(log2(a / b)), by which 1024 is as far
 from 512 as from 2048.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from ktuned.model import LATENCY, Problem, Scalar, WinnerKey, is_exact
+from ktuned.model import LATENCY, Problem, WinnerKey, is_exact
 from ktuned.store.winners import Winner
 
 NEAR_CANDIDATES = 4
 """Most winners that are considered, because a worker may have to check whether each is valid."""
 
+OTHER_KIND = 4.0
+"""Octaves for a different string or bool: another dtype changes the best config as much as 16 times the size does."""
 
-def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+
+def find_nearest_winners(problem: Problem, winners: Iterable[Winner]) -> list[Winner]:
     """Return the winners of the nearest problems that can be compared with this problem, the nearest first."""
     measured = ((measure_distance(problem, winner.problem), winner) for winner in winners)
     reachable = sorted(
@@ -27,7 +30,7 @@ def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner
     return [winner for _, winner in reachable[:NEAR_CANDIDATES]]
 
 
-def find_stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+def find_stand_ins(key: WinnerKey, problem: Problem, winners: Iterable[Winner]) -> list[Winner]:
     """Return the winners of other keys that may stand in for a missing one, the best first.
 
     For an objective other than latency, the problem's fastest config comes first: it is valid, and seldom bad. For
@@ -44,15 +47,27 @@ def find_stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Itera
 
 
 def measure_distance(problem: Problem, near: Problem) -> float | None:
-    """Return the distance of two problems, or ``None`` when they cannot be compared."""
+    """Return the distance of two problems in octaves, or ``None`` when they cannot be compared."""
     if set(problem) != set(near):
         return None
-    total = 0.0
     for key, value in problem.items():
         other = near[key]
         if value == other and isinstance(value, bool) == isinstance(other, bool):
             continue
         if isinstance(value, str | bool) or isinstance(other, str | bool) or value <= 0 or other <= 0:
             return None
-        total += abs(math.log(value) - math.log(other))
+    return count_octaves(problem, near)
+
+
+def count_octaves(one: Problem, other: Problem) -> float:
+    """Return the distance of two problems: the octaves between their numbers, and `OTHER_KIND` for other fields."""
+    total = 0.0
+    for name in one.keys() | other.keys():
+        value, another = one.get(name), other.get(name)
+        if value == another and type(value) is type(another):
+            continue
+        if type(value) in (int, float) and type(another) in (int, float) and min(value, another) > 0:  # type: ignore[type-var, operator]
+            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
+        else:
+            total += OTHER_KIND
     return total

@@ -34,7 +34,6 @@ from ktuned.protocol import Job, JobState, Root, Trial
 from ktuned.store import rows
 from ktuned.store.contexts import Context
 from ktuned.store.reader import Reader
-from ktuned.store.rows import StoredPortfolio
 from ktuned.store.winners import KnownConfig, Winner
 
 MAX_FAILED = 10_000
@@ -102,17 +101,6 @@ class Queries:
             WinnerKey(KernelName(kernel), KeyProblem(problem), DeviceModel(device)): count
             for kernel, problem, device, count in found
         }
-
-    def load_portfolios(self, kernel: str) -> list[StoredPortfolio]:
-        """Return a kernel's portfolios, on all devices and by all objectives."""
-        return self._reader.fetch_values(rows.decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ?", kernel)
-
-    def list_kernels_to_fit(self, keys: int) -> list[KernelName]:
-        """Return the kernels that have winners of at least so many keys, some of which no portfolio was fitted to."""
-        select = """SELECT DISTINCT kernel FROM winners LEFT JOIN portfolios USING (kernel, device, objective)
-            GROUP BY kernel, device, objective
-            HAVING count(*) >= ? AND max(winners.decided) > coalesce(max(portfolios.decided), 0)"""
-        return [kernel for (kernel,) in self._reader.fetch_rows(select, keys)]
 
     # Jobs
 

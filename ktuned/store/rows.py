@@ -26,7 +26,6 @@ from ktuned.protocol import Job, JobState, Root, RootSettings, Trial
 from ktuned.store.contexts import Context
 from ktuned.store.reader import Row
 from ktuned.store.winners import KnownConfig, Winner
-from ktuned_client.portfolio_tree import check_tree
 
 CONTEXT_COLUMNS = (
     "contexts.kernel, contexts.problem, contexts.device, contexts.digest, contexts.toolchain, "
@@ -57,23 +56,6 @@ SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.
     trials.artifact, winners.decided, winners.final, winners.note,
     iif(json_valid(trials.detail), json_extract(trials.detail, '$.metrics'), NULL), winners.objective
     FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
-
-
-class StoredPortfolio(msgspec.Struct, frozen=True):
-    """A kernel's portfolio for a device model and an objective.
-
-    Attributes:
-        fitted_to: the digest of the costs that it was fitted to; empty if it was imported.
-        decided: when the newest winner was decided that it was fitted to; 0 if it was imported.
-        tree: the tree that chooses a config (:mod:`ktuned_client.portfolio_tree`).
-    """
-
-    kernel: str
-    device: str
-    objective: Objective
-    fitted_to: str
-    decided: float
-    tree: Mapping[str, Any]
 
 
 def build_detail_sql(name: str, trials: str = "trials") -> str:
@@ -209,14 +191,6 @@ def decode_kernel(row: Row) -> KernelInfo:
 def decode_peaks(row: Row) -> Peaks:
     """Read a row ``device, figures``."""
     return Peaks(**json.loads(row[1]))
-
-
-def decode_portfolio(row: Row) -> StoredPortfolio:
-    """Read a whole row of the portfolios."""
-    kernel, device, objective, fitted_to, decided, tree = row
-    found = json.loads(tree)
-    check_tree(found)
-    return StoredPortfolio(kernel, device, Objective(objective), fitted_to, decided, found)
 
 
 def decode_record(row: Row) -> tuple[str, dict[str, Any]]:

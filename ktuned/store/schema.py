@@ -20,8 +20,6 @@
 
     peaks   launches                    (measured limits of device models; how often applications launched a key)
 
-    portfolios                          (few configs for many problems, and the tree that chooses among them)
-
     meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
 """
 
@@ -97,11 +95,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE anchors (
             kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL, config TEXT NOT NULL,
             PRIMARY KEY (kernel, problem, device)
-        ) WITHOUT ROWID""",
-        """CREATE TABLE portfolios (
-            kernel TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,
-            fitted_to TEXT NOT NULL, decided REAL NOT NULL, tree TEXT NOT NULL,
-            PRIMARY KEY (kernel, device, objective)
         ) WITHOUT ROWID""",
         """CREATE TABLE admissions (
             kernel TEXT NOT NULL, space TEXT NOT NULL, problem TEXT NOT NULL, config TEXT NOT NULL,

@@ -108,7 +108,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         admission: Knows which configs the kernel's space holds.
         traces: Learns the names that workers have read.
         served: Returns the winners with which the kernel's lookups are answered.
-        portfolio: Returns the configs of the kernel's portfolio for this problem, if there is one.
         group_size: The most configs that the backend compiles as one program.
         lowers: Whether the backend has a front end translate functions before they are compiled.
         absence: The reason why there are no devices, if the job was to measure.
@@ -135,7 +134,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     admission: Admission
     traces: Traces
     served: Callable[[], Collection[Winner]]
-    portfolio: Callable[[], Sequence[Config]] = tuple
     group_size: int = 1
     lowers: bool = False
     absence: str = ""

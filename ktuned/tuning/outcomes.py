@@ -429,9 +429,8 @@ class Outcomes:
         if is_exact(brief.objective):
             # Until the anchor's bits are known, no other config is known to be right.
             winners, incumbent = [], None
-        # The same order as in lookups: a portfolio comes before near problems.
-        stand_ins = [winner.config for winner in find_stand_ins(brief.key, brief.specialized_problem, winners)]
-        near = [complete_config(kernel, config) for config in (*brief.portfolio(), *stand_ins)]
+        stand_ins = find_stand_ins(brief.key, brief.specialized_problem, winners)
+        near = [complete_config(kernel, winner.config) for winner in stand_ins]
         before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await brief.check_configs(asked), strict=True))

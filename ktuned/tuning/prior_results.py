@@ -34,9 +34,8 @@ from ktuned.model import (
     needs_metric,
     parse_key_problem,
 )
-from ktuned.portfolio import count_octaves
 from ktuned.protocol import Trial
-from ktuned.store import KnownConfig, Store, Winner
+from ktuned.store import KnownConfig, Store, Winner, count_octaves
 from ktuned.tuning.job_brief import JobBrief, PresentKey
 
 RECENT_CONTEXTS = 4

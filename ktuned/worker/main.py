@@ -26,8 +26,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-import msgspec
-
 from ktuned.backends import Registry
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
@@ -119,20 +117,6 @@ def _load_inspection_operations(registry: Registry, places: Places) -> _Operatio
     }
 
 
-def _load_fitting_operations(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.portfolio import Matrix, fit_portfolio, tree_to_wire
-
-    def fit_matrix(request: requests.FitPortfolio, reply: Reply) -> replies.FittedPortfolio:
-        # Workers do this, because it takes tenths of a second and the daemon must answer lookups.
-        try:
-            fitted = fit_portfolio(msgspec.convert(request.matrix, Matrix), request.max_configs)
-        except ValueError as error:
-            return replies.FittedPortfolio({}, str(error))
-        return replies.FittedPortfolio(tree_to_wire(fitted))
-
-    return {requests.FitPortfolio: fit_matrix}
-
-
 def _load_exploration_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.explore import Explorer
 
@@ -187,7 +171,6 @@ def _load_bench_operations(registry: Registry, places: Places) -> _OperationTabl
 _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _OperationTable]] = {
     **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing_operations),
     **dict.fromkeys((requests.Inspect, requests.Admits), _load_inspection_operations),
-    requests.FitPortfolio: _load_fitting_operations,
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration_operations),
     requests.Compile: _load_compilation_operations,
     requests.Remake: _load_repetition_operations,

@@ -13,6 +13,9 @@ of the system, or elsewhere (``/data/…``)     by its absolute path
 
 The first row that fits decides: an environment may lie inside the project. *Beside the project* is what belongs to the
 same repository, or else lies in the directory that holds the project.
+
+Packages may be installed in several directories, such as an environment's own and those of the interpreter below it.
+``site:PATH`` is the first such file that exists, as for an import. A second file of that name goes by another row.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from ktuned.dependencies import find_installed_place
@@ -36,7 +39,9 @@ def name_file(path: str, root: str) -> str:
     below = f"{root}/"
     place = find_installed_place(path)
     if place is not None and place.site in sys.path and not below.startswith(f"{place.site}/"):
-        return f"{SITE}{path[len(place.site) + 1 :]}"
+        name = f"{SITE}{path[len(place.site) + 1 :]}"
+        if not os.path.lexists(path) or locate_file(name, root) == path:
+            return name
     prefix = f"{sys.prefix}/"
     if path.startswith(prefix) and not below.startswith(prefix) and sys.prefix not in _SYSTEM_PREFIXES:
         return f"{PREFIX}{path[len(prefix) :]}"
@@ -52,14 +57,21 @@ def locate_file(name: str, root: str) -> str:
     """Return the absolute path for a name that :func:`name_file` returned, here or on another machine."""
     if name.startswith(SITE):
         below = name.removeprefix(SITE)
-        sites = [one for one in sys.path if find_installed_place(f"{one}/x") is not None]
-        held = [one for one in sites if os.path.lexists(f"{one}/{below}")]
-        return os.path.normpath(f"{[*held, *sites, sysconfig.get_path('purelib')][0]}/{below}")
+        sites = _list_sites(tuple(sys.path))
+        site = next((one for one in sites if os.path.lexists(f"{one}/{below}")), sites[0])
+        return os.path.normpath(f"{site}/{below}")
     if name.startswith(PREFIX):
         return os.path.normpath(f"{sys.prefix}/{name.removeprefix(PREFIX)}")
     if name.startswith(HOME):
         return os.path.normpath(f"{os.path.expanduser('~')}/{name.removeprefix(HOME)}")
     return os.path.normpath(os.path.join(root, name))
+
+
+@lru_cache(maxsize=8)
+def _list_sites(directories: tuple[str, ...]) -> list[str]:
+    """Return those of these directories that hold installed packages; the interpreter's own one if there is none."""
+    sites = [one for one in directories if find_installed_place(f"{one}/x") is not None]
+    return sites or [sysconfig.get_path("purelib")]
 
 
 @cache

@@ -108,13 +108,16 @@ def name_files_in_project(files: Mapping[Path, str], root: str) -> dict[str, str
     """Return the names in the project of files, and of their attributes, with the parts of their stamps.
 
     The name of a directory that only has to exist ends in a slash. The file that lists what a distribution installed
-    goes by the distribution.
+    goes by the distribution. If packages are installed in several directories, a file may be absent in one of them and
+    present in another under the same name. Then the name counts by what it leads to.
     """
     found: dict[str, str] = {}
-    for path, whole in files.items():
+    for path, whole in sorted(files.items(), key=lambda one: one[1] != ABSENT):
         digest, bar, attributes = whole.partition("|")
         owner = find_record_owner(str(path)) if digest else None
         name = name_file(str(path), root) if owner is None else f"{DISTRIBUTION}{owner.name}"
+        if digest == ABSENT and (place := locate_file(name, root)) != str(path):
+            digest = stamp(Path(place))
         if bar:
             found[f"{name}{ATTRIBUTES}"] = f"{bar}{attributes}"
         # Leave out directories above the project, which surely exist.

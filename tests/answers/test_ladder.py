@@ -14,7 +14,6 @@ from ktuned.model.objective import LATENCY, minimize
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Problem, canonical
 from ktuned.protocol.winners import Status
-from ktuned.store import StoredPortfolio
 from ktuned.store.contexts import Context
 from ktuned.store.near import NEAR_CANDIDATES
 from ktuned.store.winners import Winner
@@ -51,16 +50,13 @@ def winner(problem: Problem = HERE, config: Config | None = None, **ground_chang
 def describe_kernel(
     *winners: Winner, problem: Problem = HERE, is_here: bool = True, failed: Iterable[Config] = (), **options: Any
 ) -> KernelState:
-    """Return the state of a kernel with some winners, whose device may be gone, and with one portfolio for latency."""
-    tree = options.pop("tree", None)
+    """Return the state of a kernel with some winners, whose device may be gone."""
     kernel = info(**options)
     here = replace(ground(), problem=kernel.make_key_problem(problem))
-    portfolio = StoredPortfolio(kernel.name, DEVICE, LATENCY, "", 0.0, tree)
     return make_state(
         kernel,
         winners,
         ground() if is_here else None,
-        portfolios={} if tree is None else {(DEVICE, LATENCY): portfolio},
         failed=frozenset((here, canonical(config)) for config in failed),
     )
 
@@ -255,24 +251,3 @@ def test_a_near_config_that_fails_here_gives_way() -> None:
     assert (found.status, found.config) == (Status.NEAR, {"B": 4})
     assert ask(*near, failed=[{"B": 2}, {"B": 4}]).config == DEFAULT
     assert ask(winner(digest="before"), failed=[{"B": 2}]).status is Status.STALE
-
-
-def test_a_portfolios_choice_comes_before_the_nearest_problem() -> None:
-    """Its config must be in the space, and not have failed; a small loss close to a tuned problem is enough."""
-    small, large = {"B": 1}, {"B": 4}
-    tree = {
-        "figure": ["M"],
-        "limit": 100,
-        "passing": {"config": small, "expected_loss": 0.005, "problems": 6},
-        "failing": {"config": large, "expected_loss": 0.05, "problems": 2},
-    }
-    near, far = winner({**HERE, "M": 50}), winner({**HERE, "M": 4})
-    found = ask(near, tree=tree)
-    assert (found.status, found.config, found.expected_loss) == (Status.NEAR, small, 0.005)
-    assert not found.wants_tuning
-    assert ask(far, tree=tree).wants_tuning
-    beyond = ask(near, tree=tree, problem={**HERE, "M": 101})
-    assert (beyond.config, beyond.wants_tuning) == (large, True)
-    other = ask(near, tree=tree, admits=lambda config: config != small)
-    assert (other.config, other.expected_loss, other.wants_tuning) == (large, None, True)
-    assert ask(near, tree=tree, failed=(small, large)).config == {"B": 2}

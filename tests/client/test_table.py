@@ -48,7 +48,6 @@ def test_a_problem_that_was_never_asked_needs_no_daemon(socket_path: str, publis
             "/tune.py",
             None,
             "latency",
-            None,
         )
         assert client.lookup("p:gemm", {"M": 1, "N": 2}, device="cpu:0", objective="latency").config == {"BM": 64}
         assert count_lookups(client) == 0

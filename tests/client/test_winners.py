@@ -76,19 +76,6 @@ def test_a_file_serves_lookups_with_no_daemon(tmp_path: Path) -> None:
         assert [hit.status for hit in client.lookup_many([("gemm", {"M": 1}), ("other", {})])] == ["stale", "unknown"]
 
 
-def test_a_portfolio_answers_for_problems_without_a_winner(tmp_path: Path) -> None:
-    """The status is ``near`` with the expected loss; a problem's own winner takes precedence."""
-    leaves = [{"config": {"BM": size}, "expected_loss": size / 1000, "problems": 4} for size in (16, 128)]
-    tree = {"figure": ["M"], "limit": 64, "passing": leaves[0], "failing": leaves[1]}
-    client = Client(winners=write_winners(tmp_path / "w.json", portfolios={"latency": tree}))
-    hits = [client.lookup("gemm", {"M": size}) for size in (32, 512, 1)]
-    assert {(hit.status, hit.config["BM"], hit.expected_loss) for hit in hits[:2] if hit.config} == {
-        ("near", 16, 0.016),
-        ("near", 128, 0.128),
-    }
-    assert (hits[2].status, hits[2].config) == ("stale", {"BM": 32})
-
-
 def test_a_directory_serves_the_winners_of_all_its_files(tmp_path: Path) -> None:
     """Device models, and kernels of one name, are distinguished; two files for one kernel and device are refused."""
     for number, (kernel, device) in enumerate(

@@ -56,8 +56,6 @@ DECORATOR_LINE = HEADER_LINES + 1
         ({"name": "'a b'"}, "the name 'a b' is not letters"),
         ({"rtol": "-1"}, "rtol=-1 is not a number >= 0"),
         ({"atol": "'x'"}, "atol='x' is not a number >= 0"),
-        ({"portfolio": "17"}, "portfolio=17 is not a number of configs, 0 to 16"),
-        ({"portfolio": "dict(configs=4)"}, "is not a number of configs"),
         ({"bucket": "dict(M='pow3')"}, "M is 'pow3', not 'pow2', a positive int or a list of ints"),
         ({"bucket": "dict(M=lambda m: m)"}, "not 'pow2', a positive int or a list of ints"),
         ({"bucket": "3"}, "bucket is of type int, not a dict of rules"),

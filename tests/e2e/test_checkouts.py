@@ -151,3 +151,25 @@ def test_winners_are_fresh_in_a_clone_of_another_user(tmp_path: Path) -> None:
         assert "factor.txt changed" in decision["reason"]
         assert "tune_it.py" not in decision["reason"]
         assert "factor.txt changed" in bob.run_ktuned("kernels", "it").stdout
+
+
+def test_the_first_of_several_environments_decides(tmp_path: Path) -> None:
+    """Packages lie in two directories, as in an environment on top of another: a module is absent in the first one."""
+    sites = [tmp_path / name / "site-packages" for name in ("own", "below")]
+    for site_directory in sites:
+        site_directory.mkdir(parents=True)
+    (sites[1] / "factors.py").write_text("TWO = 2\n")
+    paths = os.pathsep.join([*map(str, sites), str(FAKE_BACKEND)])
+    text = FILE.replace("@kernel(", "import factors\n\n@kernel(").replace("y=2 * x", "y=factors.TWO * x")
+    with Daemon(tmp_path, env={"PYTHONPATH": paths}) as daemon:
+        _, (job,) = daemon.tune(path=str(daemon.write_kernel(text)))
+        assert job["state"] == "done", job
+
+        def find_status() -> str:
+            return str(daemon.client.lookup("project:it", {"n": 64}).status)
+
+        assert find_status() == "fresh"
+        (sites[0] / "factors.py").write_text("TWO = 1 + 1\n")
+        daemon.wait_until(lambda: find_status() == "stale", "the notice of the nearer module")
+        (sites[0] / "factors.py").unlink()
+        daemon.wait_until(lambda: find_status() == "fresh", "the notice that it is gone")

@@ -229,23 +229,3 @@ async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) 
     params = ImportParams(document={**make_document((50.0, 1.0)), "objective": 5})
     with pytest.raises(UsageError, match=r"the document is invalid: Expected `str`, got `int` - at `\$.objective`"):
         await make_methods(parts).handle_import(params, None)  # type: ignore[arg-type]
-
-
-async def test_a_portfolio_comes_with_the_winners(parts: Parts) -> None:
-    """The portfolio is used if none was fitted here, and refused if it is no tree."""
-    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]"))
-    tree = {"config": {"us": 10.0}, "expected_loss": 0.0, "problems": 8}
-    document = {**make_document((10.0, 2.0)), "portfolios": {"latency": tree}}
-    await make_methods(parts).handle_import(ImportParams(document=document), None)  # type: ignore[arg-type]
-    await make_methods(parts).handle_import(
-        ImportParams(document={**make_document((10.0, 1.0)), "portfolios": {"latency": {**tree, "problems": 9}}}),
-        None,  # type: ignore[arg-type]
-    )
-    portfolio = parts.daemon.states.find_state(kernel).portfolios.get(("Fake CPU", LATENCY))
-    assert portfolio is not None
-    assert portfolio.tree == tree
-    with pytest.raises(UsageError, match="not a tree of configs"):
-        await make_methods(parts).handle_import(
-            ImportParams(document={**make_document((10.0, 1.0)), "portfolios": {"latency": {}}}),
-            None,  # type: ignore[arg-type]
-        )

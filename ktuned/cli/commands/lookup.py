@@ -88,7 +88,6 @@ def lookup(
             text.format_latency(answer.latency_us),
             text.format_metrics(answer.metrics),
             describe_peak_share(answer.metrics, limits, answer.device),
-            "" if answer.expected_loss is None else f"expected loss {answer.expected_loss:.1%}",
             "" if answer.age_s is None else f"{text.format_duration(answer.age_s)} old",
         ]
         output.emit_line("  ".join(fact for fact in facts if fact))

@@ -2,15 +2,15 @@
 
 import pytest
 
-from ktuned.portfolio import Selection
-from ktuned.portfolio.selection import MAX_PROBLEMS, count_octaves
+from ktuned.adoption.key_selection import MAX_PROBLEMS, KeySelection
+from ktuned.store import count_octaves
 
 MAX_TUNINGS = 40
 
 
 def test_the_problem_that_loses_most_time_comes_first() -> None:
     """First the problem that takes most time is tuned, then the problem that probably loses most."""
-    selection = Selection()
+    selection = KeySelection()
     for size, weight in ((64, 5.0), (128, 9.0), (4096, 4.0), (130, 8.0)):
         selection.add_problem({"N": size}, weight)
     assert selection.choose_next_problem() == {"N": 128}
@@ -21,7 +21,7 @@ def test_the_problem_that_loses_most_time_comes_first() -> None:
 def test_a_selection_ends_when_little_is_left_to_gain() -> None:
     """Neighbours that lose nothing predict small losses, neighbours that lose much predict large ones."""
     for loss, min_tunings, max_tunings in ((0.0, 1, 8), (0.5, 30, 40)):
-        selection = Selection(MAX_TUNINGS)
+        selection = KeySelection(MAX_TUNINGS)
         for size in range(1, 1000):
             selection.add_problem({"N": size}, 1.0)
         while (chosen := selection.choose_next_problem()) is not None:
@@ -34,7 +34,7 @@ def test_what_tuned_problems_lose_with_their_neighbours_configs_decides_how_many
     """This includes problems that were tuned before anything was chosen; a single problem has no neighbour."""
     chosen = []
     for loss in (0.0, 0.08):
-        selection = Selection(MAX_TUNINGS)
+        selection = KeySelection(MAX_TUNINGS)
         for size in range(64, 2048):
             selection.add_problem({"N": size}, 1.0)
         for size in (64, 256, 1024):
@@ -47,15 +47,15 @@ def test_what_tuned_problems_lose_with_their_neighbours_configs_decides_how_many
             selection.record_tuning(problem)
         chosen.append(selection.tunings)
     assert chosen[0] < chosen[1] / 3
-    single_selection = Selection()
+    single_selection = KeySelection()
     single_selection.record_tuning({"N": 64})
     single_selection.record_loss({"N": 64}, 1.0)
-    assert single_selection.loss_per_octave == Selection().loss_per_octave
+    assert single_selection.loss_per_octave == KeySelection().loss_per_octave
 
 
 def test_the_number_of_known_problems_is_bounded() -> None:
     """Beyond the bound, the problems that take most time stay."""
-    selection = Selection()
+    selection = KeySelection()
     for size in range(MAX_PROBLEMS + 500):
         selection.add_problem({"N": size + 1}, float(size))
     assert len(selection._problems) == MAX_PROBLEMS

@@ -9,9 +9,10 @@ learned from the loss of each tuned problem with the config of its nearest tuned
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping
 
 from ktuned.model import Scalar, canonical
+from ktuned.store import count_octaves
 
 PRIOR_LOSS = 0.05
 """The loss per octave that is expected at first. It is small, as a kernel's best config often stays the same."""
@@ -22,9 +23,6 @@ PRIOR_WEIGHT = 2.0
 MAX_LOSS = 1.0
 """The largest expected loss: a config that works rarely takes more than twice as long as the best."""
 
-OTHER_KIND = 4.0
-"""Octaves for a different string or bool: another dtype changes the best config as much as 16 times the size does."""
-
 MAX_PROBLEMS = 2_000
 """Most problems that are known at once: those that take the most time. All others together take little of it."""
 
@@ -32,31 +30,7 @@ MIN_LOSS = 0.002
 """The loss that is expected close to a tuned problem. A smaller loss could not be measured."""
 
 
-def count_octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
-    """Return the distance of two problems: the octaves between their numbers, and `OTHER_KIND` for other fields."""
-    total = 0.0
-    for name in one.keys() | other.keys():
-        value, another = one.get(name), other.get(name)
-        if value == another and type(value) is type(another):
-            continue
-        if type(value) in (int, float) and type(another) in (int, float) and min(value, another) > 0:  # type: ignore[type-var, operator]
-            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
-        else:
-            total += OTHER_KIND
-    return total
-
-
-def weigh_by_launches(
-    tuned: Sequence[Mapping[str, Scalar]], launches: Iterable[tuple[Mapping[str, Scalar], int]]
-) -> list[float]:
-    """Return for each tuned problem 1 + the launches of all problems to which it is the nearest one."""
-    weights = [1.0] * len(tuned)
-    for problem, count in launches:
-        weights[min(range(len(tuned)), key=lambda place: count_octaves(problem, tuned[place]))] += count
-    return weights
-
-
-class Selection:
+class KeySelection:
     """The problems of an application, and the choice of those to tune.
 
     Weights may have any unit, for example launches times microseconds.
