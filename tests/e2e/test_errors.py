@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -42,17 +41,6 @@ def run_second_daemon(env: dict[str, str], *words: str) -> subprocess.CompletedP
         timeout=60,
         check=False,
     )
-
-
-def test_a_second_daemon_names_the_process_that_holds_the_socket(shared_daemon: Daemon) -> None:
-    """The first daemon is not disturbed."""
-    second = run_second_daemon({**shared_daemon.env, "KTUNED_HOME": str(shared_daemon.directory / "other")})
-    assert second.returncode == NOT_REACHED
-    assert shared_daemon.process is not None
-    line = check_one_line(second.stderr)
-    assert f"pid {shared_daemon.process.pid}" in line
-    assert "ktuned stop" in line
-    assert shared_daemon.run_ktuned("status").returncode == DONE
 
 
 def test_second_daemon_on_the_same_home_is_refused(shared_daemon: Daemon) -> None:
@@ -240,29 +228,3 @@ def test_a_save_during_a_full_disk_is_tuned_later(daemon: Daemon) -> None:
     )
     # The lookup may have had it tuned before the daemon tried again.
     daemon.wait_until(lambda: daemon.run_ktuned("status").stderr == "", "the notice to go")
-
-
-def test_the_line_of_a_refused_file_has_its_remedy(shared_daemon: Daemon) -> None:
-    """Both in ``tune`` and in ``kernels``."""
-    path = shared_daemon.write_kernel(make_kernel_text(SPACE))
-    path.chmod(0o666)
-    complaint, watched = shared_daemon.run_ktuned("tune", str(path)).stderr.splitlines()
-    assert f"chmod go-w {path}" in complaint
-    assert "is watched from now on" in watched
-    assert f"chmod go-w {path}" in shared_daemon.run_ktuned("kernels").stdout
-
-
-def test_damaged_rows_are_left_out_and_made_again(tmp_path: Path) -> None:
-    """SQLite does not notice them; ``status`` reports them, and the winner is served."""
-    daemon = Daemon(tmp_path)
-    with daemon:
-        assert daemon.run_ktuned("tune", str(daemon.write_kernel(make_kernel_text(SPACE)))).returncode == DONE
-        before = daemon.client.lookup("it", dict(n=64))
-    with closing(sqlite3.connect(daemon.home / "ktuned.sqlite")) as connection, connection:
-        connection.execute("UPDATE kernels SET info = '{'")
-        connection.execute("UPDATE probes SET data = CAST(x'ff' AS TEXT)")
-        connection.execute("UPDATE jobs SET plan = '{'")
-    with daemon:
-        assert "damaged and left out" in daemon.run_ktuned("status").stderr
-        daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the next inspection")
-        assert daemon.client.lookup("it", dict(n=64)).config == before.config
