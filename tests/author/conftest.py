@@ -10,7 +10,7 @@ from tests.author.project import FILES
 
 SLICE = (
     *("shadowing header", "star import", "comment", "native read", "loaded library", "shadowing package"),
-    *("hidden name", "dangling link", "modification time", "standard name", "customized start"),
+    *("hidden name", "dangling link", "modification time", "standard name"),
 )
 """Edits of the slice, each of which concerns one kernel at most: starting what measures it is most of its time."""
 

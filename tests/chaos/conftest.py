@@ -1,9 +1,8 @@
-"""The scale of chaos: a slice of about a minute, or all of it with ``--chaos=full`` (``make chaos``)."""
+"""Every kind of failure at once. Its tests run with ``--chaos=full`` alone (``make chaos``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,30 +12,17 @@ _ROWS = pytest.StashKey[list[dict[str, Any]]]()
 TableRow = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """The number of repetitions, whether times are judged, and the seed."""
-
-    is_full: bool
-    seed: int
-
-    def scale_count(self, count: int) -> int:
-        """Return a count; in the slice a tenth of it, but one at least."""
-        return count if self.is_full else -(-count // 10)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options for the scale and the seed."""
+    """Add the options for the amount of chaos and the seed."""
     parser.addoption("--chaos", choices=("slice", "full"), default="slice", help="how much chaos (default: slice)")
     parser.addoption("--chaos-seed", type=int, default=3, help="what chooses moments and victims (default: 3)")
 
 
 @pytest.fixture
-def scale(request: pytest.FixtureRequest) -> Scale:
-    """Return the scale that the command line requests."""
-    # Where the whole suite runs, this file is read after the command line.
-    is_full = request.config.getoption("chaos", "slice") == "full"
-    return Scale(is_full, request.config.getoption("chaos_seed", 3))
+def seed(request: pytest.FixtureRequest, only_in_chaos: None) -> int:
+    """Return the seed of the command line; the tests that take it are too long for `make test`."""
+    seed: int = request.config.getoption("chaos_seed")
+    return seed
 
 
 @pytest.fixture

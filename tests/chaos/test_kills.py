@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.conftest import Scale, TableRow
+from tests.chaos.conftest import TableRow
 from tests.chaos.watching import Baseline, ChaosDaemon, TrialListener, Victim
 from tests.daemon_parts import PATIENCE_S
 from tests.e2e.harness import make_kernel_text
@@ -21,7 +21,7 @@ KILLS = 100
 KINDS = ["daemon"] * 3 + ["worker"] * 4 + ["all workers"] * 3
 """What is killed in ten strikes, in an order that the dice choose."""
 
-CONFIGS, FEW_CONFIGS = 40, 16
+CONFIGS = 40
 SPECIAL = {3: "wrong", 6: "compile_error", 9: "raise", 12: "exit", 14: "unsupported"}
 OUTCOMES = {
     "work": "measured",
@@ -36,14 +36,13 @@ OUTCOMES = {
 class KilledDaemons:
     """A sequence of daemons on one home, whose processes are killed, and every trial that they reported."""
 
-    def __init__(self, daemon: ChaosDaemon, scale: Scale) -> None:
+    def __init__(self, daemon: ChaosDaemon, seed: int) -> None:
         self.daemon = daemon
-        self._is_full = scale.is_full
         self.kernels: dict[str, dict[str, str]] = {}
         self.killed: Counter[str] = Counter()
         self.workers_killed = 0
         self.quarantined = 0
-        self._dice = random.Random(scale.seed)
+        self._dice = random.Random(seed)
         self._deck: list[str] = []
         self._reported: dict[int, Mapping[str, Any]] = {}
         self._listener = self._start_listener()
@@ -58,7 +57,7 @@ class KilledDaemons:
         if self.daemon.is_working():
             return
         name = f"k{len(self.kernels)}"
-        does = {f"t{index}": SPECIAL.get(index, "work") for index in range(CONFIGS if self._is_full else FEW_CONFIGS)}
+        does = {f"t{index}": SPECIAL.get(index, "work") for index in range(CONFIGS)}
         configs = [{"us": 100.0 + 10 * index, "does": did, "tag": tag} for index, (tag, did) in enumerate(does.items())]
         text = make_kernel_text(f"space({configs})", name=name, early_stop="100.0", reference=REFERENCE)
         self.daemon.client.call(
@@ -152,15 +151,14 @@ class KilledDaemons:
 
 
 @pytest.mark.timeout(900)
-def test_after_each_kill_all_reports_are_stored(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+def test_after_each_kill_all_reports_are_stored(tmp_path: Path, seed: int, table_row: TableRow) -> None:
     """Every job ends, every outcome is right, and nothing stays."""
-    kills = KILLS if scale.is_full else 5
     with ChaosDaemon(tmp_path) as daemon:
         daemon.tune_once()
         # The listener has a connection, at the beginning as at the end.
-        onslaught = KilledDaemons(daemon, scale)
+        onslaught = KilledDaemons(daemon, seed)
         before = Baseline(daemon)
-        for _ in range(kills):
+        for _ in range(KILLS):
             onslaught.keep_job_running()
             onslaught.kill_something()
         table_row["kills"] = dict(onslaught.killed)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.conftest import Scale, TableRow
+from tests.chaos.conftest import TableRow
 from tests.e2e.harness import Daemon, make_kernel_text
 
 SAVES = 2_000
@@ -87,17 +87,16 @@ def _count_held(daemon: Daemon) -> tuple[int, int, int]:
 
 
 @pytest.mark.timeout(1800)
-def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, seed: int, table_row: TableRow) -> None:
     """Its memory, descriptors, workers and files are bounded, and whoever had an answer always has one."""
-    saves = scale.scale_count(SAVES)
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(_write_versions(1))
         daemon.tune(path=str(path))
         with (
-            _looking_up(daemon, CLIENTS if scale.is_full else 1) as told,
+            _looking_up(daemon, CLIENTS) as told,
             daemon.client.events(types=["reloaded"]) as seen,
         ):
-            for save in range(saves):
+            for save in range(SAVES):
                 path.write_text(_write_versions(save))
                 if save % 5 == 4:
                     next(seen)
@@ -107,7 +106,7 @@ def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, scale: Scale, table_ro
             daemon.wait_until(lambda: _is_settled(daemon), "the jobs of the last saves")
             after = _count_held(daemon)
         files = sum(len(names) for _, _, names in os.walk(daemon.home))
-    table_row |= {"saves": saves, "lookups": told.total(), "statuses": dict(told), "files": files}
+    table_row |= {"saves": SAVES, "lookups": told.total(), "statuses": dict(told), "files": files}
     table_row |= {"MiB before and after": [held[0] / 2**20 for held in (before, after)], "descriptors": after[1]}
     assert told["unavailable"] == told["unknown"] == 0
     assert after[0] - before[0] < GROWTH_BYTES
@@ -139,10 +138,8 @@ def _ask_in_new_processes(daemon: Daemon, directories: list[Path], count: int) -
 
 
 @pytest.mark.timeout(3600)
-def test_new_processes_find_the_winner_on_a_loaded_machine(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+def test_new_processes_find_the_winner_on_a_loaded_machine(tmp_path: Path, seed: int, table_row: TableRow) -> None:
     """None gets the default instead: not while the daemon waits for its turn, is stopped, or has just begun again."""
-    if not scale.is_full:
-        pytest.skip("it would slow down the tests beside it: make chaos runs it")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     with Daemon(tmp_path) as daemon:

@@ -16,11 +16,11 @@ import pytest
 
 from ktuned.spool import RECORD_SUFFIX, CallRecord, spool_directory
 from ktuned_client.answers import ENDED_STATES
-from tests.chaos.conftest import Scale, TableRow
+from tests.chaos.conftest import TableRow
 from tests.e2e.harness import Daemon
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
-KEYS_A_ROUND, FEW_KEYS_A_ROUND = 5, 2
+ROUNDS, KEYS_A_ROUND = 80, 5
 
 WRITER = """
 import sys
@@ -60,19 +60,17 @@ def record_call(daemon: Daemon, directory: Path) -> Path:
 
 @pytest.mark.timeout(3600)
 def test_records_survive_kills_of_writer_and_daemon(
-    daemon: Daemon, tmp_path: Path, scale: Scale, table_row: TableRow
+    daemon: Daemon, tmp_path: Path, seed: int, table_row: TableRow
 ) -> None:
     """The writer is killed while it writes, the daemon while it reads records and tunes."""
-    dice, pause = random.Random(scale.seed), Event()
+    dice, pause = random.Random(seed), Event()
     record, spool = record_call(daemon, tmp_path / "one.record"), spool_directory(daemon.home)
     complete: set[int] = set()
-    keys = KEYS_A_ROUND if scale.is_full else FEW_KEYS_A_ROUND
-    rounds = 80 if scale.is_full else 4
     kills = 0
     daemon.start()
-    for number in range(rounds):
-        first = 10_000 + number * keys
-        words = [sys.executable, "-c", WRITER, str(record), str(spool), str(first), str(keys)]
+    for number in range(ROUNDS):
+        first = 10_000 + number * KEYS_A_ROUND
+        words = [sys.executable, "-c", WRITER, str(record), str(spool), str(first), str(KEYS_A_ROUND)]
         with subprocess.Popen(words, env=daemon.env, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             complete.add(int(writer.stdout.readline()))
@@ -95,7 +93,7 @@ def test_records_survive_kills_of_writer_and_daemon(
         daemon.wait_until(partial(lambda left: to_end() < left, remaining), "the next job to end")
     jobs = daemon.client.call("jobs", limit=2000)["jobs"]
     tuned = Counter(job["problem"]["size"] for job in jobs)
-    table_row.update(rounds=rounds, daemons_killed=kills, complete=len(complete), jobs=len(jobs))
+    table_row.update(daemons_killed=kills, complete=len(complete), jobs=len(jobs))
     assert {job["state"] for job in jobs} == {"done"}, [job for job in jobs if job["state"] != "done"][:3]
     assert complete <= set(tuned)
     assert max(tuned.values()) == 1

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from ktuned.serve import find_holder
-from tests.chaos.conftest import Scale, TableRow
+from tests.chaos.conftest import TableRow
 from tests.e2e.harness import Daemon
 from tests.e2e.test_starts import list_daemons, start_at_once
 
@@ -18,10 +18,10 @@ STARTS = 100
 
 
 @pytest.mark.timeout(3600)
-def test_a_hundred_starts_by_eight_commands(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+def test_a_hundred_starts_by_eight_commands(tmp_path: Path, seed: int, table_row: TableRow) -> None:
     """Before each start the last daemon has ended, or ends, or was killed and has left its socket and lock."""
-    daemon, dice, before = Daemon(tmp_path), random.Random(scale.seed), Counter[str]()
-    for _ in range(scale.scale_count(STARTS)):
+    daemon, dice, before = Daemon(tmp_path), random.Random(seed), Counter[str]()
+    for _ in range(STARTS):
         start_at_once(daemon)
         holder = find_holder(daemon.home)
         assert holder is not None

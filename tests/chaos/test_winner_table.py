@@ -19,7 +19,7 @@ from ktuned.lookup.winner_table import WinnerTable
 from ktuned_client.answers import Question
 from ktuned_client.memo import Memo, pack_problem
 from ktuned_client.table import TABLE_NAME, USES_NAME, make_kernel_key, make_winner_prefix
-from tests.chaos.conftest import Scale, TableRow
+from tests.chaos.conftest import TableRow
 
 READERS = 8
 READS = 1_000_000
@@ -185,14 +185,14 @@ def fork_child(work: Callable[[], str]) -> int:
     os._exit(bool(wrong))
 
 
-def test_reads_beside_a_killed_writer_are_whole_and_current(tmp_path: Path, scale: Scale, table_row: TableRow) -> None:
+def test_reads_beside_a_killed_writer_are_whole_and_current(tmp_path: Path, seed: int, table_row: TableRow) -> None:
     """No reader crashes."""
     directory = tmp_path / "run"
     directory.mkdir(mode=0o700)
     truth = LowestVersions()
-    reads, kills = scale.scale_count(READS) // READERS, scale.scale_count(KILLS)
+    reads = READS // READERS
     start = time.monotonic()
-    chance = random.Random(scale.seed)
+    chance = random.Random(seed)
     readers = {
         fork_child(lambda number=number: read_until_over(str(directory), truth, reads, number))  # type: ignore[misc]
         for number in range(READERS)
@@ -201,7 +201,7 @@ def test_reads_beside_a_killed_writer_are_whole_and_current(tmp_path: Path, scal
     killed = 0
     largest = 0
     try:
-        while readers or killed < kills:
+        while readers or killed < KILLS:
             assert time.monotonic() < start + DEADLINE_S
             writer = fork_child(lambda seed=killed: write_until_killed(str(directory), truth, seed))  # type: ignore[misc]
             time.sleep(chance.uniform(0.0, 0.3))  # noqa: TID251 - the moment of the kill is the test

@@ -127,6 +127,11 @@ class FakeSession(Session):
         return await self._record_request("cancel", row)
 
 
+@pytest.fixture(autouse=True)
+def _draw_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ktuned.cli.watch.app.DRAWING_S", 0.0)
+
+
 OpenScreen = tuple[WatchApp, Pilot[None], FakeSession]
 
 
@@ -146,9 +151,14 @@ async def open_screen(
 
 
 async def wait_until_drawn(pilot: Pilot[None]) -> None:
-    """Wait until the screen shows all changes."""
-    for _ in range(4):
-        await pilot.pause(0.12)
+    """Wait until the screen shows all changes: drawing may choose a row, which is another change."""
+    assert isinstance(pilot.app, WatchApp)
+    await pilot.pause()
+    while pilot.app._is_due.is_set():
+        await pilot.pause()
+    await pilot.pause()
+    if pilot.app._is_due.is_set():
+        await wait_until_drawn(pilot)
 
 
 def read_lines(app: WatchApp) -> list[str]:

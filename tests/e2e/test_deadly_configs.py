@@ -62,10 +62,10 @@ def test_a_job_that_cost_four_daemons_is_paused(daemon: Daemon) -> None:
     (job,) = daemon.client.call("jobs")["jobs"]
     assert job["state"] == "paused"
     told = "the daemon died 4 times while a worker had this job; `ktuned jobs 1 --resume` tries again"
-    assert told in " ".join(daemon.run_ktuned("jobs", "it").stdout.split())
+    # A daemon answers before it has taken up the last one's jobs.
+    daemon.wait_until(lambda: told in " ".join(daemon.run_ktuned("jobs", "it").stdout.split()), "the job's reason")
     assert Counter(trial["outcome"] for trial in daemon.fetch_trials().values())["crashed"] <= 2
 
-    # A daemon answers before it has taken up the last one's jobs.
-    daemon.wait_until(lambda: daemon.run_ktuned("jobs", "1", "--resume").returncode == 0, "the job to be taken up")
+    assert daemon.run_ktuned("jobs", "1", "--resume").returncode == 0
     await_death(daemon)
     daemon.start()

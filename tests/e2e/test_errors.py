@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -42,17 +41,6 @@ def run_second_daemon(env: dict[str, str], *words: str) -> subprocess.CompletedP
         timeout=60,
         check=False,
     )
-
-
-def test_a_second_daemon_names_the_process_that_holds_the_socket(shared_daemon: Daemon) -> None:
-    """The first daemon is not disturbed."""
-    second = run_second_daemon({**shared_daemon.env, "KTUNED_HOME": str(shared_daemon.directory / "other")})
-    assert second.returncode == NOT_REACHED
-    assert shared_daemon.process is not None
-    line = check_one_line(second.stderr)
-    assert f"pid {shared_daemon.process.pid}" in line
-    assert "ktuned stop" in line
-    assert shared_daemon.run_ktuned("status").returncode == DONE
 
 
 def test_second_daemon_on_the_same_home_is_refused(shared_daemon: Daemon) -> None:
@@ -152,61 +140,6 @@ def test_a_space_of_1e9_configs_starts_at_once_and_takes_no_memory(daemon: Daemo
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
 
-def test_sighup_applies_the_config_file_or_changes_nothing(daemon: Daemon) -> None:
-    """An error is a line in ``status``."""
-    config = daemon.home / "config.toml"
-    path = daemon.write_kernel(make_kernel_text(SPACE))
-    assert daemon.process is not None
-    config.write_text(f"contention = false\n[[roots]]\npath = '{path.parent}'\nname = 'mine'\n")
-    daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait_until(lambda: daemon.client.call("kernels")["kernels"], "the new root's kernels")
-    assert daemon.client.call("kernels")["kernels"][0]["kernel"] == "mine:it"
-
-    config.write_text("contentoin = false\n")
-    daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait_until(lambda: daemon.client.call("status")["notices"], "the notice")
-    assert "contentoin" in daemon.client.call("status")["notices"][0]
-    assert daemon.client.call("kernels")["kernels"]
-
-
-def test_config_reload_names_the_changed_settings_or_the_error(shared_daemon: Daemon) -> None:
-    config = shared_daemon.home / "config.toml"
-    before = config.read_text()
-    config.write_text(before + "idle_exit_s = 0\nartifacts_gib = 1.0\n")
-    result = shared_daemon.run_ktuned("config", "--reload")
-    assert (result.returncode, result.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
-    assert shared_daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
-
-    config.write_text(before + "artifacts_gib = -1\n")
-    refused = shared_daemon.run_ktuned("config", "--reload")
-    assert (refused.returncode, refused.stdout) == (USAGE, "")
-    assert f"{config}: artifacts_gib is -1" in refused.stderr
-    assert shared_daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
-    assert "artifacts_gib" in shared_daemon.client.call("status")["notices"][0]
-
-    config.write_text(before + "artifacts_gib = 1.0\nidle_exit_s = 0\n")
-    assert shared_daemon.client.call("reload") == {"path": str(config), "changed": []}
-    assert shared_daemon.client.call("status")["notices"] == []
-    config.write_text(before)
-    shared_daemon.client.call("reload")
-
-
-def test_reload_applies_deadlines(shared_daemon: Daemon) -> None:
-    """Cases: the start of a worker, and the probe of backends."""
-    config = shared_daemon.home / "config.toml"
-    before = config.read_text()
-    messages = {"spawn": "did not start a worker within 1e-06 s", "inspect": "inspect timed out after 1e-06 s"}
-    for phase, message in messages.items():
-        config.write_text(f"{before}[deadlines]\n{phase} = 0.000001\n")
-        assert shared_daemon.client.call("reload")["changed"]
-        (environment,) = shared_daemon.client.call("backends")["environments"]
-        assert message in environment["error"]["message"]
-    config.write_text(before)
-    shared_daemon.client.call("reload")
-    (environment,) = shared_daemon.client.call("backends")["environments"]
-    assert environment["error"] is None
-
-
 def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     """A config that crashed is not run again by any job or daemon until its kernel is forgotten."""
     space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"
@@ -295,29 +228,3 @@ def test_a_save_during_a_full_disk_is_tuned_later(daemon: Daemon) -> None:
     )
     # The lookup may have had it tuned before the daemon tried again.
     daemon.wait_until(lambda: daemon.run_ktuned("status").stderr == "", "the notice to go")
-
-
-def test_the_line_of_a_refused_file_has_its_remedy(shared_daemon: Daemon) -> None:
-    """Both in ``tune`` and in ``kernels``."""
-    path = shared_daemon.write_kernel(make_kernel_text(SPACE))
-    path.chmod(0o666)
-    complaint, watched = shared_daemon.run_ktuned("tune", str(path)).stderr.splitlines()
-    assert f"chmod go-w {path}" in complaint
-    assert "is watched from now on" in watched
-    assert f"chmod go-w {path}" in shared_daemon.run_ktuned("kernels").stdout
-
-
-def test_damaged_rows_are_left_out_and_made_again(tmp_path: Path) -> None:
-    """SQLite does not notice them; ``status`` reports them, and the winner is served."""
-    daemon = Daemon(tmp_path)
-    with daemon:
-        assert daemon.run_ktuned("tune", str(daemon.write_kernel(make_kernel_text(SPACE)))).returncode == DONE
-        before = daemon.client.lookup("it", dict(n=64))
-    with closing(sqlite3.connect(daemon.home / "ktuned.sqlite")) as connection, connection:
-        connection.execute("UPDATE kernels SET info = '{'")
-        connection.execute("UPDATE probes SET data = CAST(x'ff' AS TEXT)")
-        connection.execute("UPDATE jobs SET plan = '{'")
-    with daemon:
-        assert "damaged and left out" in daemon.run_ktuned("status").stderr
-        daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the next inspection")
-        assert daemon.client.lookup("it", dict(n=64)).config == before.config

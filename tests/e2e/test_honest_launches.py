@@ -32,14 +32,6 @@ def test_a_config_that_is_wrong_at_times_does_not_win(daemon: Daemon, does: str,
     assert trials["right"]["outcome"] == "measured"
 
 
-def test_the_number_of_compared_launches_is_stored(daemon: Daemon) -> None:
-    """A config that may win is compared often enough to find one wrong launch in twenty with 99 % probability."""
-    daemon.write_kernel(make_kernel_text("space([dict(us=50.0, tag='a')])", **RIGHT))
-    daemon.tune(path=str(daemon.directory / "project"))
-    (trial,) = daemon.fetch_trials().values()
-    assert daemon.fetch_trial(trial["id"])["detail"]["checks"]["compared"] >= 90
-
-
 def test_a_config_that_leaves_threads_whenever_it_is_timed_is_not_measured(daemon: Daemon) -> None:
     """They may do the work that its launches did not. A pool that grows once is honest."""
     configs = "space([dict(us=20.0, every=1, does=does, tag=does) for does in ('leaves_threads', 'grows')])"

@@ -156,17 +156,6 @@ def test_an_anchor_that_fails_ends_the_job(daemon: Daemon) -> None:
         assert look_up_config(daemon)["config"] == known.ORDERED
 
 
-def test_a_project_can_set_exact_numerics(daemon: Daemon) -> None:
-    """Kernels that set their own numerics keep it."""
-    path = known.write_family(daemon, space=[known.ANCHOR, known.ORDERED])
-    (daemon.directory / "project" / "ktuned.toml").write_text('[defaults]\nnumerics = "exact"\n')
-    kernel = daemon.directory / "project" / "tune_it.py"
-    kernel.write_text(kernel.read_text().replace("    numerics='exact',\n", ""))
-    daemon.tune(path=path)
-    answer = look_up_config(daemon)
-    assert (answer["objective"], answer["config"]) == ("exact:latency", known.ANCHOR)
-
-
 def test_a_kernel_without_a_default_fails_in_an_exact_project(daemon: Daemon) -> None:
     """The error says what is missing; a chosen anchor is enough."""
     path = known.write_family(daemon, space=[known.ANCHOR, known.FAST])

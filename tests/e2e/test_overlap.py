@@ -39,25 +39,6 @@ def hold_first_at_launch(daemon: Daemon, jobs: list[int]) -> None:
     daemon.wait_until(lambda: all(count_in_channel(daemon, name) == 2 for name in names), "all to be compiled")
 
 
-def test_the_next_jobs_are_compiled_while_one_is_measured(tmp_path: Path) -> None:
-    """The first config of the first job is in its launch meanwhile; then each job has the lane in turn."""
-    with (
-        Daemon(tmp_path, config="compile_slots = 2\n") as daemon,
-        daemon.client.tune(path=daemon.write_kernel(KERNEL)) as tuning,
-    ):
-        jobs = [job["id"] for job in tuning.jobs]
-        hold_first_at_launch(daemon, jobs)
-        daemon.wait_until(lambda: daemon.compile_log.read_text().count("compile ") == 9, "the ninth to be compiled")
-        described = {job["id"]: job for job in daemon.client.call("jobs")["jobs"]}
-        assert [described[job]["state"] for job in jobs] == ["running"] * 3
-        assert [described[job]["waits_for"] for job in jobs] == ["", *[f"job {jobs[0]} has the device"] * 2]
-        assert [described[job]["done"] for job in jobs] == [0, 0, 0]
-        daemon.make_gate("launch").open()
-        ends = [(event["type"], event["job"]) for event in tuning if event["type"] in ("trial_done", "job_done")]
-        # The lane goes to and fro between no two of them, and they decide when nothing compiles any more.
-        assert ends == [("trial_done", job) for job in jobs for _ in range(3)] + [("job_done", job) for job in jobs]
-
-
 def test_a_killed_daemon_resumes_all_running_jobs(tmp_path: Path) -> None:
     """Nothing is compiled twice."""
     with Daemon(tmp_path, config="compile_slots = 2\n") as daemon:

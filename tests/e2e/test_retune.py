@@ -71,19 +71,6 @@ def write_reading_kernel(daemon: Daemon, reading: str, more: str = "") -> Path:
     return daemon.write_kernel(f"{head}{function}@kernel({tail}")
 
 
-def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
-    """An edit of the data file makes the winner stale."""
-    data = daemon.directory / "weights.bin"
-    data.write_text("1")
-    path = write_reading_kernel(daemon, f"pathlib.Path({str(data)!r}).read_text()")
-    daemon.tune(path=str(path))
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-    data.write_text("2")
-    daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
-    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
 def test_an_unobservable_kernel_is_stale(daemon: Daemon) -> None:
     """A kernel that connects to another program is stale and queues nothing; ``depends`` makes it fresh."""
     asking = "import socket; socket.socket().connect_ex(('127.0.0.1', 9))"
@@ -98,34 +85,6 @@ def test_an_unobservable_kernel_is_stale(daemon: Daemon) -> None:
     write_reading_kernel(daemon, asking, "depends='data/*.bin', ")
     daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
-
-
-def test_a_broken_file_is_one_line_and_hides_no_other(daemon: Daemon) -> None:
-    """The winner of the broken file is served, and other files are tuned."""
-    path = daemon.write_kernel(make_text())
-    daemon.tune(path=str(path))
-    path.write_text(make_text() + "\nimport nonsense_module\n")
-    daemon.wait_until(lambda: daemon.client.call("kernels")["errors"], "the error")
-    (error,) = daemon.client.call("kernels")["errors"]
-    assert error["message"].startswith(f"{path}:{len(make_text().splitlines()) + 2}: ")
-    assert "nonsense_module" in error["message"]
-    hit = daemon.client.lookup("it", dict(n=64))
-    assert (hit.status, hit.message) == ("stale", error["message"])
-    assert hit.config is not None
-    assert error["message"] in daemon.run_ktuned("kernels", "it").stdout
-
-    other = daemon.write_kernel(make_text().replace("def it(", "def other("), "tune_other.py")
-    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the other kernel's tuning")
-    assert daemon.client.lookup("other", dict(n=64)).status == "fresh"
-    assert other.exists()
-
-    path.write_text(make_text())
-    daemon.wait_until(
-        lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the mended file to be taken in"
-    )
-    assert daemon.client.lookup("it", dict(n=64)).message == ""
-    assert daemon.client.call("kernels")["errors"] == []
-    assert [job["kernel"] for job in list_jobs(daemon)] == ["project:it", "project:other"]
 
 
 def test_an_edit_without_a_daemon_is_tuned_at_the_next_start(daemon: Daemon) -> None:
@@ -171,33 +130,3 @@ def test_lookups_during_a_retune_get_valid_configs_in_time(daemon: Daemon) -> No
     assert {(hit.config or {}).get("tag") for _, hit in hits} <= {"a", "b", "c"}
     assert max(took for took, _ in hits) < 5 * deadline_s
     assert hits[-1][1].status == "fresh"
-
-
-def test_an_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None:
-    """Undoing the edit makes the winner fresh again."""
-    path = daemon.write_kernel(make_text())
-    daemon.tune(path=str(path))
-    broken = make_text(reference="lambda x: dict(y=x * 2)").replace(
-        "Build(**c)", "Build(**{**c, 'does': 'compile_error'})"
-    )
-    path.write_text(broken)
-    daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the failing job")
-    job = list_jobs(daemon)[-1]
-    assert job["state"] == "failed"
-    assert "compile_error: fake.c:1: error: no" in job["message"]
-    hit = daemon.client.lookup("it", dict(n=64))
-    assert hit.status == "stale"
-    assert "compile_error: fake.c:1: error: no" in hit.message
-    assert "compile_error: fake.c:1: error: no" in daemon.run_ktuned("lookup", "it", "-p", "n=64").stdout
-    output = daemon.run_ktuned("kernels", "it").stdout
-    assert "stale" in output
-    assert "tune_it.py: `reference` changed" in output
-    assert "fake.c:1: error: no" in output
-
-    compiled = len(daemon.compile_log.read_text().splitlines())
-    path.write_text(make_text())
-    daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner")
-    daemon.wait_until(lambda: are_jobs_done(daemon, 3), "the job that finds all known")
-    assert not list_jobs(daemon)[-1]["cost"].get("lane_s")
-    assert len(daemon.compile_log.read_text().splitlines()) == compiled
-    assert "fresh; nothing changed since" in daemon.run_ktuned("kernels", "it").stdout

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ktuned_client import Client
 from tests.e2e.harness import Daemon, make_kernel_text
 
 SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
@@ -100,15 +99,6 @@ def test_a_wrong_architecture_leaves_nothing_watched(shared_daemon: Daemon) -> N
     assert f"{path.parent} is watched from now on" in done.stderr
 
 
-def test_only_the_first_tune_says_that_the_directory_is_watched(shared_daemon: Daemon) -> None:
-    path = write_project(shared_daemon, "told", make_kernel_text(SPACE))
-    line = f"{path.parent} is watched from now on"
-    assert line in shared_daemon.run_ktuned("tune", str(path)).stderr
-    second = shared_daemon.run_ktuned("tune", str(path))
-    assert line not in second.stderr
-    assert "2 of 2 configs known" in second.stdout
-
-
 def test_a_misspelt_knob_is_an_error_of_the_declaration(shared_daemon: Daemon) -> None:
     """The error has the line and the right name, and no job is created."""
     text = make_kernel_text(SPACE, body="Build(us=c.us, does=c.dose, tag=c.tag)")
@@ -174,30 +164,3 @@ def test_a_mistaken_problem_can_be_forgotten(shared_daemon: Daemon, tmp_path: Pa
     assert shared_daemon.run_ktuned("tune", "mistaken").returncode == DONE
     jobs = shared_daemon.client.call("jobs", kernel="mistaken")["jobs"]
     assert {job["problem"]["n"] for job in jobs} == {64}
-
-
-def test_a_lookup_says_why_it_is_the_default(shared_daemon: Daemon) -> None:
-    """The line names the job that will tune the problem, or the name that was meant."""
-    write_project(
-        shared_daemon, "plain", make_kernel_text(SPACE, default="dict(us=90.0, does='work', tag='b')", problems="[]")
-    )
-    shared_daemon.run_ktuned("add", str(shared_daemon.directory / "plain"))
-    shared_daemon.run_ktuned("jobs", "--pause")
-    try:
-        result = shared_daemon.run_ktuned("lookup", "plain", "-p", "n=7")
-        assert "not tuned yet for this problem; its tuning is queued" in result.stdout
-    finally:
-        shared_daemon.run_ktuned("jobs", "--resume")
-    answer = shared_daemon.client.call("lookup", kernel="plan", problem=dict(n=7))
-    assert (answer["status"], "did you mean" in answer["message"]) == ("unknown", True)
-
-
-def test_a_lookup_between_tuned_sizes_gets_the_near_winner(shared_daemon: Daemon) -> None:
-    """The constraint was never evaluated for this size; a client that may wait a second gets it evaluated."""
-    space = "space([dict(us=50.0, does='work', tag=tag) for tag in 'ab'], where=lambda p, c: p.n % 2 == 0)"
-    text = make_kernel_text(space, default="dict(us=50.0, does='work', tag='a')", problems="[dict(n=64), dict(n=256)]")
-    assert shared_daemon.run_ktuned("tune", str(write_project(shared_daemon, "between", text))).returncode == DONE
-    with Client(str(shared_daemon.socket), deadline_s=10.0) as client:
-        even, odd = (client.lookup("between", {"n": n}) for n in (128, 129))
-    assert even.status == "near"
-    assert odd.status == "default"

@@ -53,16 +53,3 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
         assert broken.returncode == 1
         assert "tune_it.py:1" in broken.stderr
         assert daemon.run_ktuned("watch", "--once", "--tolerance", "much", str(path)).returncode == 2
-
-
-def test_once_compares_winners_by_other_objectives_in_their_unit(daemon: Daemon) -> None:
-    path = daemon.write_kernel(make_text(300.0, metrics="dict(speed=lambda p, t: p.n / t)"))
-    assert daemon.run_ktuned("tune", str(path)).returncode == 0
-    assert daemon.run_ktuned("tune", "it", "--objective", "max:speed").returncode == 0
-    path.write_text(path.read_text().replace("Build(**c)", "Build(**{**c, 'us': c.us + 1.0})"))
-    result = daemon.run_ktuned("watch", "--once", "--tolerance", "10000%", str(path))
-    assert result.returncode == 0, result.stderr + result.stdout
-    assert re.search(r"project:it +n=64 by max:speed +.* \S+ speed +\S+ speed +[\d.]+× +same", result.stdout), (
-        result.stdout
-    )
-    assert re.search(rf"project:it +n=64  .*{FIGURE} +{FIGURE} ", result.stdout), result.stdout

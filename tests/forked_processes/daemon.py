@@ -12,10 +12,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ktuned.cli import main
 from ktuned.cli.commands.start import skip_unused_imports
+from ktuned.observer import library
 from tests.forked_processes.forker import LENT_PARENTS_VARIABLE, ForkedWorker, Forker, select_import_variables
 
 with skip_unused_imports():
@@ -53,6 +55,10 @@ def _take_connection(number: int) -> socket.socket:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command with forked workers; return its exit status."""
-    forkers = ForkersByRole(json.loads(os.environ.pop(LENT_PARENTS_VARIABLE)))
+    parents = json.loads(os.environ.pop(LENT_PARENTS_VARIABLE))
+    forkers = ForkersByRole(parents)
+    # The parents have loaded this library. With one from its own cache, a daemon would start all workers normally.
+    if preloaded := parents["deciding"].get("LD_PRELOAD"):
+        library.build_library = lambda: Path(preloaded.partition(":")[0])  # type: ignore[assignment]
     daemon.run = functools.partial(run, replacements=Replacements(start_process=forkers.start_worker))
     return main(arguments)

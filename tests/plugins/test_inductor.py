@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from ktuned.adoption import AdoptedDirectory
 from ktuned.backends import cpu
+from ktuned.cli.commands.run import NO_DROP_IN, summarise_account
 from ktuned.declaration.loader import load_file
 from ktuned.dropin import Account, Answer
 from ktuned.dropin import account as process_account
@@ -225,6 +228,17 @@ def test_known_inductor_is_taken_over(tmp_path: Path, account: Account, original
     adopt(tmp_path)
     assert not account.left_alone
     assert {seam.name for seam in list_hooked(originals)} >= {"AsyncCompile.triton", "FxGraphCache._save_graph"}
+
+
+def test_graphs_from_the_cache_are_named(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that finds all its graphs asks for nothing, and its summary says so."""
+    monkeypatch.setitem(counters, "inductor", Counter())
+    hooks._note_cached_graphs()
+    assert summarise_account(account)[-1] == NO_DROP_IN
+    account.record_drop_in("ktuned_inductor")
+    counters["inductor"]["fxgraph_cache_hit"] = 2
+    hooks._note_cached_graphs()
+    assert summarise_account(account) == ["torch.compile loaded 2 graphs from its cache"]
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)

@@ -147,22 +147,6 @@ async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Par
     assert [job["message"] for job in ended] == [NOTHING_MEASURED] * 2
 
 
-async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> None:
-    """While a job steps aside, the same work still joins it, and a cancel is not lost to its coming back."""
-    await parts.inspect_file(make_kernel_text(configs=GATED))
-    background = (await submit_job(parts, priority=Priority.BACKGROUND)).job
-    async with parts.run_jobs():
-        await parts.wait_until_reached("door")
-        await submit_job(parts, OTHER, priority=Priority.WAITED_FOR)
-        await checkpoint()
-        joined = await submit_job(parts, priority=Priority.ASKED)
-        assert (joined.is_new, joined.job.id) == (False, background.id)
-        assert (await parts.jobs.cancel_job(background.id)).state is JobState.CANCELLED
-        parts.open_gate("door")
-        ended = await parts.recorder.wait_for_ended_jobs(2)
-    assert {(job["id"], job["state"]) for job in ended} == {(background.id, "cancelled"), (background.id + 1, "failed")}
-
-
 async def test_waiting_and_running_jobs_are_cancelled_ended_ones_refused(parts: Parts) -> None:
     """A waiting job and a running one end cancelled; one that has ended, or never was, is an error that says so."""
     await parts.inspect_file(make_kernel_text(configs=GATED))

@@ -7,7 +7,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.model.errors import NotFound
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.protocol.jobs import JobState, Priority
@@ -38,48 +37,6 @@ async def submit_job(
     return await parts.jobs.submit_job(
         make_winner_key(problem), problem, priority=priority, reason="test", plan=plan, any_plan=any_plan
     )
-
-
-async def test_larger_budget_extends_what_waits(parts: Parts) -> None:
-    """A waiting job gets the larger of two budgets, in the store too; the smaller one joins it as it is."""
-    first = (await submit_job(parts, plan=Plan(preset="fast", trials=5))).job
-    larger = await submit_job(parts, plan=Plan(preset="fast", trials=50))
-    smaller = await submit_job(parts, plan=Plan(preset="fast", trials=2))
-    assert {first.id, larger.job.id, smaller.job.id} == {first.id}
-    assert (larger.job.plan.trials, smaller.job.plan.trials) == (50, 50)
-    stored = parts.store.get_job(first.id)
-    assert stored is not None
-    assert stored.plan.trials == 50
-
-
-async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
-    """It stops where it is, the next one runs, and resuming lets it run to its end."""
-    await parts.inspect_file(make_kernel_text(configs=GATED))
-    first, second = (await submit_job(parts)).job, (await submit_job(parts, OTHER)).job
-    async with parts.run_jobs():
-        await parts.wait_until_reached("door")
-        assert (await parts.jobs.pause_job(first.id)).state is JobState.PAUSED
-        await parts.recorder.wait_until(lambda: bool(parts.recorder.list_events("job_paused")))
-        parts.open_gate("door")
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
-        assert ended["id"] == second.id
-        (paused,) = parts.jobs.list_live_jobs()
-        assert (paused.id, paused.state) == (first.id, JobState.PAUSED)
-        assert (await parts.jobs.resume_job(first.id)).state is JobState.QUEUED
-        *_, ended = await parts.recorder.wait_for_ended_jobs(2)
-        assert ended["id"] == first.id
-        with pytest.raises(NotFound, match="is failed already"):
-            await parts.jobs.pause_job(first.id)
-
-
-async def test_asking_by_name_resumes_and_lookups_do_not(parts: Parts) -> None:
-    """A paused job stays paused whatever looks it up, and runs again when someone tunes it."""
-    job = (await submit_job(parts, priority=Priority.ASKED)).job
-    await parts.jobs.pause_job(job.id)
-    looked_up = await submit_job(parts, priority=Priority.ASKED, any_plan=True)
-    assert (looked_up.job.id, looked_up.job.state) == (job.id, JobState.PAUSED)
-    asked = await submit_job(parts)
-    assert (asked.job.id, asked.job.state) == (job.id, JobState.QUEUED)
 
 
 async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:

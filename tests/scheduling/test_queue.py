@@ -36,26 +36,6 @@ def outranks_running(queue: JobQueue, running: Job) -> bool:
     return first is not None and queue.find_rank(first.id) > queue.find_rank(running.id)
 
 
-def test_important_first_then_oldest() -> None:
-    """Priority decides, then age, then the id; another device's jobs are not considered."""
-    queue = JobQueue(
-        [
-            make_job(3),
-            make_job(1, priority=100),
-            make_job(4, created=3.0),
-            make_job(2, priority=300),
-            make_job(5, device="y"),
-        ]
-    )
-    assert [job.id for job in queue] == [2, 3, 4, 5, 1]
-    order = []
-    while (first := queue.choose_next_job("x")) is not None:
-        order.append(first.id)
-        queue.remove_job(first.id)
-    assert order == [2, 3, 4, 1]
-    assert queue.devices == {"y"}
-
-
 def test_same_work_is_found_whatever_the_order_of_its_keys() -> None:
     """Kernel, problem and device make the work; a key's place does not."""
     queue = JobQueue([make_job(1, problem={"M": 1, "N": 2})])
@@ -82,15 +62,6 @@ def test_priority_only_rises(asked: int, expected: tuple[int, str]) -> None:
     raised = queue.raise_job_priority(make_job(1), asked, "saved")
     assert (raised.priority, raised.reason) == expected
     assert queue.get_job(1) == raised
-
-
-@pytest.mark.parametrize(("running", "expected"), [(100, True), (200, False), (300, False)])
-def test_only_more_important_work_preempts(running: int, expected: bool) -> None:
-    """Equals wait their turn; so does another device's job."""
-    queue = JobQueue([make_job(1), make_job(3, device="y", priority=400)])
-    assert outranks_running(queue, start_job(queue, make_job(2, priority=running))) is expected
-    queue.remove_job(1)
-    assert not outranks_running(queue, make_job(2))
 
 
 def test_held_job_waits_until_its_kernel_is_released() -> None:
@@ -224,16 +195,6 @@ def test_pauses_keep_from_running_and_make_no_age() -> None:
     queue.pauses = {EVERYTHING}
     assert queue.choose_next_job("y") is None
     assert queue.explain_wait(make_job(3, device="y")) == "all tuning is paused"
-
-
-def test_refused_jobs_wait_and_are_passed() -> None:
-    """What a policy refuses neither runs nor preempts, and says why."""
-    queue = JobQueue([make_job(1), make_job(2, priority=400)], refuse=lambda one, level: "busy" if level < 400 else "")
-    assert queue.choose_next_job("x") == queue.get_job(2)
-    queue.remove_job(2)
-    assert (queue.choose_next_job("x"), queue.explain_wait(make_job(1))) == (None, "busy")
-    queue.add_waiter("me", [1])
-    assert queue.choose_next_job("x") == queue.get_job(1)
 
 
 def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:

@@ -111,20 +111,6 @@ async def test_another_target_has_another_artifact(parts: Parts) -> None:
     assert list_compiled_configs(parts, job)[50.0]["facts"]["target"] == "sm_100a"
 
 
-async def test_another_toolchain_compiles_again(parts: Parts) -> None:
-    """The old compiler's artifact stays for whoever still has that compiler."""
-    await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0)]"))
-    await run_requests(parts, COMPILE)
-    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_VERSION": "2"})
-    parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
-    await run_requests(parts, COMPILE)
-    older, newer = parts.recorder.list_events("config_compiled")
-    assert (older["reused"], newer["reused"]) == (False, False)
-    assert Path(older["artifact"]).is_dir()
-    assert older["artifact"] != newer["artifact"]
-
-
 async def test_a_job_without_a_device_shows_the_first_error(parts: Parts) -> None:
     """A job that was to measure says why nothing compiled for a machine with a device."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
@@ -182,17 +168,6 @@ async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: 
     job_for_target = await run_requests(parts, msgspec.structs.replace(COMPILE, arch="fake"))
     assert (job_for_target["state"], job_for_target["outcomes"]) == ("done", {"compiled": 2})
     parts.kill_workers()
-
-
-async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
-    await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
-    async with parts.run_jobs():
-        job = await request_job(parts, COMPILE)
-        await parts.wait_until_reached("door")
-        assert parts.jobs.describe_channels()
-        await parts.jobs.cancel_job(job.id)
-        (cancelled_job,) = await parts.recorder.wait_for_ended_jobs()
-    assert cancelled_job["state"] == "cancelled"
 
 
 async def test_an_endless_space_takes_bounded_memory(parts: Parts) -> None:

@@ -272,35 +272,12 @@ async def test_a_trial_on_a_failing_device_is_measured_on_another(tmp_path: Path
     assert attempt.story[-3:] == [TrialEvent.DEVICE_SICK, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
 
 
-@pytest.mark.parametrize(
-    ("lanes", "outcome"),
-    [
-        ([FakeLane("cuda:0", [REFUSED], [None, SICK])], Outcome.LAUNCH_ERROR),
-        ([FakeLane("cpu:0", [DIED], [None, SICK]), FakeLane("cpu:1", [MEASURED])], Outcome.CRASHED),
-    ],
-    ids=["there-is-no-other", "a-cpu"],
-)
-async def test_a_config_is_to_blame_where_no_other_device_can_tell(
-    tmp_path: Path, lanes: list[FakeLane], outcome: Outcome
-) -> None:
-    assert (await measure_one(tmp_path, *lanes))[0] is outcome
-    assert sum(lane.requested_units for lane in lanes) == 1
-
-
 async def test_a_problem_that_cannot_be_opened_fails_its_job(tmp_path: Path) -> None:
     """The lane has checked its device, so no other lane is tried."""
     broken_lane, other = FakeLane("cuda:0", [MEASURED], [CANNOT_OPEN]), FakeLane("cuda:1", [MEASURED])
     with pytest.raises(CannotOpen):
         await measure_one(tmp_path, broken_lane, other)
     assert (broken_lane.openings, other.openings) == (1, 0)
-
-
-async def test_a_sick_lane_is_left_out_until_it_may_be_tried_again(tmp_path: Path) -> None:
-    """Its next trials go to a working lane at once."""
-    sick_lane, other = FakeLane("cuda:0", [MEASURED]), FakeLane("cuda:1", [MEASURED])
-    sick_lane.health.record_failure("the canary failed")
-    assert (await measure_one(tmp_path, sick_lane, other))[0] is Outcome.MEASURED
-    assert (sick_lane.openings, other.requested_units) == (0, 1)
 
 
 async def test_an_artifact_that_is_removed_between_two_tries_is_compiled_again(tmp_path: Path) -> None:
@@ -316,22 +293,6 @@ async def test_an_artifact_that_is_removed_between_two_tries_is_compiled_again(t
     attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
     assert await measure_attempts(tmp_path, [attempt], lane, compile_stage=compile_stage) == [Outcome.MEASURED]
     assert compile_stage.compiled == ["ab"]
-
-
-GUILTY = make_measurement(Outcome.MISMATCH, "wrote outside its tensors: 32 bytes after y", is_guilty=True)
-
-
-async def test_a_failure_after_a_config_that_did_damage_is_tried_once_more(tmp_path: Path) -> None:
-    """The second try runs in a new worker, and there a failure counts."""
-    lane = FakeLane("cuda:0", [GUILTY, WRONG, MEASURED])
-    assert (await measure_one(tmp_path / "1", lane))[0] is Outcome.MISMATCH
-    outcome, attempt = await measure_one(tmp_path / "2", lane)
-    assert (outcome, lane.requested_units, lane.drops) == (Outcome.MEASURED, 3, 1)
-    assert attempt.story[-3:] == [TrialEvent.WORKER_DAMAGED, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
-    lane = FakeLane("cuda:0", [GUILTY, WRONG, WRONG, MEASURED])
-    await measure_one(tmp_path / "3", lane)
-    assert (await measure_one(tmp_path / "4", lane))[0] is Outcome.MISMATCH
-    assert lane.requested_units == 3
 
 
 async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:

@@ -11,7 +11,6 @@ from ktuned.model import DeviceModel, KernelName, KeyProblem, canonical
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store import Context, KnownConfig, Winner
-from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.prior_results import MAX_NEAR, PriorResults, choose_near_configs, order_configs, sort_by_similarity
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text, make_winner_key
 from tests.fake_tensors import REFERENCE
@@ -188,10 +187,6 @@ async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
     assert (ended["outcomes"], ended["cost"].get("lane_s", 0.0)) == ({"measured": 1, "mismatch": 1}, 0.0)
 
 
-def test_a_missing_artifact_has_no_manifest(tmp_path: Any) -> None:
-    assert Artifacts(tmp_path, 1).read_manifest("ab12") is None
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     "configs", ["us=[50.0, 90.0]", "us=[10.0, 50.0, 90.0], where=lambda p, c: c.us > 10.0"], ids=["axis", "where"]
@@ -211,20 +206,6 @@ async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, co
     assert winner is not None
     assert winner.config == {"us": 50.0}
     assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
-
-
-@pytest.mark.anyio
-async def test_a_job_elects_a_slower_config_if_the_faster_left_the_space(parts: Parts) -> None:
-    """Without any measured config left, the first measured config wins."""
-    kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0]"))
-    await parts.record_measurements(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
-    kernel = await parts.inspect_file(make_kernel_text(configs="us=[50.0, 90.0]"))
-    async with parts.run_jobs():
-        await parts.requests.request_jobs(kernel, make_tuning_request())
-        await parts.recorder.wait_for_ended_jobs()
-    winner = parts.store.get_winner(make_winner_key({"n": 64}))
-    assert winner is not None
-    assert winner.config in ({"us": 50.0}, {"us": 90.0})
 
 
 @pytest.mark.anyio

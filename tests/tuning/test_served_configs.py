@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,33 +161,6 @@ def test_the_opening_does_not_wait_for_a_known_outcome() -> None:
     """An interrupted job resumes: a served config with an outcome needs no second one."""
     assert ServedConfigs([{"B": 1}], lambda config: Outcome.MEASURED).are_judged
     assert not ServedConfigs([{"B": 1}], lambda config: None).are_judged
-
-
-@pytest.mark.anyio
-async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
-    """The slow default is measured between the near winner and the final one, and never served."""
-    configs = "[dict(us=2000.0), dict(us=300.0), dict(us=50.0)]"
-    text = make_kernel_text(configs=configs, problems="[dict(n=64), dict(n=128)]", default="dict(us=2000.0)")
-    kernel = await parts.inspect_file(text)
-    answers: list[dict[str, Any]] = []
-
-    def look_up() -> bool:
-        answers.append(msgspec.to_builtins(parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer))
-        return len(parts.recorder.list_events("job_done")) == 2
-
-    async with parts.run_jobs():
-        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
-        await parts.recorder.wait_for_ended_jobs(1)
-        near = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
-        assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
-        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}))
-        await parts.recorder.wait_until(look_up)
-        parts.kill_workers()
-    assert {canonical(answer["config"]) for answer in answers} == {canonical({"us": 50.0})}
-    assert [answer["status"] for answer in answers][-1] == "fresh"
-    finals = [answer.get("final", False) for answer in answers]
-    assert finals == sorted(finals)
-    assert (finals[0], finals[-1]) == (False, True)
 
 
 @pytest.mark.anyio

@@ -133,7 +133,7 @@ def _list_functions_and_keys(account: Account, states: str) -> list[str]:
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
     if not account.drop_ins:
         lines.append(NO_DROP_IN)
-    elif not account.adopted and not account.left_alone:
+    elif not account.adopted and not account.left_alone and not account.notes:
         lines.append("no autotuned function was called")
     return lines
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +62,15 @@ def install_hooks() -> None:
     hook_seam(CHOICES, _hook_choices)
     hook_seam(CONVOLUTIONS, _hook_convolutions)
     hook_seam(SELECT, _hook_select)
+    atexit.register(_note_cached_graphs)
+
+
+def _note_cached_graphs() -> None:
+    """Put one line into the summary if graphs were loaded as an earlier start has saved them: they ask for nothing."""
+    from torch._dynamo.utils import counters
+
+    if count := counters["inductor"]["fxgraph_cache_hit"]:
+        account.record_note(f"torch.compile loaded {count} {'graph' if count == 1 else 'graphs'} from its cache")
 
 
 def find_tuner() -> None:
