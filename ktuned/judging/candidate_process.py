@@ -130,7 +130,7 @@ class CandidateProcess:
         scratch: its directory, which is removed when it is killed.
 
     Attributes:
-        not_enforced: what the system does not allow to enforce.
+        not_enforced: what the system does not allow to enforce, in sentences.
     """
 
     def __init__(self, connection: socket.socket, scratch: str) -> None:
@@ -139,6 +139,7 @@ class CandidateProcess:
         self._decoder = frames.Decoder()
         self._answers: list[bytes] = []
         self._born: Born | None = None
+        self.not_enforced: tuple[str, ...] = ()
 
     def await_birth(self) -> None:
         """Wait until the process has confined itself.
@@ -153,11 +154,7 @@ class CandidateProcess:
                 raise RuntimeError("a candidate's process could not be started") from ended
             assert isinstance(born, Born)
             self._born = born
-
-    @property
-    def not_enforced(self) -> tuple[str, ...]:
-        """What the system does not allow to enforce, in sentences."""
-        return () if self._born is None else self._born.not_enforced
+            self.not_enforced = born.not_enforced
 
     def ask(
         self,

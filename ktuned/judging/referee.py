@@ -23,6 +23,9 @@ Why this is hard to deceive:
 - *Nothing can be done before an order or after it*, because the candidate is stopped whenever the clock is. Threads
   and processes are stopped with it, and what it starts during an order is found (:mod:`ktuned.judging.process_watch`).
 
+On a GPU nothing can be stopped, so the referee copies inputs to the candidate, and outputs from it, while its clock
+runs (:mod:`ktuned.judging.gpu_memory`). It also times launches alone: launches that were done together show there.
+
 What is not enforced: a candidate may do all of an order's launches in the first one, and one in Python may skip the
 loop's own work (:mod:`ktuned.judging.candidate`). It gains what the calls or the loop cost, a µs or two a launch.
 """
@@ -313,6 +316,9 @@ class _Judging:
         self._enter_phase(Phase.CHECK)
         self.is_gpu_busy = self._referee.gpu is not None and self._referee.gpu.is_busy()
         gpu = self._referee.gpu
+        if gpu is not None:
+            orders = self._time_overheads(orders, count)
+            alone = self._time_overheads(alone, 1)
         samples = make_samples(orders, count, gpu)
         if alone and (samples_alone := make_samples(alone, 1, gpu)).interval_us[0] > count_alone_us(samples.median_us):
             # Several launches were done together, which a caller with one launch has nothing of.
@@ -368,9 +374,18 @@ class _Judging:
         self._compare_launches(list(order.list_places()), inputs, fewest=int(must_compare))
         if self._referee.arena.layout.is_touched:
             self._write_again(count, inputs)
+        if self._referee.gpu is not None and self.phase is Phase.TIMING:
+            # The overhead is timed later (:meth:`_time_overheads`).
+            return OrderTime(run, run)
         calibrating = replace(order, gate=self._draw_gate(), queued=order.queued and self._is_gated)
-        _, overhead = self._run_order(calibrating, self._referee.calibrator.ask)
-        return OrderTime(run, overhead)
+        return OrderTime(run, self._run_order(calibrating, self._referee.calibrator.ask)[1])
+
+    def _time_overheads(self, orders: list[OrderTime], count: int) -> list[OrderTime]:
+        """Return the orders with overheads that no work of the candidate's on the GPU can have made longer."""
+        self._process.kill()
+        self._count = count
+        ask = self._referee.calibrator.ask
+        return [order._replace(overhead=self._run_order(self._draw_order(count), ask)[1]) for order in orders]
 
     def _probe_order(self, count: int, order_us: float) -> None:
         """Carry out an order that is not timed, and that the candidate cannot tell from those that are.

@@ -14,7 +14,7 @@ import pytest
 
 from ktuned.backends import Registry
 from ktuned.ipc import Places
-from ktuned.ipc.requests import Trial
+from ktuned.ipc.requests import Close, Trial
 from ktuned.judging import Referee
 from ktuned.model import (
     PRESETS,
@@ -280,6 +280,8 @@ def test_nothing_is_left(court: Court) -> None:
     worker = psutil.Process(court.pid)
 
     def look() -> tuple[int, int, int]:
+        # The process of the next candidate may be about to be started.
+        court.send_request(Close())
         return len(worker.children(recursive=True)), worker.num_fds(), len(os.listdir(court.scratch))
 
     def judge(number: int) -> None:
