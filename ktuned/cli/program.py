@@ -56,7 +56,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Daemon": {
         "status": Entry("status", "Show the daemon's state."),
         "doctor": Entry("doctor", "Check this installation."),
-        "config": Entry("settings", "Show or reload the settings."),
+        "config": Entry("settings", "Show the settings."),
         "logs": Entry("logs", "Show the daemon's log."),
         "start": Entry("start", "Start the daemon."),
         "stop": Entry("start", "Stop the daemon."),
