@@ -89,7 +89,6 @@ def survey_store(
     kernels: Collection[str] | None = None,
     standings: Mapping[WinnerKey, Standing] | None = None,
     max_trials: int = MAX_TRIALS,
-    is_live: bool = False,
     artifacts: Path | None = None,
 ) -> Document:
     """Return the document of a store, or of some of its kernels.
@@ -140,7 +139,7 @@ def survey_store(
                 artifacts,
             )
         )
-    return Document(time(), version, sections, is_live)
+    return Document(time(), version, sections)
 
 
 def _describe_untuned(jobs: Sequence[Job]) -> Standing:
