@@ -299,7 +299,8 @@ def read_options(cell: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list_commands())
-def test_the_reference_has_the_options_of_each_command(name: str) -> None:
+def test_the_reference_explains_options_that_exist(name: str) -> None:
+    """``--help`` lists all; the reference has those that need more words."""
     reference = (ROOT / REFERENCE).read_text()
     heading = re.search(rf"^### `ktuned {name}(?: [^a-z`][^`]*)?`$", reference, re.MULTILINE)
     assert heading
@@ -308,7 +309,7 @@ def test_the_reference_has_the_options_of_each_command(name: str) -> None:
     documented = {option for row in rows for option in read_options(row)}
     common = {option for row in read_table(REFERENCE, "## Common options") for option in read_options(row[0])}
     params = [param for param in list_commands()[name].params if isinstance(param, click.Option) and not param.hidden]
-    assert documented == {option for param in params for option in param.opts} - common
+    assert documented <= {option for param in params for option in param.opts} - common
 
 
 @pytest.mark.parametrize("name", list_commands())
