@@ -22,6 +22,7 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from ktuned.checking import GpuBytes
 from ktuned.judging.arena import Arena, Layout
 from ktuned.model import Device, KtunedError
 
@@ -170,8 +171,6 @@ class GpuArena(Arena):
         stays_cached: bool = False,
     ) -> None:
         import torch
-
-        from ktuned.checking.torch_tensors import GpuBytes
 
         self.layout = layout
         self._library = library
