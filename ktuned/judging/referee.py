@@ -355,8 +355,8 @@ class _Judging:
         assert isinstance(answer, Raised)
         if answer.is_unsupported:
             raise make_refusal(answer.message)
-        if self.phase is Phase.LOAD and _NOT_PERMITTED in answer.message:
-            raise make_refusal(f"the sandbox does not permit what loading it does: {answer.message}")
+        if self.phase in (Phase.LOAD, Phase.FIRST_LAUNCH) and _NOT_PERMITTED in answer.message:
+            raise make_refusal(f"the sandbox does not permit what it does at first: {answer.message}")
         raise Ended(JudgeVerdict.CRASHED, Outcome.LAUNCH_ERROR, answer.message)
 
     def _carry_out_order(self, count: int, *, must_compare: bool = False) -> OrderTime:
