@@ -271,7 +271,7 @@ class Parts:
             list_configured=lambda: {root.path for root in self.settings.roots},
         )
 
-        judge = self.judge = JudgeMethods(known, intake=intake)
+        judge = self.judge = JudgeMethods(known, intake=intake, jobs=jobs)
 
         # Parts that answer lookups and watch files.
         follow_ups = self.follow_ups = FollowUps(admission, jobs, fleet.gate, publish_event)
