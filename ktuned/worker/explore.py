@@ -40,7 +40,9 @@ from ktuned.model import (
 )
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
+from ktuned.worker.mapped_files import MappedFiles
 from ktuned.worker.prior import ask_prior, describe_stray_prior
+from ktuned.worker.threading_libraries import ThreadingLibraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -195,6 +197,10 @@ class Exploration:
         self._last_places = {canonical(config): place for place, config in enumerate(last)}
         self._waiting: list[dict[str, Any]] = []
         self._strategy = search.choose_strategy(space, plan)
+        # A model's matrices are small, and the other cores compile: more threads would only wait for each other.
+        libraries = ThreadingLibraries()
+        libraries.add_mapped_libraries(MappedFiles().list_mapped_files())
+        libraries.use_one_thread()
         self._ends_converged = plan.until == "converged"
         valid = self._strategy.valid
         self.size_is_estimate = valid is not None and not valid.is_exact

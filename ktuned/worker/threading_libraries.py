@@ -63,6 +63,12 @@ class ThreadingLibraries:
                 if hasattr(library, reader) and hasattr(library, writer)
             ]
 
+    def use_one_thread(self) -> None:
+        """Let all libraries compute with one thread from now on."""
+        for setting in self.settings:
+            if "threads" in setting.name.partition(" ")[0].casefold():
+                setting.write(1)
+
     def end_thread_pools(self) -> None:
         """End the pools of OpenMP's threads; each starts anew when it is needed."""
         for library in self._libraries.values():
