@@ -64,6 +64,7 @@ class Explorer:
         self._places = places
         self._exploration: Exploration | None = None
         self._trace: CodeTrace | None = None
+        self._libraries = ThreadingLibraries()
 
     def open_space(self, request: requests.Explore, reply: Reply) -> replies.Explored:
         """Open the space of one kernel and problem for a job, in place of an earlier one."""
@@ -78,6 +79,7 @@ class Explorer:
             on_phase=reply.begin_phase,
         )
         self._exploration = opened
+        self._libraries.add_mapped_libraries(MappedFiles().list_mapped_files())
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Explored(
             make_plain_size(opened.size),
@@ -99,7 +101,9 @@ class Explorer:
         if self._exploration is None:
             raise UsageError("ask comes after explore")
         self._exploration.tell_outcomes(request.tried)
-        proposals = self._exploration.propose_configs(request.n, anywhere=request.anywhere)
+        # A model's matrices are small, and the other cores compile: more threads would only wait for each other.
+        with self._libraries.use_one_thread():
+            proposals = self._exploration.propose_configs(request.n, anywhere=request.anywhere)
         observed = () if self._trace is None else self._trace.take_new_observations()
         return replace(proposals, observed=observed) if observed else proposals
 
@@ -197,10 +201,6 @@ class Exploration:
         self._last_places = {canonical(config): place for place, config in enumerate(last)}
         self._waiting: list[dict[str, Any]] = []
         self._strategy = search.choose_strategy(space, plan)
-        # A model's matrices are small, and the other cores compile: more threads would only wait for each other.
-        libraries = ThreadingLibraries()
-        libraries.add_mapped_libraries(MappedFiles().list_mapped_files())
-        libraries.use_one_thread()
         self._ends_converged = plan.until == "converged"
         valid = self._strategy.valid
         self.size_is_estimate = valid is not None and not valid.is_exact

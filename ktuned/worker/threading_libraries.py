@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ktuned.worker.process_settings import Setting
@@ -63,11 +64,18 @@ class ThreadingLibraries:
                 if hasattr(library, reader) and hasattr(library, writer)
             ]
 
-    def use_one_thread(self) -> None:
-        """Let all libraries compute with one thread from now on."""
-        for setting in self.settings:
-            if "threads" in setting.name.partition(" ")[0].casefold():
-                setting.write(1)
+    @contextmanager
+    def use_one_thread(self) -> Iterator[None]:
+        """Let all libraries compute with one thread for a while."""
+        counts = [one for one in self.settings if "threads" in one.name.partition(" ")[0].casefold()]
+        before = [count.read() for count in counts]
+        for count in counts:
+            count.write(1)
+        try:
+            yield
+        finally:
+            for count, number in zip(counts, before, strict=True):
+                count.write(number)
 
     def end_thread_pools(self) -> None:
         """End the pools of OpenMP's threads; each starts anew when it is needed."""
