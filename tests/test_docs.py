@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import fields
 
-from ktuned import kernel, model, protocol, store
+from ktuned import kernel
 from ktuned.backends.cuda import DEFAULT_TARGET
 from ktuned.catalog import project_file
 from ktuned.cli.commands import jobs, results, watch
@@ -406,16 +406,6 @@ def list_anchors(text: str) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_the_glossary_names_exported_types() -> None:
-    """Of the model, the protocol or the store."""
-    types = [
-        name
-        for row in read_table("docs/internals/architecture.md", "## Glossary")
-        for name in re.findall(r"`(\w+)`", row[1])
-    ]
-    assert [name for name in types if not any(hasattr(face, name) for face in (model, protocol, store))] == []
 
 
 PLACES = sorted(set(re.findall(r"`((?:\w+/)*\w+(?:/|\.py))`", (ROOT / "docs/internals/architecture.md").read_text())))
