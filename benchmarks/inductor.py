@@ -121,10 +121,11 @@ def compare(model: str, layers: int, out: Path | None, sides: set[str]) -> Compa
             with serving(home) as daemon:
                 comparison.add_row("ktuned, self-test", run_self_test(daemon))
                 run = sys.executable, "-m", "ktuned", "run"
-                comparison.run_side("ktuned, first start", TUNED, "ktuned", run, **daemon.environment)
-                comparison.add_row("ktuned, in the background", wait_until_tuned(daemon))
-                comparison.run_side("ktuned, second start", TUNED, "ktuned", run, **daemon.environment)
-                comparison.run_side("ktuned, third start", TUNED, "ktuned", run, **daemon.environment)
+                first = comparison.run_side("ktuned, first start", TUNED, "ktuned", run, **daemon.environment)
+                if "error" not in first:
+                    comparison.add_row("ktuned, in the background", wait_until_tuned(daemon))
+                    comparison.run_side("ktuned, second start", TUNED, "ktuned", run, **daemon.environment)
+                    comparison.run_side("ktuned, third start", TUNED, "ktuned", run, **daemon.environment)
         if "max" in sides:
             comparison.run_side("max-autotune, empty caches", TUNED, "max")
             comparison.run_side("max-autotune, warm caches", TUNED, "max")

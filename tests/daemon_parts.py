@@ -25,7 +25,7 @@ from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.settings import ConfigFile, Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
-from ktuned.fleet import StartProcess
+from ktuned.fleet import ClusterSettings, StartProcess
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialResult
@@ -261,6 +261,7 @@ async def assemble_daemon(
     env: Mapping[str, str] | None = None,
     cores: int | None = None,
     start_process: StartProcess = start_forked,
+    cluster: ClusterSettings | None = None,
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon whose files are below ``directory``, and run the work that lookups start.
 
@@ -274,11 +275,12 @@ async def assemble_daemon(
         env: further environment variables; a daemon that has some probes the backends itself.
         cores: how many cores the daemon is to find.
         start_process: starts workers.
+        cluster: the cluster to join.
     """
     directory = directory.resolve()
     for name in ("gates", "project"):
         (directory / name).mkdir(exist_ok=True)
-    settings = _make_settings(directory, policy)
+    settings = _make_settings(directory, policy, cluster or ClusterSettings())
     variables = {"PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates"), "FAKE_TENSORS": "numpy"}
     recorder = EventRecorder()
     replacements = Replacements(
@@ -313,7 +315,7 @@ async def assemble_daemon(
         parts.lookups.table.close()
 
 
-def _make_settings(directory: Path, policy: str) -> Settings:
+def _make_settings(directory: Path, policy: str, cluster: ClusterSettings) -> Settings:
     found = load_settings({"KTUNED_HOME": str(directory), "KTUNED_SOCKET": str(directory / "k.sock")})
     return msgspec.structs.replace(
         found,
@@ -324,5 +326,5 @@ def _make_settings(directory: Path, policy: str) -> Settings:
         ),
         compile_slots=2,
         compile_cores=frozenset(),
-        file=ConfigFile(policy=policy, contention=False, spares=False, compile_slots=2),
+        file=ConfigFile(policy=policy, contention=False, spares=False, compile_slots=2, cluster=cluster),
     )

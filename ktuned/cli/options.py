@@ -190,7 +190,7 @@ objective_option = click.option(
     "--objective",
     cls=AdvancedOption,
     metavar="OBJECTIVE",
-    help="Find the best by latency, max:METRIC or min:METRIC (such as min:energy), not by the kernel's own objective.",
+    help="latency, max:METRIC or min:METRIC; exact:latency needs the anchor's output bits. Default: the kernel's.",
 )
 
 

@@ -33,7 +33,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Tune": {
         "tune": Entry("tune", "Tune a kernel file, a directory, or a kernel."),
         "watch": Entry("watch", "Tune the kernels that each save changes, and show them."),
-        "judge": Entry("judge", "Judge candidates that are not trusted, such as a program's."),
+        "judge": Entry("judge", "Judge candidates that you do not trust, such as an agent's."),
         "run": Entry("run", "Run a program; the daemon tunes its autotuned kernels."),
         "mcp": Entry("mcp", "Serve tools for agents over the Model Context Protocol."),
         "jobs": Entry("jobs", "List, cancel, pause or resume jobs."),
@@ -56,7 +56,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Daemon": {
         "status": Entry("status", "Show the daemon's state."),
         "doctor": Entry("doctor", "Check this installation."),
-        "config": Entry("settings", "Show or reload the settings."),
+        "config": Entry("settings", "Show the settings."),
         "logs": Entry("logs", "Show the daemon's log."),
         "start": Entry("start", "Start the daemon."),
         "stop": Entry("start", "Stop the daemon."),

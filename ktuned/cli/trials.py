@@ -12,11 +12,9 @@ from ktuned.model import Outcome, canonical
 from ktuned.protocol import RESULTS, ListedTrial, ResultsParams, Trial, call_method, is_reference_noisy
 from ktuned_client import Client
 
-_RESULT_CHANGES = "when its digest, its toolchain or its driver changes"
-_BUILD_CHANGES = "when its digest or its toolchain changes"
-_QUARANTINED = (
-    "not before its digest, its toolchain or its driver changes: it is quarantined (`ktuned forget` lifts that)"
-)
+_RESULT_CHANGES = "when its sources, its toolchain or its driver changes"
+_BUILD_CHANGES = "when its sources or its toolchain changes"
+_DEADLY = f"{_RESULT_CHANGES}, or after `ktuned forget KERNEL --outcome {{outcome}}`"
 _NEXT_JOB = "by the next job: this says nothing about the config"
 
 TRIED_AGAIN: dict[Outcome, str] = {
@@ -27,8 +25,8 @@ TRIED_AGAIN: dict[Outcome, str] = {
     Outcome.UNSUPPORTED: "on another device",
     Outcome.MISMATCH: _BUILD_CHANGES,
     Outcome.LAUNCH_ERROR: _RESULT_CHANGES,
-    Outcome.CRASHED: _QUARANTINED,
-    Outcome.HUNG: _QUARANTINED,
+    Outcome.CRASHED: _DEADLY.format(outcome=Outcome.CRASHED),
+    Outcome.HUNG: _DEADLY.format(outcome=Outcome.HUNG),
     Outcome.CONTENDED: _NEXT_JOB,
     Outcome.CANCELLED: _NEXT_JOB,
     Outcome.INTERRUPTED: _NEXT_JOB,

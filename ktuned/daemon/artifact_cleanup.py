@@ -43,11 +43,7 @@ class ArtifactCleanup:
     def handle_event(self, event: Event) -> None:
         """Have the cap checked after each job."""
         if isinstance(event, JobDone):
-            self.request_collection()
-
-    def request_collection(self) -> None:
-        """Have the cap checked soon, because there are new artifacts, or the cap has changed."""
-        self._due.set()
+            self._due.set()
 
     async def run_until_cancelled(self) -> None:
         """Keep the artifacts within their cap until cancelled."""

@@ -97,8 +97,7 @@ class Parts:
     """All parts of a daemon that do its work; :class:`~ktuned.daemon.daemon.Daemon` adds those that answer clients.
 
     Args:
-        settings: The settings from ``config.toml``, the environment and the arguments. A reload replaces the attribute
-            ``settings``, but the socket and the directories stay the same.
+        settings: The settings from ``config.toml``, the environment and the arguments.
         store: The open store.
         replacements: Parts and values that a test or a benchmark replaces.
     """
@@ -141,6 +140,8 @@ class Parts:
             environments.doubt_host(host, reason)
 
         cluster = self.cluster = ClusterExecutor(
+            settings.file.cluster,
+            has_memory_limits=settings.has_memory_limits,
             artifacts=settings.artifacts,
             state=settings.state,
             programs=executor.programs,
@@ -148,7 +149,6 @@ class Parts:
             on_lost=on_host_lost,
             on_changed=on_host_changed,
         )
-        cluster.apply_settings(settings.file.cluster, has_memory_limits=settings.has_memory_limits)
         fleet = self.fleet = Fleet(
             Executors(executor if replaced.executor is None else replaced.executor(executor), cluster),
             compile_slots=settings.file.compile_slots,

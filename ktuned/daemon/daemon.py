@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -24,10 +23,8 @@ import structlog
 
 from ktuned.daemon.assembly import Parts
 from ktuned.daemon.lifetime import Lifetime
-from ktuned.daemon.reload import Reload
 from ktuned.daemon.status import collect_status
 from ktuned.daemon.systemd import Notifier
-from ktuned.model import KtunedError
 from ktuned.protocol import AnswersChanged, StatusAnswer, WorkFigures
 from ktuned.scheduling import work_in_quiet
 from ktuned.serve import (
@@ -64,7 +61,6 @@ class Daemon:
         parts: The parts that do the work.
         stopping: Set when the daemon is to stop.
         lifetime: Feeds the watchdog, and ends an idle daemon.
-        reload: Applies changes of ``config.toml``.
         peaks: Measures the limits of devices.
         handlers: The handlers of the protocol's methods, by name.
         server: Answers clients.
@@ -88,8 +84,6 @@ class Daemon:
             describe=self._describe_activity,
             stop=self.stopping.set,
         )
-        self.lifetime.apply_limit(parts.settings.idle_exit_s)
-        self.reload = Reload(parts, self.lifetime, notifier, self._describe_activity)
         self.peaks = DevicePeaks(
             machine=parts.machine,
             store=parts.store,
@@ -150,11 +144,10 @@ class Daemon:
                 intake=parts.intake,
                 repetition=parts.repetition,
             ).list_handlers(),
-            *self.reload.list_handlers(),
         ]
 
     def _collect_status(self) -> StatusAnswer:
-        return collect_status(self.parts, self.server, self.lifetime, (self._last_end, self.reload.notice))
+        return collect_status(self.parts, self.server, self.lifetime, self._last_end)
 
     def _read_totals(self) -> WorkFigures:
         """Return totals since the start; they never decrease."""
@@ -223,12 +216,8 @@ class Daemon:
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    with suppress(KtunedError):
-                        await self.reload.reload_settings()
-                else:
-                    self.stopping.set()
+            async for _ in signals:
+                self.stopping.set()
 
     async def _resume_work(self) -> None:
         """Continue the last daemon's work, after probing the machine's devices."""

@@ -75,7 +75,6 @@ class Lifetime:
         stop: Callable[[], None],
     ) -> None:
         self.started = monotonic()
-        self._default_idle_exit_s = idle_exit_s
         self._notifier = notifier
         self._idleness = Idleness(idle_exit_s, monotonic())
         self._looks: deque[tuple[float, WorkFigures]] = deque(maxlen=LOOKS_KEPT)
@@ -84,17 +83,11 @@ class Lifetime:
         self._totals = totals
         self._describe = describe
         self._stop = stop
-        self._changed = anyio.Event()
 
     @property
     def idle_exit_s(self) -> float:
         """Idle time after which the daemon ends; 0 is never."""
         return self._idleness.limit_s
-
-    def apply_limit(self, idle_exit_s: float | None) -> None:
-        """Apply the settings' idle time, in seconds, after which the daemon ends; ``None`` means the default."""
-        self._idleness.limit_s = self._default_idle_exit_s if idle_exit_s is None else idle_exit_s
-        self._changed.set()
 
     def describe_idleness(self) -> IdleInfo:
         """Return the idle time after which the daemon ends, and the reasons why it must not end now."""
@@ -132,14 +125,9 @@ class Lifetime:
             await anyio.sleep(self._notifier.watchdog_s / FEEDS_PER_PERIOD)
 
     async def _check_end_periodically(self) -> None:
+        limit_s = self._idleness.limit_s
         while True:
-            self._changed = anyio.Event()
             if self.check_end(monotonic()):
                 self._stop()
                 return
-            with anyio.move_on_after(self._choose_tick_s()):
-                await self._changed.wait()
-
-    def _choose_tick_s(self) -> float:
-        limit_s = self._idleness.limit_s
-        return min(TICK_S, limit_s / 4) if limit_s else TICK_S
+            await anyio.sleep(min(TICK_S, limit_s / 4) if limit_s else TICK_S)

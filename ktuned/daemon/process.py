@@ -74,7 +74,9 @@ async def serve_until_stopped(
     """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
     descriptor = handover.descriptor
     socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
-    idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
+    idle_exit_s = settings.idle_exit_s
+    if idle_exit_s is None:
+        idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
     with (
         Notifier(handover.notify_path, handover.watchdog_s) as notifier,
         state_directory.hold_directories(settings.state, settings.cache, settings.socket),

@@ -1,7 +1,6 @@
 """Settings: paths, and the content of ``config.toml``. They are read once, checked as a whole, and then frozen.
 
-An invalid file has no effect: a start fails, and a reload keeps the settings before. The error names the file, the
-field, and the values that it accepts.
+With an invalid file a start fails. The error names the file, the field, and the values that it accepts.
 """
 
 from __future__ import annotations
@@ -95,7 +94,6 @@ class Settings(msgspec.Struct, frozen=True):
         idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never, None is the default.
         trusted_directories: Directories that workers may read although others may write to them.
         file: The content of ``config.toml``.
-        environment: The variables that the settings were made of; None for the process's own.
     """
 
     socket: str
@@ -112,7 +110,6 @@ class Settings(msgspec.Struct, frozen=True):
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
     file: ConfigFile = ConfigFile()
-    environment: Mapping[str, str] | None = None
 
     @property
     def artifacts(self) -> Path:
@@ -128,18 +125,6 @@ class Settings(msgspec.Struct, frozen=True):
     def scratch(self) -> Path:
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"
-
-    def reload_settings_file(self) -> Settings:
-        """Return the settings with the present content of ``config.toml``.
-
-        Raises:
-            SettingsError: the file is invalid.
-        """
-        return load_settings(self.environment)
-
-    def list_changes_since(self, before: Settings) -> list[str]:
-        """Return the names of the settings in ``config.toml`` that differ from ``before``."""
-        return [name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
 
 
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -178,7 +163,6 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
         idle_exit_s=file.idle_exit_s,
         trusted_directories=_expand_directories(file.trusted_directories, config_path),
         file=file,
-        environment=environment,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import MutableMapping
-from time import CLOCK_MONOTONIC, clock_gettime_ns
 from types import TracebackType
 from typing import Final, Self
 
@@ -89,13 +88,8 @@ class Notifier:
         return self._socket is not None
 
     def report_ready(self, status: str) -> None:
-        """Report that the daemon is ready, at its start or again after a reload."""
+        """Report that the daemon is ready."""
         self._send_lines("READY=1", f"STATUS={_join_lines(status)}")
-
-    def report_reloading(self) -> None:
-        """Report that the settings are being read again, until :meth:`report_ready`."""
-        # sd_notify(3) requires CLOCK_MONOTONIC, by which the manager tells reloads apart.
-        self._send_lines("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
 
     def report_stopping(self) -> None:
         """Report that the daemon is ending."""

@@ -180,7 +180,7 @@ def _find_outside_fault(default: Mapping[str, Any], space: Space) -> str:
     if isinstance(space, CartesianSpace):
         for knob, values in space.axes.items():
             if not is_among(default[knob], values):
-                return f"default is outside the space: {knob}={default[knob]!r} is not on the axis {knob}"
+                return f"default is outside the space: {knob}={default[knob]!r} is not a value of the knob {knob}"
     if isinstance(space, ListSpace):
         wanted = canonical(default)
         if all(canonical(config) != wanted for config in space.configs):

@@ -226,7 +226,7 @@ def _find_when_fault(conditions: Mapping[str, Any], axes: Mapping[str, Sequence[
         if not callable(holds):
             return f"when: the condition of {knob} is of type {type(holds).__name__}, not a callable (p, c)"
         if fault := _find_axis_fault(axes[knob]):
-            return f"the axis {knob}: {fault}"
+            return f"the knob {knob}: {fault}"
     return ""
 
 
@@ -235,7 +235,7 @@ def _find_axes_fault(axes: Mapping[str, Sequence[Scalar]]) -> str:
         return "the space is empty: space() needs axes, a list of configs or a callable"
     for knob, values in axes.items():
         if fault := find_key_fault(knob) or _find_axis_fault(values):
-            return f"the axis {knob}: {fault}"
+            return f"the knob {knob}: {fault}"
     return ""
 
 

@@ -271,6 +271,8 @@ class ClusterExecutor(Executor):
     """Runs workers on the nodes of the cluster that its settings name.
 
     Args:
+        settings: Name the cluster; without an address there is none.
+        has_memory_limits: Whether the settings limit the workers' memory; otherwise each node chooses its own limits.
         artifacts: The directory of sealed artifacts.
         state: The working directory of the plugin's process.
         programs: Has the environment of the plugin's process, and gets the process's id.
@@ -281,7 +283,9 @@ class ClusterExecutor(Executor):
 
     def __init__(
         self,
+        settings: ClusterSettings,
         *,
+        has_memory_limits: bool,
         artifacts: Path,
         state: Path,
         programs: Programs,
@@ -295,10 +299,8 @@ class ClusterExecutor(Executor):
         self._programs = programs
         self._on_up, self._on_lost, self._on_changed = on_up, on_lost, on_changed
         self._module = module
-        self._settings = ClusterSettings()
-        self._has_memory_limits = False
-        self._settings_changed = anyio.Event()
-        self._joining = anyio.CancelScope()
+        self._settings = settings
+        self._has_memory_limits = has_memory_limits
         self._health = Health()
         self._settled = anyio.Event()
         """Set when the nodes are known, or joining has failed."""
@@ -315,16 +317,6 @@ class ClusterExecutor(Executor):
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._writer: asyncio.StreamWriter | None = None
 
-    def apply_settings(self, settings: ClusterSettings, *, has_memory_limits: bool) -> None:
-        """Leave the cluster and join that of new settings. Without memory limits, each node chooses its own."""
-        self._has_memory_limits = has_memory_limits
-        if settings != self._settings:
-            self._settings = settings
-            self._health.record_success()
-            self._settled = anyio.Event()
-            self._settings_changed.set()
-            self._joining.cancel()
-
     @asynccontextmanager
     async def run_workers(self) -> AsyncIterator[Self]:
         """Stay in the cluster for the length of the block; on leaving, every worker is killed."""
@@ -336,17 +328,12 @@ class ClusterExecutor(Executor):
                 tasks.cancel_scope.cancel()
 
     async def _stay_joined(self) -> None:
-        while True:
-            self._settings_changed = anyio.Event()
-            if not self._settings.ray:
-                await self._settings_changed.wait()
-                continue
-            with anyio.CancelScope() as self._joining:
-                reason = await self._run_process()
-                self._health.record_failure(reason)
-                self._settled.set()
-                _log.warning("cluster_lost", address=self._settings.ray, reason=reason)
-                await anyio.sleep(self._health.pause_s)
+        while self._settings.ray:
+            reason = await self._run_process()
+            self._health.record_failure(reason)
+            self._settled.set()
+            _log.warning("cluster_lost", address=self._settings.ray, reason=reason)
+            await anyio.sleep(self._health.pause_s)
 
     async def _run_process(self) -> str:
         """Run the process that joins the cluster until it ends; return why it did."""

@@ -165,7 +165,8 @@ class Fleet:
             compilers_of=lambda host: self._get_host(host).slots.most_inside,
             keeps_spares=keeps_spares,
         )
-        self._limit_memory(*(memory_limits or memory.choose_default_limits(self.compile_slots.most_inside)))
+        bench_bytes, compile_bytes = memory_limits or memory.choose_default_limits(self.compile_slots.most_inside)
+        self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
         self.front_ends = FrontEnds(self.machine, self.acquire_worker, self.get_gate, rank_of)
         self._spare_finished: dict[WorkerKind, anyio.Event] = {}
         """For each kind of spare that callers wait for, an event that is set when a spare is ready or has failed."""
@@ -233,15 +234,6 @@ class Fleet:
             # A host known from an earlier daemon run that has not connected yet: assume one core until it does.
             self.add_host(host, 1)
         return self._hosts[host]
-
-    def apply_limits(self, compile_slots: int | None, memory_limits: tuple[int, int]) -> None:
-        """Apply new settings. Running work continues, and counts towards the new limits."""
-        self._chosen_slots = compile_slots
-        self.compile_slots.total_tokens = self._count_slots()
-        self._limit_memory(*memory_limits)
-
-    def _limit_memory(self, bench_bytes: int, compile_bytes: int) -> None:
-        self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def _count_slots(self) -> int:
         return self._chosen_slots or choose_compile_slots(cpu.cores(), self._lane_count)
@@ -420,12 +412,8 @@ class Fleet:
                 error = await self._ask_worker(step.worker, request, min(WARM_S, self.deadlines["spawn"]))
                 self.handle(SpareWarmed(step.worker, device, error))
 
-    def outdate_workers(self, environment: Environment | None = None) -> None:
-        """Never again lend a worker started before now: its installed packages or settings have changed.
-
-        Args:
-            environment: The environment that has changed; None for all.
-        """
+    def outdate_workers(self, environment: Environment) -> None:
+        """Never again lend a worker of an environment started before now: its installed packages have changed."""
         self.handle(WorkersOutdated(environment))
 
     @property

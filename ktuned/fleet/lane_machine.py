@@ -347,9 +347,9 @@ class DataClosed(msgspec.Struct, frozen=True):
 
 
 class WorkersOutdated(msgspec.Struct, frozen=True):
-    """Something that an environment's workers were started with, or have imported, has changed; ``None`` is all."""
+    """Something that an environment's workers were started with, or have imported, has changed."""
 
-    environment: Environment | None = None
+    environment: Environment
 
 
 class TimePassed(msgspec.Struct, frozen=True):
@@ -567,7 +567,7 @@ class LaneMachine:
         """Why a device's spares are not warm, by the device's name."""
         self._starts: dict[WorkerKind, Health] = {}
         """The starts of workers that failed in a row, and the pause after them."""
-        self._outdated_at: dict[Environment | None, float] = {}
+        self._outdated_at: dict[Environment, float] = {}
         """When something changed that an environment's workers had imported; None stands for all environments."""
         self._shares: dict[str, DeviceShare] = {}
         """Of the devices that applications use, by name."""
@@ -617,7 +617,7 @@ class LaneMachine:
                     self._add(EndWorker(worker))
             case WorkersOutdated(environment):
                 self._outdated_at[environment] = self._clock()
-                self._end_idle(lambda worker: environment in (None, worker.environment))
+                self._end_idle(lambda worker: environment == worker.environment)
             case TimePassed():
                 now = self._clock()
                 self._end_idle(lambda worker: now >= worker.idle_until)
@@ -879,7 +879,7 @@ class LaneMachine:
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
         """Return whether a worker must be replaced before its next request: it is outdated, old, or has grown."""
-        outdated_at = max(self._outdated_at.get(key, -math.inf) for key in (None, worker.environment))
+        outdated_at = self._outdated_at.get(worker.environment, -math.inf)
         is_old = worker.requests >= (most_requests or self.limits.max_requests)
         grown = worker.memory_bytes - worker.settled_bytes
         is_large = grown > WORN_SHARE * self.memory_limits.get(worker.role, math.inf)

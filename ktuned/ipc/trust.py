@@ -30,13 +30,7 @@ class Trust:
     """Judges paths; ``exceptions`` are directories that are trusted without a check, with everything below them."""
 
     def __init__(self, exceptions: Iterable[str] = ()) -> None:
-        self.exceptions: frozenset[str] = frozenset()
-        self.set_exceptions(exceptions)
-
-    def set_exceptions(self, exceptions: Iterable[str]) -> bool:
-        """Replace the directories that are trusted without a check; return whether that changes them."""
-        before, self.exceptions = self.exceptions, frozenset(map(os.path.realpath, exceptions))
-        return before != self.exceptions
+        self.exceptions = frozenset(map(os.path.realpath, exceptions))
 
     def check_directory(self, path: str) -> None:
         """Check a directory whose kernel files are to be run.

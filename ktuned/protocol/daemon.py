@@ -279,16 +279,8 @@ class PeaksAnswer(msgspec.Struct, frozen=True):
         return {peaks.device: peaks for peaks in self.peaks}
 
 
-class ReloadAnswer(msgspec.Struct, frozen=True):
-    """The path of ``config.toml``, and the names of the settings that changed."""
-
-    path: str
-    changed: tuple[str, ...]
-
-
 HELLO: Final = Method("hello", NoParams, HelloAnswer)
 STATUS: Final = Method("status", NoParams, StatusAnswer)
 BACKENDS: Final = Method("backends", NoParams, BackendsAnswer)
 PEAKS: Final = Method("peaks", PeaksParams, PeaksAnswer)
-RELOAD: Final = Method("reload", NoParams, ReloadAnswer)
 SHUTDOWN: Final = Method("shutdown", NoParams, EmptyAnswer)

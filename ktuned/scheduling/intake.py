@@ -319,29 +319,13 @@ class Intake:
             StoreError: This cannot be recorded; the root is still watched.
         """
         await self._known.store.remove_root(root.path)
-        await self.drop_roots([root])
-
-    async def drop_roots(self, roots: Iterable[Root]) -> None:
-        """Stop watching roots that config.toml no longer names."""
-        for root in roots:
-            changes = self._known.catalog.remove_root(root.path)
-            try:
-                await self._known.store.save_kernels([], changes.removed)
-            except KtunedError as error:
-                # No harm is done: the next daemon finds no root for these kernels.
-                _log.warning("forget_kernels_failed", root=root.path, reason=error.message)
-            await self._renewal.react_to_changes(changes, saved=False)
-
-    async def inspect_roots(self, roots: Iterable[Root]) -> None:
-        """Inspect roots whose settings have changed; new roots are left to the watcher."""
-        for root in roots:
-            await self._known.machine.environments.probe_environment(make_root_environment(root))
-            if not os.path.isdir(root.path):
-                continue
-            try:
-                await self._renewal.react_to_changes(await self._inspector.inspect_root(root), saved=False)
-            except KtunedError as error:
-                _log.error("inspect_root_failed", root=root.path, reason=error.message, hint=error.hint)
+        changes = self._known.catalog.remove_root(root.path)
+        try:
+            await self._known.store.save_kernels([], changes.removed)
+        except KtunedError as error:
+            # No harm is done: the next daemon finds no root for these kernels.
+            _log.warning("forget_kernels_failed", root=root.path, reason=error.message)
+        await self._renewal.react_to_changes(changes, saved=False)
 
     async def check_missing_periodically(self) -> None:
         """Check the roots every :data:`LOOK_S`, until cancelled."""

@@ -96,7 +96,7 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
         if self.intake.is_configured(root):
             raise UsageError(
                 f"{root.path} is a root of config.toml",
-                hint="remove its [[roots]] entry, then run `ktuned config --reload`",
+                hint="remove its [[roots]] entry, then run `ktuned stop`: the next daemon reads the file",
             )
         before = {kernel.name for kernel in self.catalog.list_kernels_below(root.path)}
         await self.intake.forget_root(root)

@@ -145,10 +145,6 @@ class TeamStore:
         self._programs = programs
         self._lock = anyio.Lock()
         self._woken = anyio.Event()
-        self.apply_settings(settings)
-
-    def apply_settings(self, settings: ShareSettings) -> None:
-        """Use other settings, and forget what is known of the store: it may be another one."""
         self._settings = settings
         self._health = Health(first_pause_s=FIRST_PAUSE_S)
         self._jobs_begin: set[str] = set()
@@ -162,7 +158,6 @@ class TeamStore:
         self._last_run = -inf
         self._exchanged: float | None = None
         self._sent = self._taken = 0
-        self._woken.set()
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -257,11 +252,10 @@ class TeamStore:
             TeamStoreDown: The store cannot be read or written.
         """
         async with self._lock:
-            settings = self._settings
             looked: dict[str, KernelInfo] = {}
             for kernel in kernels:
                 await anyio.lowlevel.checkpoint()
-                if not settings.read_only:
+                if not self._settings.read_only:
                     self._collect_winners(kernel)
                 if pulls:
                     looked |= dict.fromkeys(self._list_prefixes(kernel), kernel)
@@ -270,8 +264,6 @@ class TeamStore:
             has_more = bool(looked or self._unsent)
             while has_more:
                 reply = await self._run_program(looked)
-                if settings is not self._settings:
-                    return
                 has_more = reply.has_more
                 await self._take_objects(reply.objects, looked)
                 for name in reply.stored:

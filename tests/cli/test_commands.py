@@ -288,7 +288,7 @@ def test_roots_are_added_and_removed(run_cli: RunCli, start_daemon: StartDaemon,
     )
     assert daemon.find_params("add") == {"path": str(tmp_path)}
     result = run_cli("remove", "/gone/src")
-    assert (result.code, result.out) == (0, "/gone/src is no longer watched; 1 kernel forgotten\n")
+    assert (result.code, result.out) == (0, "/gone/src is no longer watched; lookups no longer know its 1 kernel\n")
 
 
 def test_no_command_is_wrong_usage(run_cli: RunCli) -> None:
@@ -450,7 +450,10 @@ def test_a_trial_is_printed_in_full(run_cli: RunCli, start_daemon: StartDaemon) 
     daemon = start_daemon(results={"trials": [make_trial_map(7, "crashed", detail=msgspec.to_builtins(detail))]})
     result = run_cli("results", "--trial", "7")
     assert daemon.find_params("results")["trial"] == 7
-    story = ("compile started → compile done → lane taken → died", "tried again       not before its digest")
+    story = (
+        "compile started → compile done → lane taken → died",
+        "tried again       when its sources, its toolchain or its driver changes, or after `ktuned forget",
+    )
     for words in (
         *story,
         "registers=40 spills=0\n",

@@ -1,11 +1,10 @@
-"""A real daemon under a service manager: socket activation, reload, and the end when idle."""
+"""A real daemon under a service manager: socket activation, and the end when idle."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -105,12 +104,6 @@ def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, 
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert json.loads((tmp_path / "home" / "lock").read_text())["pid"] == process.pid
 
-        (tmp_path / "home" / "config.toml").write_text("idle_exit_s = 0\n")
-        process.send_signal(signal.SIGHUP)
-        assert "MONOTONIC_USEC=" in receive_states(manager_socket, "RELOADING=1")[-1]
-        receive_states(manager_socket, "READY=1")
-        assert client.call("status")["idle"]["exit_s"] == 0
-
         client.call("shutdown")
         receive_states(manager_socket, "STOPPING=1")
         assert process.wait(PATIENCE_S) == 0
@@ -146,8 +139,9 @@ def test_a_watched_directory_keeps_a_daemon_from_ending_idle(tmp_path: Path) -> 
         daemon.tune(path=str(path), trials=1)
         daemon.client.lookup("nothing", {})  # over the connection that the client keeps
         (daemon.home / "config.toml").write_text("contention = false\nidle_exit_s = 0.05\n")
-        daemon.process.send_signal(signal.SIGHUP)
-        daemon.wait_until(lambda: daemon.client.call("status")["idle"]["exit_s"] == 0.05, "the reload")
+        daemon.stop()
+        daemon.start()
+        assert daemon.client.call("status")["idle"]["exit_s"] == 0.05
         assert daemon.client.call("status")["idle"]["busy"] == ["clients", "watches"]
         shutil.rmtree(path.parent)
         daemon.wait_until(lambda: daemon.client.call("status")["idle"]["busy"] == ["clients"], "the watching's end")

@@ -21,7 +21,8 @@ def test_artifacts_of_losers_are_removed_first(tmp_path: Path) -> None:
         def lower_cap(size: float) -> None:
             config = tmp_path / "home" / "config.toml"
             config.write_text(f"contention = false\nspares = false\nartifacts_gib = {size / 2**30:.12f}\n")
-            daemon.client.call("reload")
+            daemon.stop()
+            daemon.start()
 
         assert count_artifacts() == 3
         lower_cap(daemon.client.call("status")["artifacts"]["bytes"] / 2)

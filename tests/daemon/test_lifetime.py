@@ -117,24 +117,3 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
                     busy.clear()
                     await stopped.wait()
                 tasks.cancel_scope.cancel()
-
-
-@pytest.mark.anyio
-async def test_a_reloaded_limit_counts_at_once() -> None:
-    stopped = anyio.Event()
-    with Notifier() as notifier:
-        life = Lifetime(
-            notifier,
-            idle_exit_s=0.0,
-            busy=list,
-            totals=WorkFigures,
-            describe=str,
-            stop=stopped.set,
-        )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(life.run_until_cancelled)
-            await anyio.wait_all_tasks_blocked()
-            life.apply_limit(0.01)
-            with anyio.fail_after(30):
-                await stopped.wait()
-            tasks.cancel_scope.cancel()

@@ -140,61 +140,6 @@ def test_a_space_of_1e9_configs_starts_at_once_and_takes_no_memory(daemon: Daemo
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
 
-def test_sighup_applies_the_config_file_or_changes_nothing(daemon: Daemon) -> None:
-    """An error is a line in ``status``."""
-    config = daemon.home / "config.toml"
-    path = daemon.write_kernel(make_kernel_text(SPACE))
-    assert daemon.process is not None
-    config.write_text(f"contention = false\n[[roots]]\npath = '{path.parent}'\nname = 'mine'\n")
-    daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait_until(lambda: daemon.client.call("kernels")["kernels"], "the new root's kernels")
-    assert daemon.client.call("kernels")["kernels"][0]["kernel"] == "mine:it"
-
-    config.write_text("contentoin = false\n")
-    daemon.process.send_signal(signal.SIGHUP)
-    daemon.wait_until(lambda: daemon.client.call("status")["notices"], "the notice")
-    assert "contentoin" in daemon.client.call("status")["notices"][0]
-    assert daemon.client.call("kernels")["kernels"]
-
-
-def test_config_reload_names_the_changed_settings_or_the_error(shared_daemon: Daemon) -> None:
-    config = shared_daemon.home / "config.toml"
-    before = config.read_text()
-    config.write_text(before + "idle_exit_s = 0\nartifacts_gib = 1.0\n")
-    result = shared_daemon.run_ktuned("config", "--reload")
-    assert (result.returncode, result.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
-    assert shared_daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
-
-    config.write_text(before + "artifacts_gib = -1\n")
-    refused = shared_daemon.run_ktuned("config", "--reload")
-    assert (refused.returncode, refused.stdout) == (USAGE, "")
-    assert f"{config}: artifacts_gib is -1" in refused.stderr
-    assert shared_daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
-    assert "artifacts_gib" in shared_daemon.client.call("status")["notices"][0]
-
-    config.write_text(before + "artifacts_gib = 1.0\nidle_exit_s = 0\n")
-    assert shared_daemon.client.call("reload") == {"path": str(config), "changed": []}
-    assert shared_daemon.client.call("status")["notices"] == []
-    config.write_text(before)
-    shared_daemon.client.call("reload")
-
-
-def test_reload_applies_deadlines(shared_daemon: Daemon) -> None:
-    """Cases: the start of a worker, and the probe of backends."""
-    config = shared_daemon.home / "config.toml"
-    before = config.read_text()
-    messages = {"spawn": "did not start a worker within 1e-06 s", "inspect": "inspect timed out after 1e-06 s"}
-    for phase, message in messages.items():
-        config.write_text(f"{before}[deadlines]\n{phase} = 0.000001\n")
-        assert shared_daemon.client.call("reload")["changed"]
-        (environment,) = shared_daemon.client.call("backends")["environments"]
-        assert message in environment["error"]["message"]
-    config.write_text(before)
-    shared_daemon.client.call("reload")
-    (environment,) = shared_daemon.client.call("backends")["environments"]
-    assert environment["error"] is None
-
-
 def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     """A config that crashed is not run again by any job or daemon until its kernel is forgotten."""
     space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"

@@ -37,6 +37,8 @@ async def join_cluster(tmp_path: Path, address: str) -> AsyncIterator[tuple[Clus
     """Join a cluster whose process behaves as the address says."""
     reports = Reports()
     executor = ClusterExecutor(
+        ClusterSettings(address),
+        has_memory_limits=False,
         artifacts=tmp_path,
         state=tmp_path,
         programs=Programs({**os.environ, "PYTHONPATH": str(MEMBERS), "MARK": "1"}),
@@ -45,7 +47,6 @@ async def join_cluster(tmp_path: Path, address: str) -> AsyncIterator[tuple[Clus
         on_changed=lambda host, reason: reports.append(f"{host}: {reason}"),
         module="ktuned_scripted",
     )
-    executor.apply_settings(ClusterSettings(address), has_memory_limits=False)
     async with executor.run_workers():
         await executor.await_hosts()
         yield executor, reports

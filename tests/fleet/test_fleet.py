@@ -157,15 +157,13 @@ async def test_compile_slots_follow_the_lanes_unless_they_were_chosen(
 ) -> None:
     """By default all cores but one for each lane are slots; a number in the settings overrides it."""
     monkeypatch.setattr(cpu, "cores", lambda: 8)
-    memory_limits = (2**30, 2**30)
     async with run_fleet(compile_slots=None) as fleet:
         fleet.leave_cores(3)
         assert fleet.compile_slots.total_tokens == 5
-        fleet.apply_limits(None, memory_limits)
-        assert fleet.compile_slots.total_tokens == 5
         fleet.leave_cores(0)
         assert fleet.compile_slots.total_tokens == 7
-        fleet.apply_limits(4, memory_limits)
+    async with run_fleet(compile_slots=4) as fleet:
+        fleet.leave_cores(3)
         assert fleet.compile_slots.total_tokens == 4
 
 

@@ -445,7 +445,7 @@ def play(random: Random, world: World) -> None:
             world.clock.now += random.choice([0.1, 5.0, 100.0])
             world.handle(TimePassed())
         case 4 if random.random() < 0.2:
-            world.handle(WorkersOutdated(random.choice([HERE, None])))
+            world.handle(WorkersOutdated(HERE))
         case 5 if lane.state in LEGAL["released"]:
             world.handle(Released(lane, random.random() < 0.5))
         case 6 if random.random() < 0.3:

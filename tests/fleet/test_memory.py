@@ -29,7 +29,7 @@ def make_memory_code(mib: int) -> str:
 @contextmanager
 def limit_memory(fleet: Fleet) -> Iterator[Fleet]:
     """Limit the memory of a fleet's workers."""
-    fleet.apply_limits(2, (LIMIT, LIMIT))
+    fleet.machine.memory_limits |= dict.fromkeys(Role, LIMIT)
     yield fleet
 
 

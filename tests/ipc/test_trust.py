@@ -149,9 +149,8 @@ def test_a_daemon_runs_no_untrusted_file(tmp_path: Path) -> None:
         assert f"chmod go-w {path.parent}, or name the directory in config.toml" in process.stderr
         assert not proof.exists()
         (daemon.home / "config.toml").write_text(f"contention = false\ntrusted_directories = ['{path.parent}']\n")
-        assert daemon.process is not None
-        daemon.process.send_signal(1)
-        daemon.wait_until(lambda: "config_reloaded" in daemon.log.read_text(), "the reload")
+        daemon.stop()
+        daemon.start()
         daemon.tune(path=str(path), trials=1)
         assert proof.exists()
 

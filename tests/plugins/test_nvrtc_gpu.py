@@ -98,7 +98,7 @@ def test_pointers_have_offsets_and_structures_hold_them(load_kernel: LoadKernel)
     view = fields(i16(3), pointer("data", 8), f32(0.5))
     load_kernel(Build("through_pointers", ("out", pointer("data", 16), view))).bind({"out": out, "data": data})()
     assert out.tolist() == [4.0, 9.5]
-    with pytest.raises(ValueError, match="behind the end of data"):
+    with pytest.raises(ValueError, match="past the end of data"):
         load_kernel(Build("through_pointers", ("out", pointer("data", 64), view))).bind({"out": out, "data": data})
 
 

@@ -1,4 +1,4 @@
-"""Inductor under ``ktuned run``: its own kernels are its own."""
+"""Inductor under ``ktuned run``: its own kernels are none of Triton's drop-in."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ PROGRAM = Path(__file__).with_name("triton_app") / "compiled.py"
 
 
 @pytest.mark.gpu
-def test_inductors_own_kernels_are_not_adopted(tmp_path: Path) -> None:
-    """All results are right, and nothing but the program's own function is taken over or left alone."""
+def test_each_drop_in_adopts_its_own_functions(tmp_path: Path) -> None:
+    """All results are right. Triton's adopts the program's own function, Inductor's the product and what follows it."""
     (tmp_path / "summary").mkdir()
     with Daemon(tmp_path, tensors="torch") as daemon:
         environment = {**daemon.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -26,4 +26,6 @@ def test_inductors_own_kernels_are_not_adopted(tmp_path: Path) -> None:
         )
     assert done.stdout.splitlines()[-1:] == ["a call: right Autotuner"], done.stdout + done.stderr
     account = Account.from_directory(tmp_path / "summary")
-    assert {name.partition(" ")[0] for name in (*account.adopted, *account.left_alone)} == {"__main__.doubled"}
+    assert not account.left_alone
+    own, product, rest = sorted(account.adopted)
+    assert (own, product.rpartition(".")[2], rest.partition(".")[0]) == ("__main__.doubled", "mm", "graph")

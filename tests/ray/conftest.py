@@ -113,12 +113,6 @@ def run_cluster(
         subprocess.run(["rm", "-rf", str(directory)], check=False)
 
 
-def join_cluster(parts: Parts, address: str, runtime_env: str = "") -> None:
-    """Let a daemon join a cluster, as its settings do."""
-    settings = ClusterSettings(address, runtime_env=runtime_env)
-    parts.daemon.cluster.apply_settings(settings, has_memory_limits=False)
-
-
 @asynccontextmanager
 async def assemble_member(
     tmp_path: Path,
@@ -128,10 +122,10 @@ async def assemble_member(
     runtime_env: str = "",
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon that has joined the cluster and may use these devices alone."""
-    async with assemble_daemon(tmp_path, env={}) as parts, anyio.create_task_group() as tasks:
+    cluster = ClusterSettings(address or nodes.address, runtime_env=runtime_env)
+    async with assemble_daemon(tmp_path, env={}, cluster=cluster) as parts, anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.probes.run_until_cancelled)
         parts.machine.chosen = chosen
-        join_cluster(parts, address or nodes.address, runtime_env)
         with anyio.fail_after(2 * PATIENCE_S):
             # Ray's client server was seen to refuse the first one; the daemon tries again.
             hosts = {name.partition("/")[0] for name in chosen}

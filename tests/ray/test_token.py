@@ -5,9 +5,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from ktuned.fleet import ClusterSettings
 from ktuned.scheduling import TuningRequest
 from tests.daemon_parts import PATIENCE_S, assemble_daemon, make_kernel_text
-from tests.ray.conftest import assemble_member, join_cluster, run_cluster
+from tests.ray.conftest import assemble_member, run_cluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -24,8 +25,7 @@ async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
     for directory in directories:
         directory.mkdir()
     with run_cluster(1, tmp_path, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}) as nodes:
-        async with assemble_daemon(directories[0], env={}) as parts:
-            join_cluster(parts, nodes.address)
+        async with assemble_daemon(directories[0], env={}, cluster=ClusterSettings(nodes.address)) as parts:
             with anyio.fail_after(2 * PATIENCE_S):
                 while not any("token" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
                     await anyio.sleep(0.05)

@@ -131,7 +131,7 @@ class TestTunePath:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
             await parts.wait_until_reached("import")
-            await parts.intake.drop_roots([added.root])
+            await parts.intake.forget_root(added.root)
             parts.open_gate("import")
         assert not found[0]
         assert not parts.catalog.kernels

@@ -38,7 +38,12 @@ was cut."""
 @click.command()
 @click.argument("target", metavar="[JOB|KERNEL]", required=False, shell_complete=complete_kernel)
 @click.option("--cancel", "action", flag_value="cancel", help="Cancel the job, or all jobs of the kernel.")
-@click.option("--pause", "action", flag_value="pause", help="Pause the jobs; without a target, a device or all tuning.")
+@click.option(
+    "--pause",
+    "action",
+    flag_value="pause",
+    help="Pause the JOB, the KERNEL's jobs, or the --device. Without any of them, pause all tuning.",
+)
 @click.option("--resume", "action", flag_value="resume", help="Undo a pause.")
 @click.option("--device", metavar="DEVICE", help="With --pause or --resume: this device (cpu:0, cuda:1) or model.")
 @json_option
@@ -51,7 +56,7 @@ def jobs(
     """List, cancel, pause or resume jobs.
 
     A pause lasts until you resume it, even if the daemon restarts. Measurements are kept, and lookups are still
-    answered. Resuming a device does not resume a job that was paused by itself.
+    answered. If you paused a job and its device, resume both.
     """
     if action is None:
         if device is not None:

@@ -48,23 +48,23 @@ def _read_against(context: click.Context, parameter: click.Parameter, word: str 
 
 
 @click.command()
-@click.argument("target", metavar="FILE|KERNEL", required=False, shell_complete=complete_target)
+@click.argument("target", metavar="[FILE|KERNEL]", required=False, shell_complete=complete_target)
 @click.option(
     "--config",
     "configs",
     multiple=True,
     metavar="KNOB=VALUE,…",
     callback=read_configs,
-    help="A candidate; repeat --config to judge several. Default: the kernel's default.",
+    help="A candidate; repeat --config to judge several. Default: the kernel's default, else its space's first config.",
 )
 @click.option(
     "--against",
     metavar="FILE|winner|KNOB=VALUE,…",
     callback=_read_against,
-    help="Also compare with the kernel of another file, the current winner or a config.",
+    help="Also compare the speed with the kernel of another file, the current winner or a config.",
 )
 @click.option("--quick", is_flag=True, help="Judge by fewer launches.")
-@click.option("--init", "tasks", metavar="DIR", help="Instead, turn the problem files in DIR into kernel files.")
+@click.option("--init", "tasks", metavar="DIR", help="Judge nothing; turn the problem files in DIR into kernel files.")
 @click.option(
     "--language",
     type=click.Choice(["c++", "python"]),
@@ -78,11 +78,10 @@ def _read_against(context: click.Context, parameter: click.Parameter, word: str 
 def judge(
     target: str | None, tasks: str | None, language: str, problem: dict[str, Scalar], as_json: bool, **options: Any
 ) -> int:
-    """Judge candidates that are not trusted, such as a program's.
+    """Judge candidates that you do not trust, such as an agent's.
 
-    Each candidate runs in a sandboxed process of its own, on inputs that it has not seen, and is timed from outside.
-    Nothing becomes the winner. Exits with 0 if a candidate is right; otherwise the exit status says what became of the
-    best one.
+    Each candidate runs in its own sandboxed process, on inputs that it has not seen, and is timed from outside. A
+    candidate never becomes the winner. Exits with 0 if a candidate is right, else with the code of the best verdict.
     """
     if (target is None) == (tasks is None):
         raise click.UsageError("name a kernel file or a kernel to judge, or else a directory of problems with --init")

@@ -191,11 +191,12 @@ def add(path: str, as_json: bool) -> int:
 def remove(path: str, as_json: bool) -> int:
     """Stop watching a directory.
 
-    Its jobs are cancelled and its kernels are forgotten. Its results are kept for the next time.
+    PATH is the directory that `ktuned status` lists as watched. Its jobs are cancelled, and lookups no longer know its
+    kernels. Trials and winners are kept, and count again after `ktuned add PATH`.
     """
     with Client() as client:
         # Links are not resolved, because the directory may no longer exist.
         gone = call_method(client, UNWATCH, UnwatchParams(os.path.abspath(path)))
-    forgotten = text.format_count(len(gone.kernels), "kernel")
-    output.emit_answer(gone, as_json, f"{gone.path} is no longer watched; {forgotten} forgotten")
+    unknown = text.format_count(len(gone.kernels), "kernel")
+    output.emit_answer(gone, as_json, f"{gone.path} is no longer watched; lookups no longer know its {unknown}")
     return Exit.DONE

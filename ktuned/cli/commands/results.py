@@ -57,7 +57,7 @@ def results(
 ) -> int:
     """List trials of KERNEL, or show everything about one trial.
 
-    The list has the trials of the kernel's current state, the fastest of each problem first; a star marks winners.
+    The list has the trials of the kernel's present version, the fastest of each problem first; a star marks winners.
     --json is --format json.
     """
     if as_json and form not in (None, "json"):

@@ -1,4 +1,4 @@
-"""``ktuned config``: the settings in effect and their sources, their reload, and a new ``ktuned.toml``."""
+"""``ktuned config``: the settings in effect and their sources, and a new ``ktuned.toml``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ import click
 from msgspec import structs
 
 from ktuned.catalog import find_project_top, read_project
-from ktuned.cli import output, versions
+from ktuned.cli import output
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
 from ktuned.daemon import load_settings
 from ktuned.ipc import Trust
 from ktuned.model import UsageError
-from ktuned.protocol import RELOAD, call_method
-from ktuned_client import Client
-from ktuned_client.answers import TUNE_DEADLINE_S
 
 _PROJECT_TEXT = """\
 # Settings of this project for ktuned, to be kept in git; docs/reference/kernel-files.md describes them.
@@ -53,7 +50,6 @@ class Setting(NamedTuple):
 
 
 @click.command()
-@click.option("--reload", "reloads", is_flag=True, help="Make a running daemon read config.toml again.")
 @click.option(
     "--init",
     "directory",
@@ -64,18 +60,14 @@ class Setting(NamedTuple):
     help="Write a ktuned.toml with the project's name there (default: here).",
 )
 @json_option
-def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
-    """Show or reload the settings.
+def config(directory: Path | None, as_json: bool) -> int:
+    """Show the settings.
 
     Lists the settings that a daemon would use if it started now, and those of the nearest ktuned.toml above the working
     directory, each with its source. If config.toml has an error, nothing changes, and the command exits with 2.
     """
-    if reloads and directory is not None:
-        raise click.UsageError("--reload and --init exclude each other")
     if directory is not None:
         return _write_project_file(directory)
-    if reloads:
-        return _reload_settings(as_json)
     found = [*_list_daemon_settings(os.environ), *_list_project_settings(os.getcwd())]
     if as_json:
         output.emit_json([setting._asdict() for setting in found])
@@ -137,15 +129,6 @@ def _list_project_settings(directory: str) -> Iterator[Setting]:
 
 def _format_setting(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
-
-
-def _reload_settings(as_json: bool) -> int:
-    versions.check_protocol()
-    with Client() as client, output.report_waiting("reading config.toml and inspecting what it changes"):
-        # The deadline of a tuning, because roots whose interpreter changed are inspected again.
-        done = call_method(client, RELOAD, deadline_s=TUNE_DEADLINE_S)
-    output.emit_answer(done, as_json, f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
-    return Exit.DONE
 
 
 def _write_project_file(directory: Path) -> int:

@@ -87,7 +87,7 @@ def export(
     one file in DIRECTORY (default: winners).
 
     Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The format vllm
-    is JSON by one size, for programs without ktuned.
+    is JSON that maps one size (--by) to a config, for programs without ktuned.
     """
     if artifacts is not None and form != FORMATS[0]:
         raise click.UsageError(f"--with-artifacts does not go with --format {form}")
@@ -164,8 +164,9 @@ def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, 
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     """Import winners from files that `ktuned export` wrote.
 
-    PATHS are files or directories of them. A winner that was measured with other sources, another toolchain or driver
-    is served as stale; one that does not fit the kernel is refused. `docs/reference/sharing.md` has the rules.
+    PATHS are files or directories of them. If sources, toolchain or driver differ here, ktuned compiles the winner to
+    compare it: it is fresh if the machine code and the inputs are equal, else stale. A winner that does not fit the
+    kernel is refused. `docs/reference/sharing.md` has the rules.
     """
     decisions: list[tuple[str, WinnersDocument, ImportedWinner]] = []
     documents = read_documents(paths)

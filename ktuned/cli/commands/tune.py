@@ -46,7 +46,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     "time_limit_s",
     type=Number(min=0, min_open=True),
     metavar="SECONDS",
-    help="Stop trying configs after this time.",
+    help="Try no further config after this time.",
 )
 @click.option("--strategy", metavar="STRATEGY", help="The search strategy (auto, guided, exhaustive, random, …).")
 @device_option
@@ -88,8 +88,8 @@ def tune(
 ) -> int:
     """Tune a kernel file, a directory, or a kernel.
 
-    Ctrl-C detaches, and the jobs continue. Exits with 0 if every job has a winner (with --compile-only: if any config
-    was compiled), else with 1.
+    Ctrl-C detaches, and the jobs continue. Exits with 1 if a job has no winner (with --compile-only: if no config was
+    compiled). With --config the exit code says if the config is wrong (4), crashed (5) or hung (6).
     """
     if arch is not None and not compile_only:
         raise click.UsageError("--arch goes with --compile-only")

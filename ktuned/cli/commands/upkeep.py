@@ -23,8 +23,8 @@ from ktuned_client import Client
 def forget(kernel: str, problem: dict[str, Scalar], outcome: str | None, as_json: bool) -> int:
     """Delete a kernel's trials and winners, to try all again.
 
-    With `-p` only those of one problem, which then is no longer tuned at saves unless the kernel file declares it.
-    `--outcome hung` lifts the quarantine of configs that hung, and keeps all other trials.
+    With `-p` only those of one problem. A save then tunes this problem only if the kernel file declares it. With
+    `--outcome hung` only the trials that hung, so that ktuned tries these configs again.
     """
     with Client() as client:
         wanted = ForgetParams(kernel, problem or None, None if outcome is None else Outcome(outcome))

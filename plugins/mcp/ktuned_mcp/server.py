@@ -158,7 +158,7 @@ class Tools:
         ] = None,
         quick: Annotated[bool, Field(description="judge by fewer launches")] = False,
     ) -> Answer:
-        """Judge candidates that nobody trusts: verdict, reason, latency, and how many times as fast as the reference.
+        """Judge candidates that you do not trust: verdict, reason, latency, and speed-up over the reference.
 
         Verdicts: right, refused, compile_error, wrong, crashed, hung, cheating. Candidates do not become winners.
         """
