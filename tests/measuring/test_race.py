@@ -51,7 +51,8 @@ RACES = {
     "one interruption may delay all samples that are taken at about the same time": """
         150*6 early: more; 150*6 look: beaten""",
     "a config that could not win is beaten even if time is up": "132*3 late: beaten; 111*3 late: out_of_time",
-    "the thorough preset takes more samples before a config is beaten": "112*9 thorough: known; 112*10 thorough: beaten",
+    "the thorough preset takes more samples before a config is beaten": """
+        112*9 thorough: known; 112*10 thorough: beaten""",
     "a config that is hopeless and beaten counts as hopeless, by its fastest launch": """
         301*3 limit: hopeless; 301*2 300 limit: beaten; 301*2 limit: more; 301 limit alone late: hopeless""",
 }
