@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 from msgspec.structs import fields
 
-from ktuned import kernel, model, protocol, store
+from ktuned import kernel
 from ktuned.backends.cuda import DEFAULT_TARGET
 from ktuned.catalog import project_file
 from ktuned.cli.commands import jobs, results, watch
@@ -299,7 +299,8 @@ def read_options(cell: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list_commands())
-def test_the_reference_has_the_options_of_each_command(name: str) -> None:
+def test_the_reference_explains_options_that_exist(name: str) -> None:
+    """``--help`` lists all; the reference has those that need more words."""
     reference = (ROOT / REFERENCE).read_text()
     heading = re.search(rf"^### `ktuned {name}(?: [^a-z`][^`]*)?`$", reference, re.MULTILINE)
     assert heading
@@ -308,7 +309,7 @@ def test_the_reference_has_the_options_of_each_command(name: str) -> None:
     documented = {option for row in rows for option in read_options(row)}
     common = {option for row in read_table(REFERENCE, "## Common options") for option in read_options(row[0])}
     params = [param for param in list_commands()[name].params if isinstance(param, click.Option) and not param.hidden]
-    assert documented == {option for param in params for option in param.opts} - common
+    assert documented <= {option for param in params for option in param.opts} - common
 
 
 @pytest.mark.parametrize("name", list_commands())
@@ -405,16 +406,6 @@ def list_anchors(text: str) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_the_glossary_names_exported_types() -> None:
-    """Of the model, the protocol or the store."""
-    types = [
-        name
-        for row in read_table("docs/internals/architecture.md", "## Glossary")
-        for name in re.findall(r"`(\w+)`", row[1])
-    ]
-    assert [name for name in types if not any(hasattr(face, name) for face in (model, protocol, store))] == []
 
 
 PLACES = sorted(set(re.findall(r"`((?:\w+/)*\w+(?:/|\.py))`", (ROOT / "docs/internals/architecture.md").read_text())))

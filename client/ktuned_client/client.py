@@ -222,7 +222,7 @@ class Client:
         deadline_s: float = JUDGE_DEADLINE_S,
         **options: Any,
     ) -> JudgeAnswer:
-        """Return verdicts on configs that are not trusted, such as those that a program has written.
+        """Return verdicts on candidates that you do not trust, such as an agent's.
 
         Give ``kernel`` or ``path`` (a kernel file). ``against`` is what candidates are compared with: a config,
         ``"winner"``, or the path of another kernel file. ``options``: ``configs`` (the candidates; without it the

@@ -157,7 +157,7 @@ class SpoolReader:
 
     def _await_spool_change(self, stop: threading.Event) -> None:
         try:
-            with Notifications([str(self.directory)], [], stop) as notifications:
+            with Notifications([str(self.directory)], stop) as notifications:
                 notifications.wait_for_changes(SURVEY_S, _STEP_MS)
         except (DirectoryGone, WatchError):
             # The survey will find files that arrive meanwhile.

@@ -27,7 +27,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -42,8 +41,6 @@ API_VERSION = 1
 
 Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
 """A tensor without its content: the dtype's name, the shape, and the strides in elements."""
-
-_INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path=")
 
 Launch = Callable[[], float | None]
 """Runs the kernel once on its bound arguments; on a GPU it may return before the kernel ends.
@@ -102,14 +99,6 @@ class Build:
         """Names of the tensors of ``inputs`` that a call takes, in the order of its arguments."""
         named = (arg for arg in getattr(self, "args", ()) if isinstance(arg, str))
         return tuple(dict.fromkeys(named))
-
-    @property
-    def include_dirs(self) -> tuple[str, ...]:
-        """The include directories in the Build's ``flags``, as written there."""
-        flags = [str(flag) for flag in getattr(self, "flags", ())]
-        joined = [flag.removeprefix(option) for flag in flags for option in _INCLUDE_OPTIONS if flag.startswith(option)]
-        apart = [name for option, name in pairwise(flags) if option in _INCLUDE_OPTIONS]
-        return tuple(name for name in (*joined, *apart) if name)
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
         """Return this Build with those properties of the problem's tensors for which it is compiled.

@@ -16,12 +16,14 @@ from ktuned.checking.placement import PATTERN, Region, Span
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.reference import DEFAULT_CONFIG
 from ktuned.checking.tensor_library import TensorLibrary, choose_library
+from ktuned.checking.torch_tensors import GpuBytes
 from ktuned.checking.verdict import Verdict
 
 __all__ = [
     "DEFAULT_CONFIG",
     "PATTERN",
     "BitsComparison",
+    "GpuBytes",
     "Guards",
     "JudgedOutputs",
     "ProblemData",

@@ -120,12 +120,17 @@ class TorchTensors:
         strides: tuple[int, ...],
         first: int,
     ) -> torch.Tensor:
-        """Make a storage of that part of the buffer; ``first`` is 0, because no stride is negative."""
+        """Make a storage of that part of the buffer, or of a GPU's bytes; ``first`` is 0: no stride is negative."""
         import torch
 
         # torch makes no storage without bytes, as for a tensor without elements.
-        storage = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=max(size, 1)).untyped_storage()
-        return torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, 0, shape, strides)
+        count = max(size, 1)
+        if isinstance(memory, torch.Tensor):
+            part = torch.as_tensor(GpuBytes(memory.data_ptr() + start, count, memory), device=memory.device)
+        else:
+            part = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=count)
+        empty = torch.empty(0, dtype=getattr(torch, dtype), device=part.device)
+        return empty.set_(part.untyped_storage(), 0, shape, strides)
 
     def describe_elements(self, tensor: Any) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
         """Count strides in elements, as torch does."""
@@ -256,6 +261,14 @@ class TorchTensors:
     def silence_warnings(self) -> AbstractContextManager[object]:
         """Do nothing: torch does not warn."""
         return nullcontext()
+
+
+class GpuBytes:
+    """Bytes of a GPU's memory, which ``torch.as_tensor`` takes as they are; ``owner`` keeps them."""
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
 _SPARSE_PARTS = {

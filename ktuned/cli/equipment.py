@@ -1,4 +1,4 @@
-"""The doctor's checks of equipment: compilers, drivers, backends, devices, artifacts.
+"""The doctor's checks of equipment: compilers, drivers, backends, devices.
 
 As in :mod:`ktuned.cli.doctor`, each check takes its subject as arguments and never raises.
 """
@@ -196,17 +196,3 @@ def check_kernels(
         remedy = install_hint(backend, python)
         message = f"not installed for {python}, and needed by {', '.join(sorted(set(names)))}"
         yield Finding(Level.FAIL, f"backend {backend}", message, remedy)
-
-
-def check_artifacts(census: Mapping[str, tuple[int, int]], environments: Iterable[EnvironmentInfo]) -> list[Finding]:
-    """Count the artifacts of each backend, and find those that no installed backend can load."""
-    known = {name for environment in environments for name in environment.backends}
-    return [
-        Finding(
-            Level.OK,
-            f"artifacts of {backend or 'no backend'}",
-            f"{count}, {text.format_size(size)}"
-            + ("" if backend in known else "; kept, though no such backend is installed"),
-        )
-        for backend, (count, size) in sorted(census.items())
-    ]

@@ -28,7 +28,6 @@ from ktuned.catalog import (
 )
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.event_router import EventRouter
-from ktuned.daemon.last_end import END_NAME
 from ktuned.daemon.settings import Settings
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
@@ -121,7 +120,6 @@ class Parts:
             compile_cores=settings.compile_cores,
             ends_orphans=replaced.adopts,
             trust=trust,
-            last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
 
@@ -271,7 +269,7 @@ class Parts:
             list_configured=lambda: {root.path for root in self.settings.roots},
         )
 
-        judge = self.judge = JudgeMethods(known, intake=intake)
+        judge = self.judge = JudgeMethods(known, intake=intake, jobs=jobs)
 
         # Parts that answer lookups and watch files.
         follow_ups = self.follow_ups = FollowUps(admission, jobs, fleet.gate, publish_event)

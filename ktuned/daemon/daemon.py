@@ -55,7 +55,6 @@ class Daemon:
         parts: The parts that do the work.
         notifier: Reports to the service manager.
         idle_exit_s: Seconds of inactivity after which the daemon ends, unless the settings say otherwise; 0 is never.
-        last_end: How the daemon before this one ended, if not in order.
 
     Attributes:
         parts: The parts that do the work.
@@ -72,7 +71,6 @@ class Daemon:
         notifier: Notifier,
         *,
         idle_exit_s: float = 0.0,
-        last_end: str = "",
     ) -> None:
         self.parts = parts
         self.stopping = anyio.Event()
@@ -95,7 +93,6 @@ class Daemon:
         self.responses = Responses(lambda: parts.states.version)
         self.server = Server(self.handlers.values(), responses=self.responses)
         self._notifier = notifier
-        self._last_end = last_end
 
     def _list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the handlers of all methods of the protocol."""
@@ -147,7 +144,7 @@ class Daemon:
         ]
 
     def _collect_status(self) -> StatusAnswer:
-        return collect_status(self.parts, self.server, self.lifetime, self._last_end)
+        return collect_status(self.parts, self.server, self.lifetime)
 
     def _read_totals(self) -> WorkFigures:
         """Return totals since the start; they never decrease."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import importlib.util
@@ -22,7 +23,6 @@ import structlog
 from ktuned.daemon import state_directory
 from ktuned.daemon.assembly import Parts, Replacements, list_watched_roots
 from ktuned.daemon.daemon import Daemon
-from ktuned.daemon.last_end import record_end
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.settings import Settings
 from ktuned.daemon.systemd import Handover, Notifier
@@ -59,6 +59,9 @@ def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Rep
     os.umask(state_directory.PRIVATE_UMASK)
     gc.set_threshold(*_COLLECTIONS)
     sys.setswitchinterval(_SWITCH_S)
+    if not faulthandler.is_enabled():
+        # At a fatal signal, the stacks go to the log.
+        faulthandler.enable()
     handover = Handover.take_from_environ(os.environ, os.getpid())
     try:
         serving = functools.partial(serve_until_stopped, replacements=replacements)
@@ -80,15 +83,16 @@ async def serve_until_stopped(
     with (
         Notifier(handover.notify_path, handover.watchdog_s) as notifier,
         state_directory.hold_directories(settings.state, settings.cache, settings.socket),
-        record_end(settings.state) as last_end,
         socket_of as listening,
     ):
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / STORE_NAME) as store:
             # The names must be stored before anything is read by a kernel's name.
             await store.projects.save_names({root.path: root.name for root in list_watched_roots(settings, store)})
+            if (interrupted := store.recovered).jobs:
+                _log.warning("last_daemon_died", jobs=interrupted.jobs, trials=interrupted.trials)
             parts = Parts(settings, store, replacements)
-            daemon = Daemon(parts, notifier, idle_exit_s=idle_exit_s, last_end=last_end)
+            daemon = Daemon(parts, notifier, idle_exit_s=idle_exit_s)
             # Otherwise a full garbage collection scans all modules and the store's indexes for 20 to 60 ms, while every
             # lookup waits.
             gc.freeze()

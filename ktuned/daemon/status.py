@@ -18,8 +18,8 @@ _MOST_QUARANTINED = 8
 """Most quarantined configs that are named, the newest ones."""
 
 
-def collect_status(parts: Parts, server: Server, lifetime: Lifetime, last_end: str) -> StatusAnswer:
-    """Return everything that ``ktuned status`` shows; ``last_end`` says how the last daemon ended."""
+def collect_status(parts: Parts, server: Server, lifetime: Lifetime) -> StatusAnswer:
+    """Return everything that ``ktuned status`` shows."""
     jobs, fleet = parts.jobs, parts.fleet
     return StatusAnswer(
         pid=os.getpid(),
@@ -50,7 +50,7 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, last_end: s
         environments=parts.machine.environments.describe_environments(),
         roots=tuple(map(RootInfo.from_root, parts.catalog.roots)),
         share=parts.team_store.describe_exchange(),
-        notices=tuple(filter(None, (last_end, *_list_notices(parts)))),
+        notices=tuple(filter(None, _list_notices(parts))),
     )
 
 

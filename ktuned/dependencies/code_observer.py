@@ -185,11 +185,6 @@ class CodeObserver:
         return frozenset(name for path in self._executed for name in _find_imported_names(path, self._contents[path]))
 
     @property
-    def code_directories(self) -> frozenset[str]:
-        """The directories of executed code, in which imports look for modules."""
-        return frozenset(str(path.parent) for path in self._executed)
-
-    @property
     def extent(self) -> int:
         """A number that grows whenever a file was read or a module imported."""
         return len(self._contents) + len(sys.modules)

@@ -28,7 +28,6 @@ from ktuned.fleet.process import StartProcess
 from ktuned.fleet.program import ProgramFailed, Programs, run_program
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, Pace, QuietGate
 from ktuned.fleet.usage import CpuUse, Usage
-from ktuned.fleet.warden import RUNS
 
 __all__ = [
     "ALL_CORES",
@@ -38,7 +37,6 @@ __all__ = [
     "KILLS_EXCUSED",
     "LIBRARY",
     "NO_JOB",
-    "RUNS",
     "SET_IN_WORKERS",
     "Applications",
     "Bench",

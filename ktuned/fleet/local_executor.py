@@ -79,7 +79,6 @@ class LocalExecutor(Executor):
         compile_cores: The cores that compilers and explorers may use; all if empty.
         ends_orphans: Whether to kill every child of this process that it did not start.
         trust: Directories that workers may read although others may write to them.
-        last_end: The file in which the warden notes how this process ended, if not in order.
         warden_s: Interval at which the warden is checked, in seconds.
         start_process: Starts a worker's process.
     """
@@ -94,7 +93,6 @@ class LocalExecutor(Executor):
         compile_cores: Collection[int] = (),
         ends_orphans: bool = False,
         trust: Trust | None = None,
-        last_end: Path | None = None,
         warden_s: float = WARDEN_S,
         start_process: StartProcess = subprocess.Popen,
     ) -> None:
@@ -109,7 +107,7 @@ class LocalExecutor(Executor):
         self._start_process = start_process
         self.programs = Programs({**base_env, DAEMON_MARK: self._id})
         """The children besides workers."""
-        self._warden = WardenProcess(f"{DAEMON_MARK}={self._id}", self.scratch, last_end)
+        self._warden = WardenProcess(f"{DAEMON_MARK}={self._id}", self.scratch)
         self._workers: dict[int, WorkerProcess] = {}
         self._orphan_search = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup

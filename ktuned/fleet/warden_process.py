@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,15 +23,11 @@ _REAP_S: Final = 5.0
 
 
 class WardenProcess:
-    """The warden: when this process is gone, it kills every process with ``mark`` and removes ``scratch``.
+    """The warden: when this process is gone, it kills every process with ``mark`` and removes ``scratch``."""
 
-    If this process did not end in order, the warden writes into the file ``last_end`` how it ended.
-    """
-
-    def __init__(self, mark: str, scratch: Path, last_end: Path | None = None) -> None:
+    def __init__(self, mark: str, scratch: Path) -> None:
         self._mark = mark
         self._scratch = scratch
-        self._last_end = last_end
         self._process: subprocess.Popen[bytes]
 
     @property
@@ -69,17 +64,12 @@ class WardenProcess:
 
     def _start_process(self) -> subprocess.Popen[bytes]:
         try:
-            with ExitStack() as ours:
-                # Opened here and not by the warden, because the daemon may be gone before the warden has started.
-                descriptors = [] if self._last_end is None else _open_own_status(ours)
-                account = [] if self._last_end is None else [*map(str, (*descriptors, os.getpid(), self._last_end))]
-                return subprocess.Popen(
-                    [sys.executable, "-I", "-S", warden.__file__, self._mark, str(self._scratch), *account],
-                    pass_fds=descriptors,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", warden.__file__, self._mark, str(self._scratch)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         except OSError as error:
             raise WorkerError(
                 f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
@@ -88,14 +78,4 @@ class WardenProcess:
     def _dismiss_process(self) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.write(warden.ORDERLY)
-        with suppress(OSError):
             self._process.stdin.close()
-
-
-def _open_own_status(ours: ExitStack) -> list[int]:
-    """Return descriptors that tell another process how this one ends; ``ours`` closes them here."""
-    opened = os.pidfd_open(os.getpid()), os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
-    for descriptor in opened:
-        ours.callback(os.close, descriptor)
-    return list(opened)

@@ -351,10 +351,11 @@ class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
         hold_s: how long, in seconds, items may be held back, to be sent together.
         same_bits: how to compare bits; None to compare none.
         judged: judge configs that are not trusted (:mod:`ktuned.judging`) instead of measuring configs that are. The
-            verdicts are in the results' details (``judged``). Nothing else of the request but ``preset``, ``quick`` and
-            ``peaks`` matters then.
+            verdicts are in the results' details (``judged``). Nothing else of the request but ``preset`` and what
+            follows here matters then.
         quick: judge by fewer launches.
         peaks: the device's limits, to find judged latencies that are below them.
+        deadlines: how many seconds a candidate's process may take for each answer, by the phase's name.
     """
 
     first_phase: ClassVar = Phase.LOAD
@@ -372,6 +373,7 @@ class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
     judged: bool = False
     quick: bool = False
     peaks: Peaks | None = None
+    deadlines: Mapping[str, float] = {}
 
 
 class Time(Request[replies.Measurement, Never], frozen=True):

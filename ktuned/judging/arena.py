@@ -38,8 +38,8 @@ MAX_SETS = 1024
 MOST_IN_GROUP, GROUP_BYTES = 16, 1 << 14
 
 
-_BODY = 64
-"""Alignment of the end of a tensor: a cache line."""
+_BODY, _GPU_BODY = 64, 512
+"""Alignment of the end of a span: a cache line, and what a GPU's allocators give."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -103,8 +103,12 @@ class Layout(msgspec.Struct, frozen=True):
             end = start + size
 
 
-def plan_layout(values: Mapping[str, Any], spans: Iterable[Span], library: TensorLibrary) -> Layout:
+def plan_layout(
+    values: Mapping[str, Any], spans: Iterable[Span], library: TensorLibrary, gpu_bytes: int | None = None
+) -> Layout:
     """Return the layout for a problem's tensors, of which those in one span share memory.
+
+    ``gpu_bytes`` is how much memory a GPU has for the sets.
 
     Raises:
         ValueError: a tensor is in no span, so that it cannot be placed; the message names it.
@@ -112,8 +116,9 @@ def plan_layout(values: Mapping[str, Any], spans: Iterable[Span], library: Tenso
     fields: dict[str, Field] = {}
     bodies = []
     end = 0
+    is_gpu = gpu_bytes is not None
     for span in spans:
-        body = _round_up(span.remainder + span.size, _BODY)
+        body = _round_up(span.remainder + span.size, _GPU_BODY if is_gpu else _BODY)
         # A page of the pattern, and then the pages of the span.
         end += mmap.PAGESIZE + _round_up(body, mmap.PAGESIZE)
         bodies.append((end - body, body))
@@ -128,9 +133,9 @@ def plan_layout(values: Mapping[str, Any], spans: Iterable[Span], library: Tenso
             raise ValueError(name)
         # A tensor without elements may be anywhere.
         fields[name] = Field(name, dtype, shape, strides, 0, 0, 0)
-    few = min(FEW_SETS, FEW_SETS_BYTES // max(end, 1))
-    sets = max(1, few, min(MAX_SETS, SETS_BYTES // max(end, 1)))
-    is_touched = sum(size for _, size in bodies) <= read_cache_bytes(2)
+    few = 1 if is_gpu else min(FEW_SETS, FEW_SETS_BYTES // max(end, 1))
+    sets = max(1, few, min(MAX_SETS, (gpu_bytes or SETS_BYTES) // max(end, 1)))
+    is_touched = not is_gpu and sum(size for _, size in bodies) <= read_cache_bytes(2)
     return Layout(tuple(fields[name] for name in values), tuple(bodies), max(end, mmap.PAGESIZE), sets, is_touched)
 
 
@@ -168,7 +173,7 @@ class Arena:
         address = _libc.mmap(hint, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
         if address == _FAILED:
             raise MemoryError(f"cannot map {size} bytes")
-        self.memory = (ctypes.c_ubyte * size).from_address(address)
+        self.memory: Any = (ctypes.c_ubyte * size).from_address(address)
         # Tensors keep the array alive, and the array its pages. Not at exit: tensors may still be in use then.
         weakref.finalize(self.memory, _libc.munmap, address, size).atexit = False
 

@@ -20,6 +20,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from ktuned.backends import Kernel, Launch, Registry, Unit
 from ktuned.checking import choose_library
 from ktuned.ipc import frames, parent
 from ktuned.judging.arena import Arena, Layout
+from ktuned.judging.gpu_memory import GpuArena
 from ktuned.judging.sandbox import Sandbox, enter_sandbox
 from ktuned.model import Device, Unsupported, describe_error
 
@@ -87,17 +89,27 @@ class Bind(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True, tag=True):
-    """To a candidate: launch on these sets, one after the other, and answer with the number that is drawn anew."""
+    """To a candidate: launch on these sets, one after the other, and answer with the number that is drawn anew.
+
+    On a GPU, launches wait for the gate to have its number. They have ended when the candidate answers, unless they are
+    only to be ``queued``.
+    """
 
     number: int
     places: bytes
+    gate: int = 0
+    queued: bool = False
 
     def list_places(self) -> array.array[int]:
         """Return the sets' numbers."""
         return array.array("H", self.places)
 
 
-Message = Load | Bind | Order
+class Await(msgspec.Struct, frozen=True, tag=True):
+    """To a candidate: answer when its launches have ended."""
+
+
+Message = Load | Bind | Order | Await
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):
@@ -146,7 +158,8 @@ def main(argv: list[str]) -> NoReturn:
         del os.environ[name]
     registry = Registry()
     registry.load(backend)
-    library = choose_library(msgspec.json.decode(argv[3], type=Device))
+    device = msgspec.json.decode(argv[3], type=Device)
+    library = choose_library(device)
     # Its first operations, which load and start things once per process.
     library.view_memory(bytearray(8), 0, 8, "uint8", (8,), (1,), 0)
     if library.type_name.startswith("torch"):
@@ -159,12 +172,12 @@ def main(argv: list[str]) -> NoReturn:
             os._exit(0)
         (message,) = frames.Decoder().feed(data)
         if os.fork() == 0:
-            _bear_candidate(msgspec.msgpack.decode(message, type=Birth), referee, descriptors[0], registry)
+            _bear_candidate(msgspec.msgpack.decode(message, type=Birth), referee, descriptors[0], registry, device)
         os.close(descriptors[0])
         os.wait()
 
 
-def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Registry) -> NoReturn:
+def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Registry, device: Device) -> NoReturn:
     """Fork the candidate's process and end, so that the referee adopts it, as it adopts all its descendants."""
     code = 1
     try:
@@ -177,7 +190,8 @@ def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Regis
             # The referee has just died, and nobody waits for this process.
             os._exit(1)
         outer = os.getpid()
-        confinement = enter_sandbox(birth.sandbox._replace(descriptors=(descriptor,)))
+        start_driver = partial(_start_driver, device) if device.kind == "cuda" else int
+        confinement = enter_sandbox(birth.sandbox._replace(descriptors=(descriptor,)), start_driver)
         with socket.socket(fileno=descriptor) as connection:
             send_message(connection, Born(confinement.pid, outer, confinement.not_enforced))
             Candidate(connection, registry).serve()
@@ -188,6 +202,12 @@ def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Regis
         os._exit(code)
 
 
+def _start_driver(device: Device) -> None:
+    import torch
+
+    torch.zeros(1, device=device.name)
+
+
 class Candidate:
     """Carries out the referee's messages."""
 
@@ -196,6 +216,7 @@ class Candidate:
         self._registry = registry
         self._bind: Callable[[Mapping[str, Any]], Launch] = lambda tensors: int
         self._arena: Arena | None = None
+        self._gpu: GpuArena | None = None
         self._touched: list[tuple[Any, ...]] = []
         self._launches: list[Launch] = []
 
@@ -221,8 +242,12 @@ class Candidate:
                 case Bind(count):
                     self._bind_sets(count)
                 case Order(number):
-                    self._launch(message.list_places())
+                    self._launch(message.list_places(), message.gate)
+                    if not message.queued:
+                        self._await_gpu()
                     return Finished(number)
+                case Await():
+                    self._await_gpu()
         except Unsupported as error:
             return Raised(str(error), is_unsupported=True)
         except Exception as error:
@@ -231,7 +256,10 @@ class Candidate:
 
     def _load(self, message: Load, descriptor: int) -> None:
         library = choose_library(message.device)
-        self._arena = Arena(message.layout, library, descriptor)
+        if message.device.kind == "cuda":
+            self._arena = self._gpu = GpuArena(message.layout, library, message.device, descriptor)
+        else:
+            self._arena = Arena(message.layout, library, descriptor)
         os.close(descriptor)
         if message.unit is not None:
             os.environ |= message.environment
@@ -250,11 +278,17 @@ class Candidate:
             self._touched.append(tuple(words))
             self._launches.append(self._bind(self._arena.view_set(place)))
 
-    def _launch(self, places: array.array[int]) -> None:
+    def _await_gpu(self) -> None:
+        if self._gpu is not None:
+            self._gpu.await_launches()
+
+    def _launch(self, places: array.array[int], gate: int) -> None:
         from numpy import bitwise_or
 
         assert self._arena is not None
         touched, launches, group = self._touched, self._launches, self._arena.layout.group
+        if self._gpu is not None:
+            self._gpu.begin_order(gate)
         for first in range(0, len(places), group):
             for place in places[first : first + group]:
                 for words in touched[place]:

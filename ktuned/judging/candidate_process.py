@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic, perf_counter_ns
 from typing import NamedTuple
 
@@ -39,6 +40,9 @@ BIRTH_S = 60.0
 """Deadline of a birth; the first one waits for the import of torch."""
 
 STOP_S = 5.0
+LATE_S = 1.0
+"""How long a process may take to put an order's launches into a GPU's queue."""
+
 OTHERS_SHARE = 0.01
 """Share of an order in which other threads than the launching one may work unnoticed."""
 
@@ -95,6 +99,13 @@ class Glance(NamedTuple):
     look: Callable[[float], object]
 
 
+class GpuClock(NamedTuple):
+    """What is done on a GPU while the clock runs: ``begin`` before a process goes on, ``end`` when it has answered."""
+
+    begin: Callable[[], object]
+    end: Callable[[], object]
+
+
 class _Times(NamedTuple):
     """How long a process's first thread has worked, and waited for a core, and how long all its threads have worked."""
 
@@ -119,7 +130,7 @@ class CandidateProcess:
         scratch: its directory, which is removed when it is killed.
 
     Attributes:
-        not_enforced: what the system does not allow to enforce.
+        not_enforced: what the system does not allow to enforce, in sentences.
     """
 
     def __init__(self, connection: socket.socket, scratch: str) -> None:
@@ -128,6 +139,7 @@ class CandidateProcess:
         self._decoder = frames.Decoder()
         self._answers: list[bytes] = []
         self._born: Born | None = None
+        self.not_enforced: tuple[str, ...] = ()
 
     def await_birth(self) -> None:
         """Wait until the process has confined itself.
@@ -142,11 +154,7 @@ class CandidateProcess:
                 raise RuntimeError("a candidate's process could not be started") from ended
             assert isinstance(born, Born)
             self._born = born
-
-    @property
-    def not_enforced(self) -> tuple[str, ...]:
-        """What the system does not allow to enforce, in sentences."""
-        return () if self._born is None else self._born.not_enforced
+            self.not_enforced = born.not_enforced
 
     def ask(
         self,
@@ -155,6 +163,8 @@ class CandidateProcess:
         descriptors: tuple[int, ...] = (),
         *,
         glance: Glance | None = None,
+        clock: GpuClock | None = None,
+        on_late: Callable[[], object] | None = None,
     ) -> tuple[Answer, RunTime]:
         """Let the process go on until it answers; return the answer, and how long the process ran.
 
@@ -163,6 +173,8 @@ class CandidateProcess:
             deadline_s: how many seconds it may take.
             descriptors: file descriptors that the message passes on.
             glance: when to stop it in between, and what to do then. The time is not to be used then.
+            clock: what else is timed, by the wall clock.
+            on_late: called if it has not answered after :data:`LATE_S`.
 
         Raises:
             Ended: it ended, hung, or did not answer as it was asked.
@@ -173,12 +185,23 @@ class CandidateProcess:
         send_message(self._connection, message, descriptors)
         before, own_before = _read_times(pid), _read_times(os.getpid())
         began = perf_counter_ns()
+        if clock is not None:
+            clock.begin()
         continue_process(pid)
         if glance is not None:
             self._glance(glance)
+        if on_late is not None and not self._answers and not select.select([self._connection], [], [], LATE_S)[0]:
+            on_late()
+        if clock is not None:
+            # A processor that sleeps wakes up late.
+            end = monotonic() + deadline_s
+            while not (self._answers or select.select([self._connection], [], [], 0)[0]) and monotonic() < end:
+                pass
         answer = self._receive_answer(deadline_s)
         with suppress(OSError):
             os.kill(pid, signal.SIGSTOP)
+        if clock is not None:
+            clock.end()
         elapsed_ns = perf_counter_ns() - began
         if not stop_process(pid, STOP_S):
             raise self._explain_end()
@@ -186,6 +209,8 @@ class CandidateProcess:
             raise make_cheating("it sent the judge an answer that nobody had asked for")
         if isinstance(answer, Born):
             raise make_cheating("it forged an answer to the judge")
+        if clock is not None:
+            return answer, RunTime(elapsed_ns / 1000, 0.0, has_threads=False)
         after, own_after = _read_times(pid), _read_times(os.getpid())
         waited_ns = after.waited_ns - before.waited_ns + own_after.waited_ns - own_before.waited_ns
         worked_ns = after.worked_ns - before.worked_ns
@@ -297,6 +322,10 @@ class Nursery:
 
     def __init__(self, backend: str, device: Device) -> None:
         self.backend = backend
+        self._devices: tuple[str, ...] = ()
+        if device.kind == "cuda":
+            nodes = Path("/dev").glob("nvidia*")
+            self._devices = tuple(node.name for node in nodes if not node.is_dir())
         self.directories: Directories = ((), ())
         self._next_directories: Directories = ((), ())
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -319,7 +348,7 @@ class Nursery:
             self._next_directories = self.directories
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             scratch = tempfile.mkdtemp(prefix="candidate-")
-            sandbox = Sandbox(os.getpid(), scratch, *self.directories)
+            sandbox = Sandbox(os.getpid(), scratch, *self.directories, devices=self._devices)
             with theirs:
                 send_message(self._control, Birth(sandbox), (theirs.fileno(),))
             self._next = CandidateProcess(ours, scratch)

@@ -21,6 +21,8 @@ signals such as ``SIGABRT`` are ignored if an ``init`` sends them to itself. Kil
 candidate.
 
 The process must have one thread, because neither a user namespace nor Landlock applies to a thread that runs already.
+A GPU's driver starts threads and makes sockets, so it is started between those layers and the filter, which applies to
+all threads.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import resource
 import signal
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, NoReturn
 
@@ -52,14 +54,15 @@ MAX_DESCRIPTORS: Final = 1024
 _HIDDEN, _READABLE = "hidden", "readable"
 
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
-"""The only devices of a CPU's candidate: others, such as disks, belong to root, and so would its candidate."""
+"""The devices of each candidate: others, such as disks, belong to root, and so would its candidate."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_SETATTR: Final = 442
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
@@ -68,7 +71,8 @@ _CAPABILITY_VERSION: Final = 0x20080522
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_CONTROL_DEVICE: Final = 1 << 15
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _CONTROL_DEVICE
 _RIGHTS_BY_VERSION: Final = (0, 13, 14, 15, 15, 16)
 """How many rights of files a version of Landlock knows."""
 
@@ -91,6 +95,7 @@ class Sandbox(NamedTuple):
         readable: directories in hidden ones that may be read: the project, the candidate's artifact. Its files may
             be put there later.
         descriptors: what stays open, besides standard output and error.
+        devices: names of further files in ``/dev`` that it may use.
         layers: what may be used. Tests leave some out.
     """
 
@@ -99,6 +104,7 @@ class Sandbox(NamedTuple):
     hidden: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     descriptors: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
     layers: frozenset[str] = LAYERS
 
 
@@ -114,8 +120,10 @@ class Confinement(NamedTuple):
     not_enforced: tuple[str, ...]
 
 
-def enter_sandbox(sandbox: Sandbox) -> Confinement:
+def enter_sandbox(sandbox: Sandbox, start_driver: Callable[[], object] = int) -> Confinement:
     """Confine this process for ever, as far as the system allows. Returns in the process that is the candidate's.
+
+    ``start_driver`` is called before system calls are refused, and may start threads.
 
     Raises:
         RuntimeError: this process has other threads.
@@ -140,7 +148,7 @@ def enter_sandbox(sandbox: Sandbox) -> Confinement:
             # From here on, this code runs in the candidate's process.
             pid = _become_init_and_candidate(sandbox.descriptors)
             try:
-                _hide_with_mounts(views, sandbox.scratch)
+                _hide_with_mounts(views, sandbox)
                 has_own_mounts = True
             except OSError as error:
                 refused[NAMESPACES] = _explain(error)
@@ -151,7 +159,7 @@ def enter_sandbox(sandbox: Sandbox) -> Confinement:
             refused[LANDLOCK] = "not used"
         else:
             try:
-                version = _restrict_files(views, sandbox.scratch)
+                version = _restrict_files(views, sandbox)
             except OSError as error:
                 refused[LANDLOCK] = _explain(error)
 
@@ -163,6 +171,7 @@ def enter_sandbox(sandbox: Sandbox) -> Confinement:
     if pid == os.getpid():
         # There is no init of a namespace. Linux clears the signal when a process gives up capabilities.
         _die_with(sandbox.parent)
+    start_driver()
     if FILTER not in sandbox.layers:
         refused[FILTER] = "not used"
     else:
@@ -333,14 +342,15 @@ def _make_namespaces() -> None:
             stream.write(text)
 
 
-def _hide_with_mounts(views: Mapping[str, str], scratch: str) -> None:
+def _hide_with_mounts(views: Mapping[str, str], sandbox: Sandbox) -> None:
     """Mount what hides, make everything read-only, and mount what may be written."""
     # This comes first, because systems that refuse mounts refuse one of these two. Nothing has changed then.
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     # A directory in a hidden one is opened before that is hidden, and mounted there again.
     opened = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path, view in views.items() if view == _READABLE}
-    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES if os.path.exists(f"/dev/{name}")}
+    scratch, names = sandbox.scratch, (*_DEVICES, *sandbox.devices)
+    devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in names if os.path.exists(f"/dev/{name}")}
     for path, view in views.items():
         # Inside a hidden directory it is not there any more.
         os.makedirs(path, exist_ok=True)
@@ -359,6 +369,11 @@ def _hide_with_mounts(views: Mapping[str, str], scratch: str) -> None:
         os.close(descriptor)
     os.makedirs(scratch, exist_ok=True)
     _make_read_only()
+    if sandbox.devices:
+        # A GPU's driver does not start unless it may name its threads.
+        flags = _MS_BIND | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        _mount("/proc/self/task", "/proc/self/task", None, _MS_BIND)
+        _mount(None, "/proc/self/task", None, _MS_REMOUNT | flags)
     # Libraries make shared memory in /dev/shm.
     _mount("tmpfs", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={SCRATCH_BYTES}")
     _mount(scratch, "/dev/shm", None, _MS_BIND)
@@ -376,7 +391,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
     _check(_libc.mount(*arguments, flags, None if options is None else options.encode()))
 
 
-def _restrict_files(views: Mapping[str, str], scratch: str) -> int:
+def _restrict_files(views: Mapping[str, str], sandbox: Sandbox) -> int:
     """Allow reading what is not hidden, and writing the scratch directory; return the version of Landlock."""
     version = _check(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG))
     all_rights = (1 << _RIGHTS_BY_VERSION[min(version, len(_RIGHTS_BY_VERSION) - 1)]) - 1
@@ -389,15 +404,19 @@ def _restrict_files(views: Mapping[str, str], scratch: str) -> int:
     reading = _EXECUTE | _READ_FILE | _READ_DIRECTORY
     for path in _list_readable("/", _READABLE, {**views, "/dev": _HIDDEN, "/proc": _HIDDEN}):
         _allow(ruleset, path, reading)
-    for name in _DEVICES:
-        _allow(ruleset, f"/dev/{name}", _READ_FILE | _WRITE_FILE)
+    for name in (*_DEVICES, *sandbox.devices):
+        _allow(ruleset, f"/dev/{name}", all_rights & (_READ_FILE | _WRITE_FILE | _CONTROL_DEVICE))
     for name in os.listdir("/proc"):
         if not name.isdecimal() and not os.path.islink(f"/proc/{name}"):
             _allow(ruleset, f"/proc/{name}", reading)
     # Linux may forget which directory of /proc this was, unless it stays open.
     os.open("/proc/self", os.O_PATH)
     _allow(ruleset, "/proc/self", reading)
-    _allow(ruleset, scratch, all_rights)
+    if sandbox.devices:
+        # A GPU's driver does not start unless it may name its threads.
+        os.open("/proc/self/task", os.O_PATH)
+        _allow(ruleset, "/proc/self/task", reading | _WRITE_FILE)
+    _allow(ruleset, sandbox.scratch, all_rights)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _check(_libc.syscall(_RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)

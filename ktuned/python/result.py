@@ -103,7 +103,7 @@ class Result:
 
     @cached_property
     def trials(self) -> Trials:
-        """All trials of this problem for the kernel's current state; read from the daemon once."""
+        """All trials of this problem for the kernel's present version; read from the daemon once."""
         wanted = ResultsParams(self.kernel, dict(self.problem), self.device, current=True)
         with Client() as client:
             return Trials(load_all_trials(client, wanted))

@@ -1,6 +1,6 @@
 """Results for people and for other programs: the HTML report; trials as JSON, CSV and T4; winners for vLLM.
 
-Names that need the store or a server are imported on first use, because tables and formats need neither.
+Names that need the store are imported on first use, because tables and formats need neither.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ from ktuned.report.winner_formats import render_vllm_files
 if TYPE_CHECKING:
     from ktuned.report.document import Document, Standing
     from ktuned.report.html_page import render_fragment, render_page
-    from ktuned.report.live import DocumentCache, LiveServer
     from ktuned.report.store_survey import make_standing_key, survey_store
 
 __all__ = [
     "FORMATS",
     "Document",
-    "DocumentCache",
-    "LiveServer",
     "Standing",
     "make_standing_key",
     "render_fragment",
@@ -33,8 +30,6 @@ __all__ = [
 
 _LATER = {
     "Document": "document",
-    "DocumentCache": "live",
-    "LiveServer": "live",
     "Standing": "document",
     "render_fragment": "html_page",
     "make_standing_key": "store_survey",

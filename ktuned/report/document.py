@@ -118,13 +118,8 @@ class Section(Struct, frozen=True):
 
 
 class Document(Struct, frozen=True):
-    """Everything on the page; ``made`` is Unix time in s, ``is_live`` whether it follows the store.
-
-    ``progress`` has a line for each job that runs or waits.
-    """
+    """Everything on the page; ``made`` is Unix time in s."""
 
     made: float
     version: str
     sections: Sequence[Section]
-    is_live: bool = False
-    progress: Sequence[str] = ()

@@ -40,7 +40,7 @@ def render_page(document: Document) -> str:
         # The charting library positions its tooltips by style attributes.
         "style-src 'unsafe-inline'",
         "img-src data:",
-        "connect-src 'self'" if document.is_live else "connect-src 'none'",
+        "connect-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",
     ]

@@ -40,7 +40,16 @@ from ktuned.model import (
     strip_numerics,
 )
 from ktuned.protocol import Job, JobState, describe_change
-from ktuned.report.columns import COARSE, PackedColumns, Packer
+from ktuned.report.columns import (
+    COARSE,
+    Column,
+    PackedColumns,
+    code_values,
+    pack_columns,
+    round_figures,
+    step_numbers,
+    step_times,
+)
 from ktuned.report.document import (
     Bar,
     Build,
@@ -89,7 +98,6 @@ def survey_store(
     kernels: Collection[str] | None = None,
     standings: Mapping[WinnerKey, Standing] | None = None,
     max_trials: int = MAX_TRIALS,
-    is_live: bool = False,
     artifacts: Path | None = None,
 ) -> Document:
     """Return the document of a store, or of some of its kernels.
@@ -140,7 +148,7 @@ def survey_store(
                 artifacts,
             )
         )
-    return Document(time(), version, sections, is_live)
+    return Document(time(), version, sections)
 
 
 def _describe_untuned(jobs: Sequence[Job]) -> Standing:
@@ -273,32 +281,32 @@ def _pack_trials(
     facts: tuple[Sequence[Mapping[str, float]], Sequence[str]],
     metrics: tuple[Sequence[Mapping[str, float]], Sequence[str]],
 ) -> PackedColumns:
-    packer = Packer(len(rows))
-    packer.add_whole_numbers("id", [row.id for row in rows])
-    packer.add_codes("outcome", [row.outcome for row in rows], [Outcome.MEASURED.value])
-    packer.add_codes("job", [row.job for row in rows])
-    packer.add_codes("message", _collect_messages(rows), [""])
-    packer.add_figures("latency", [row.latency_us for row in rows])
-    packer.add_figures("spread", [row.spread_us for row in rows], COARSE)
-    packer.add_figures("compile_s", [row.compile_s or None for row in rows], COARSE)
-    packer.add_figures("lane_s", [row.lane_s or None for row in rows], COARSE)
-    packer.add_times("ended", [row.updated for row in rows])
+    columns: dict[str, Column] = {
+        "id": step_numbers(row.id for row in rows),
+        "outcome": code_values([row.outcome for row in rows], [Outcome.MEASURED.value]),
+        "job": code_values([row.job for row in rows]),
+        "message": code_values(_collect_messages(rows), [""]),
+        "latency": round_figures(row.latency_us for row in rows),
+        "spread": round_figures((row.spread_us for row in rows), COARSE),
+        "compile_s": round_figures((row.compile_s or None for row in rows), COARSE),
+        "lane_s": round_figures((row.lane_s or None for row in rows), COARSE),
+        "ended": step_times(row.updated for row in rows),
+    }
     spans = [{kind: (name, began) for kind, name, began in row.spans} for row in rows]
     for place in (COMPILE, LANE):
         found = [spans_of_row.get(place) for spans_of_row in spans]
-        packer.add_codes(f"{place}_place", ["" if span is None else span[0] for span in found], [""])
-        packer.add_times(
-            f"{place}_began",
-            [row.updated if span is None else span[1] for row, span in zip(rows, found, strict=True)],
+        columns[f"{place}_place"] = code_values(["" if span is None else span[0] for span in found], [""])
+        columns[f"{place}_began"] = step_times(
+            row.updated if span is None else span[1] for row, span in zip(rows, found, strict=True)
         )
     for number, knob in enumerate(knobs):
-        packer.add_codes(
-            f"knob {number}", [config.get(knob) for config in configs], _sort_values(axes.get(knob, ()), configs, knob)
+        columns[f"knob {number}"] = code_values(
+            [config.get(knob) for config in configs], _sort_values(axes.get(knob, ()), configs, knob)
         )
     for prefix, (values, names) in (("fact", facts), ("metric", metrics)):
         for number, name in enumerate(names):
-            packer.add_figures(f"{prefix} {number}", [found.get(name) for found in values])
-    return packer.pack_columns()
+            columns[f"{prefix} {number}"] = round_figures(found.get(name) for found in values)
+    return pack_columns(len(rows), columns)
 
 
 def _list_axes(space: SpaceInfo, knobs: Sequence[str]) -> Mapping[str, Sequence[Any]]:

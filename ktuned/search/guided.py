@@ -27,7 +27,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ktuned.declaration import BoundSpace
-from ktuned.search.blas import limit_blas_to_one_thread
 from ktuned.search.candidates import Candidates
 from ktuned.search.chain import Point
 from ktuned.search.convergence import FASTER, Surprises, UntriedConfigs, chance_of_improvement
@@ -154,8 +153,12 @@ class Guided(PointStrategy):
 
     def choose(self) -> Point | None:
         """Return the next config: at first one of a spread, then the most promising one, or a random one."""
-        with limit_blas_to_one_thread():
-            return self._choose_next()
+        self._choice_count += 1
+        if self._progress < SPREAD_CONFIGS:
+            return self.draw_least_tried()
+        if len(self.logs) < 3 or len(self._features) == 0:
+            return self.draw_untried()
+        return self._choose_most_promising()
 
     @property
     def converged(self) -> bool:
@@ -176,28 +179,19 @@ class Guided(PointStrategy):
         """
         if self._lowest_value == -math.inf:
             return 1.0
-        with limit_blas_to_one_thread():
-            near, features = self._candidates.pick_candidates(0, self.taken, self.fastest_points(FASTEST_CONSIDERED))
-            far, others = self._candidates.list_pool_except(self.taken | set(near))
-            rest = max(0, self.domain.count - len(self.taken) - len(near))
-            # Each config of the pool represents an equal share of the rest of the space.
-            weights = np.append(np.ones(len(near)), np.full(len(far), rest / max(1, len(far))))
-            return chance_of_improvement(
-                self._model,
-                UntriedConfigs(np.vstack([features.reshape(len(near), -1), others]) if near else others, weights),
-                self._lowest_value - FASTER / self._log_scale,
-                scale=self._surprises.scale,
-                chance_to_work=self._predict_chance_to_work,
-                seed=len(self.taken),
-            )
-
-    def _choose_next(self) -> Point | None:
-        self._choice_count += 1
-        if self._progress < SPREAD_CONFIGS:
-            return self.draw_least_tried()
-        if len(self.logs) < 3 or len(self._features) == 0:
-            return self.draw_untried()
-        return self._choose_most_promising()
+        near, features = self._candidates.pick_candidates(0, self.taken, self.fastest_points(FASTEST_CONSIDERED))
+        far, others = self._candidates.list_pool_except(self.taken | set(near))
+        rest = max(0, self.domain.count - len(self.taken) - len(near))
+        # Each config of the pool represents an equal share of the rest of the space.
+        weights = np.append(np.ones(len(near)), np.full(len(far), rest / max(1, len(far))))
+        return chance_of_improvement(
+            self._model,
+            UntriedConfigs(np.vstack([features.reshape(len(near), -1), others]) if near else others, weights),
+            self._lowest_value - FASTER / self._log_scale,
+            scale=self._surprises.scale,
+            chance_to_work=self._predict_chance_to_work,
+            seed=len(self.taken),
+        )
 
     def _make_process(self) -> GaussianProcess:
         kinds = self._features.kinds

@@ -26,6 +26,7 @@ from ktuned.model import (
     KernelFileError,
     KernelInfo,
     KtunedError,
+    NotFound,
     Outcome,
     UsageError,
     canonical,
@@ -54,7 +55,7 @@ from ktuned.protocol import (
     Trial,
     TrialDone,
 )
-from ktuned.scheduling import Intake, TuningRequest, find_judged_trial
+from ktuned.scheduling import Intake, Jobs, TuningRequest, find_judged_trial
 from ktuned.serve.job_methods import parse_configs
 from ktuned.serve.method import Handler, Peer
 from ktuned.tuning import QUICK
@@ -63,15 +64,19 @@ REGISTERS: Final = frozenset({"registers"})
 SPILLS: Final = frozenset({"spill_store_bytes", "spill_bytes"})
 """Facts of backends about a compiled config."""
 
+CANCEL_S: Final = 5.0
+"""Seconds for cancelling the jobs of a client that has left."""
+
 _NOT_IN_SPACE: Final = "the space does not hold this config for this problem"
 
 
 class JudgeMethods:
     """Judges candidates, and keeps the verdicts of judged jobs while a request waits for them."""
 
-    def __init__(self, known: Knowledge, *, intake: Intake) -> None:
+    def __init__(self, known: Knowledge, *, intake: Intake, jobs: Jobs) -> None:
         self._known = known
         self._intake = intake
+        self._jobs = jobs
         self._requests = 0
         self._trials: dict[int, dict[str, Trial]] = {}
         """The judged trials of each job by the canonical text of their config."""
@@ -80,7 +85,7 @@ class JudgeMethods:
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the method with its handler."""
-        return [Handler(JUDGE, self.handle_judge)]
+        return [Handler(JUDGE, self.handle_judge, ends_with_peer=True)]
 
     def handle_event(self, event: Event) -> None:
         """Keep verdicts, and the ends of judged jobs."""
@@ -119,15 +124,26 @@ class JudgeMethods:
             against=None if file is not None else against,
         )
         with self._keep_verdicts():
-            jobs = await self._submit_jobs(params, request)
-            others: list[Job] = []
-            if file is not None:
-                other = JudgeParams(path=file, python=params.python)
-                others = await self._submit_jobs(other, replace(request, configs=(), against=WINNER))
-            while not all(job.id in self._ended for job in (*jobs, *others)):
-                await self._changed.wait()
+            jobs, others = await self._submit_jobs(params, request), list[Job]()
+            try:
+                if file is not None:
+                    other = JudgeParams(path=file, python=params.python)
+                    others = await self._submit_jobs(other, replace(request, configs=(), against=WINNER))
+                while not all(job.id in self._ended for job in (*jobs, *others)):
+                    await self._changed.wait()
+            except anyio.get_cancelled_exc_class():
+                await self._cancel_jobs([*jobs, *others])
+                raise
             others_us = {canonical(job.problem): self._find_least_us(job) for job in others}
             return self._make_answer(params, jobs, others_us if file is not None else None)
+
+    async def _cancel_jobs(self, jobs: Sequence[Job]) -> None:
+        """Cancel the jobs of a request whose client is gone. Bounded."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CANCEL_S):
+            for job in jobs:
+                # It may have ended meanwhile.
+                with suppress(NotFound):
+                    await self._jobs.cancel_job(job.id, "its client has left")
 
     @contextmanager
     def _keep_verdicts(self) -> Iterator[None]:

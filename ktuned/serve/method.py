@@ -51,10 +51,12 @@ class Handler(msgspec.Struct, Generic[P, A], frozen=True):
         method: The method, with the types of its params and its answer.
         handle: Called with the params and the peer that sent them. An ``async`` function may wait. A plain one must
             not block; if it would have to, it returns a :class:`DeferredAnswer`.
+        ends_with_peer: Whether a function that waits is cancelled when the peer is gone.
     """
 
     method: Method[P, A]
     handle: Callable[[P, Peer], A | Awaitable[A] | DeferredAnswer]
+    ends_with_peer: bool = False
 
     def read_params(self, params: dict[str, Any]) -> P:
         """Return the params of a request.

@@ -85,10 +85,12 @@ class Connection(asyncio.BufferedProtocol, Peer):
 
     Attributes:
         pending: How many of its requests have methods that still wait.
+        scopes: The scopes of those methods that end with the connection.
     """
 
     def __init__(self, server: Server) -> None:
         self.pending = 0
+        self.scopes: set[anyio.CancelScope] = set()
         self._server = server
         self._decoder = wire.Decoder(server.limits.request_bytes, server.limits.request_items)
         self._unhandled: deque[wire.Message] = deque()
@@ -179,13 +181,15 @@ class Connection(asyncio.BufferedProtocol, Peer):
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget the peer. Its waiting methods run to their end, and the connection counts until then."""
+        """Forget the peer. Waiting methods run to their end, or end with it; the connection counts until then."""
         if self._transport is None:
             return
         self._transport = None
         self._unhandled.clear()
         if self.on_gone is not None:
             self.on_gone()
+        for scope in self.scopes:
+            scope.cancel()
         if not self.pending:
             self._server.release_connection(self)
 
@@ -348,7 +352,7 @@ class Server:
         if type(result) is DeferredAnswer:
             assert self._tasks is not None
             connection.pending += 1
-            self._tasks.start_soon(self._answer_later, result.rest, message, connection)
+            self._tasks.start_soon(self._answer_later, result.rest, message, connection, handler.ends_with_peer)
             return None
         return self._encode_response(message, None, result)
 
@@ -357,17 +361,23 @@ class Server:
         work: Callable[[], Awaitable[Any]],
         message: wire.Request | wire.Notification,
         connection: Connection,
+        ends_with_peer: bool,
     ) -> None:
+        scope = anyio.CancelScope()
+        if ends_with_peer:
+            connection.scopes.add(scope)
         try:
-            try:
-                result = await work()
-            except Exception as error:
-                response = self._encode_response(message, _explain_error(error, message.method), None)
-            else:
-                response = self._encode_response(message, None, result)
-            if response is not None:
-                connection.send(response)
+            with scope:
+                try:
+                    result = await work()
+                except Exception as error:
+                    response = self._encode_response(message, _explain_error(error, message.method), None)
+                else:
+                    response = self._encode_response(message, None, result)
+                if response is not None:
+                    connection.send(response)
         finally:
+            connection.scopes.discard(scope)
             connection.finish_request()
             self._settled.set()
 

@@ -198,22 +198,6 @@ class Artifacts:
         """Return where the artifact of ``key`` is, or would be."""
         return locate_artifact(self.directory, key)
 
-    def count_by_backend(self) -> dict[str, tuple[int, int]]:
-        """Return the number of artifacts of each backend, and their bytes; reads every manifest.
-
-        Artifacts whose manifest cannot be read are counted under ``""``. Those of a backend that no longer exists are
-        only removed when the cap requires it.
-        """
-        found: dict[str, tuple[int, int]] = {}
-        for entry in self._list_sealed():
-            try:
-                backend = manifest.read(self.locate_artifact(entry.key)).backend
-            except DamagedArtifact:
-                backend = ""
-            count, size = found.get(backend, (0, 0))
-            found[backend] = (count + 1, size + entry.size)
-        return found
-
     def _ensure_staging_directory(self) -> Path:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = locate_staging(self.directory)

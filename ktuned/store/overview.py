@@ -125,10 +125,6 @@ class Overview(Queries):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def data_version(self) -> tuple[object, ...]:
-        """Return a value that changes when another process writes to the store."""
-        return tuple(self._reader.fetch_rows("PRAGMA data_version"))
-
     def load_contexts(self) -> list[ContextSums]:
         """Return every context that has trials, the one with the newest trial last."""
         return self._reader.fetch_values(_decode_context_sums, _CONTEXTS)

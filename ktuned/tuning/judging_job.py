@@ -41,6 +41,11 @@ _log = structlog.get_logger()
 QUICK = "fast"
 """The preset by which configs are judged with fewer launches, and with which references are timed."""
 
+REFEREE_S = 60.0
+"""Time that the referee needs for an order at most: it writes inputs, computes expected outputs and compares, on a
+machine that may be busy.
+"""
+
 _STOP_S = 5.0
 """Time to record the trials of a job that is stopped."""
 
@@ -200,11 +205,15 @@ class Judging:
             judged=True,
             quick=brief.preset.name == QUICK,
             peaks=self._store.load_peaks().get(brief.context.device),
+            deadlines=brief.deadlines,
         )
+        # The referee enforces the deadlines, so that a candidate that hangs costs no worker. The worker's phase begins
+        # anew with each order, and holds an answer that is waited for and the referee's own work.
+        deadlines = {phase: seconds + REFEREE_S for phase, seconds in brief.deadlines.items()}
         while True:
             with suppress(LaneSick):
                 return await self._measuring.measure_alone(
-                    self._measuring.choose_well_lane, attempt, request, brief.deadlines
+                    self._measuring.choose_well_lane, attempt, request, deadlines
                 )
 
     async def _record_end(self, attempt: Attempt, result: TrialResult) -> None:

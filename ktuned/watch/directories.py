@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from time import time_ns
 
 import msgspec
@@ -47,7 +48,7 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The directories of one root, or of none; all are watched in the same way.
+    """The directories of one root, or of none; all are watched in the same way, by events or by surveys.
 
     ``trees`` are the directories of the root's tree. ``singles`` are other directories, with their identity (device and
     inode). ``reason`` says why they are polled although the root's settings do not ask for it.
@@ -111,12 +112,13 @@ class DirectorySet(msgspec.Struct, frozen=True):
         return cls(plan, ordered, frozenset(missing), watched)
 
     def list_native_directories(self) -> list[str]:
-        """Return the directories that are watched by events."""
-        return list(_order_watched_directories(group for group in self.groups if not group.is_polled))
+        """Return the directories that are watched by events, in the order in which they get watches.
 
-    def list_polled_directories(self) -> list[str]:
-        """Return the directories that are polled."""
-        return list(_order_watched_directories(group for group in self.groups if group.is_polled))
+        Of two paths to one directory, inotify's events name the one that was added last: a root's.
+        """
+        native = [group for group in self.groups if not group.is_polled]
+        singles, trees = ([*group.singles] for group in native), ([*group.trees] for group in native)
+        return list(filter(_is_text, chain.from_iterable(chain(singles, trees))))
 
     def raises_events(self, path: str) -> bool:
         """Return whether a change of a file is announced by an event."""
@@ -127,10 +129,10 @@ class DirectorySet(msgspec.Struct, frozen=True):
         owner = self.plan.find_owner(path)
         return any(group.is_polled for group in self.groups if group.root == owner)
 
-    def find_failed_root(self, reason: str) -> str | None:
-        """Return the root (or :data:`ELSEWHERE`) whose native watch failed; ``None`` if all are polled.
+    def find_failed_root(self, reason: str) -> str:
+        """Return the root (or :data:`ELSEWHERE`) whose watch failed.
 
-        It is the root of a path in the message, or else the largest root.
+        It is the root of a path in the message, or else the largest root that is not polled.
         """
         native = [group for group in self.groups if not group.is_polled]
         named = [
@@ -139,9 +141,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
             for path in (*group.trees, *group.singles)
             if f'"{path}"' in reason or f'"{path}/' in reason
         ]
-        if named:
-            return max(named)[1]
-        return native[-1].root if native else None
+        return max(named)[1] if named else native[-1].root
 
     def lacks_directories(self, plan: Plan) -> bool:
         """Return whether a newer plan contains directories that this set does not watch."""
@@ -211,18 +211,6 @@ def _kernel_files(directories: DirectorySet) -> dict[str, set[str]]:
         }
         for group in directories.groups
     }
-
-
-def _order_watched_directories(groups: Iterable[Group]) -> Iterator[str]:
-    """Yield directories in the order in which they get watches.
-
-    Of two paths to one directory, inotify's events name the one that was added last: a root's.
-    """
-    chosen = list(groups)
-    for group in chosen:
-        yield from filter(_is_text, group.singles)
-    for group in chosen:
-        yield from filter(_is_text, group.trees)
 
 
 def _directory_contents(listing: Listing) -> Contents:

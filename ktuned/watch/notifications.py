@@ -1,14 +1,11 @@
-"""Notifications of the file system, by watchfiles: one inotify instance for all native directories, one poller."""
+"""Notifications of the file system, by watchfiles: one inotify instance for all directories."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import stat
-import sys
 import threading
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from time import monotonic, time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -33,9 +30,6 @@ STILL_S = 0.02
 HOLD_S = 1.0
 """After this long, a file that is still written to is processed anyway."""
 
-POLL_MS = 1_000
-"""Interval at which directories are polled whose file system raises no events."""
-
 MAX_LOOKED_AT = 1_000
 """Most paths of a batch that are watched until they are still; a larger batch, as of a checkout, lasts long enough."""
 
@@ -53,10 +47,9 @@ class Batch(msgspec.Struct, frozen=True):
 class WatchError(Exception):
     """A watch could not be set, or has ended; ``reason`` is watchfiles' message."""
 
-    def __init__(self, reason: str, *, is_polling: bool) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.is_polling = is_polling
 
 
 class DirectoryGone(Exception):
@@ -73,15 +66,9 @@ class Notifications:
         WatchError: a watch cannot be set.
     """
 
-    def __init__(self, native: Sequence[str], polled: Sequence[str], stop: threading.Event) -> None:
+    def __init__(self, directories: Sequence[str], stop: threading.Event) -> None:
         self._stop = stop
-        self._native = self._polled = None
-        self._native = _open_watches(native, is_polling=False)
-        try:
-            self._polled = _open_watches(polled, is_polling=True)
-        except BaseException:
-            self.close()
-            raise
+        self._watches = _open_watches(directories)
 
     def wait_for_changes(self, timeout_s: float, step_ms: int) -> Batch:
         """Return the events since the last call: a complete batch, or an empty one after ``timeout_s``.
@@ -98,31 +85,19 @@ class Notifications:
                 return batch
 
     def close(self) -> None:
-        """End the watches; their threads and descriptors are gone a moment later."""
-        for one in (self._native, self._polled):
-            if one is not None:
-                one.close()
-        self._native = self._polled = None
+        """End the watches; their thread and descriptors are gone a moment later."""
+        if self._watches is not None:
+            self._watches.close()
+            self._watches = None
 
     def _next_batch(self, timeout_s: float, step_ms: int) -> Batch:
-        if self._native is None and self._polled is None:
+        if self._watches is None:
             return Batch(is_stopped=self._stop.wait(max(0.0, timeout_s)))
-        if self._native is None:
-            return self._read_events(self._polled, timeout_s, step_ms, is_polling=True)
-        if self._polled is None:
-            return self._read_events(self._native, timeout_s, step_ms, is_polling=False)
-        batch = self._read_events(self._native, min(timeout_s, POLL_MS / 1000), step_ms, is_polling=False)
-        if batch.is_stopped:
-            return batch
-        return _join_batches(batch, self._read_events(self._polled, 0.0, 1, is_polling=True))
-
-    def _read_events(self, source: RustNotify | None, timeout_s: float, step_ms: int, *, is_polling: bool) -> Batch:
-        assert source is not None
         try:
-            found = source.watch(DEBOUNCE_MS, step_ms, max(1, int(timeout_s * 1000)), self._stop)
+            found = self._watches.watch(DEBOUNCE_MS, step_ms, max(1, int(timeout_s * 1000)), self._stop)
         except BaseException as error:
             # A panic of the library is no Exception, so catch everything. No signal is raised in this thread.
-            raise WatchError(str(error), is_polling=is_polling) from error
+            raise WatchError(str(error)) from error
         if isinstance(found, str):
             return Batch(is_stopped=found == "stop")
         paths = frozenset(path for _, path in found)
@@ -143,39 +118,26 @@ class Notifications:
         self.close()
 
 
-def _import_watches() -> type[RustNotify]:
-    """Return watchfiles' watches without the rest of its package, which imports multiprocessing: 20 ms, 0.4 MiB.
+def _open_watches(directories: Sequence[str]) -> RustNotify | None:
+    # Imported here, in a thread, so that a starting daemon can already answer.
+    from watchfiles._rust_notify import RustNotify
 
-    Called late, in a thread, so that a starting daemon can already answer.
-    """
-    name = "watchfiles._rust_notify"
-    package = importlib.util.find_spec("watchfiles")
-    spec = PathFinder.find_spec(name, None if package is None else package.submodule_search_locations)
-    if name not in sys.modules and spec is not None and spec.loader is not None:
-        # It can only be initialised once in a process, so a later import of the package must find this module.
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    kind: type[RustNotify] = importlib.import_module(name).RustNotify
-    return kind
-
-
-def _open_watches(directories: Sequence[str], *, is_polling: bool) -> RustNotify | None:
     if not directories:
         return None
     try:
         # Do not ignore denied permissions: that would ignore all errors, such as exhausted watches.
-        return _import_watches()(
+        return RustNotify(
             list(directories),
             debug=False,
-            force_polling=is_polling,
-            poll_delay_ms=POLL_MS,
+            force_polling=False,
+            poll_delay_ms=0,
             recursive=False,
             ignore_permission_denied=False,
         )
     except FileNotFoundError as error:
         raise DirectoryGone(str(error)) from error
     except BaseException as error:
-        raise WatchError(str(error), is_polling=is_polling) from error
+        raise WatchError(str(error)) from error
 
 
 def _join_batches(one: Batch, other: Batch) -> Batch:

@@ -11,7 +11,7 @@ arriving exactly once:
   every 2 s the files of polled roots and of kernels that were looked up lately.
 - A survey may see a save before its event arrives. Such a file is a *suspect* and is looked at again after 0.5 s. If no
   event has arrived by then, events are being lost: the file is inspected, and ``notice`` says so.
-- A root whose watches fail is polled; if polling fails, too, it is surveyed. Watches are tried again after a minute.
+- A root whose watches fail is polled. Watches are tried again after a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import structlog
 
 from ktuned.catalog import Catalog, FileInspector, escape_path
 from ktuned.model import AmbiguousName, NotFound
-from ktuned.watch.directories import NOT_UTF8, Differences, DirectorySet, Plan
+from ktuned.watch.directories import ELSEWHERE, NOT_UTF8, Differences, DirectorySet, Plan
 from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
 from ktuned.watch.reinspection import OnChanges, Reinspection
 
@@ -57,8 +57,8 @@ _REMEDIES = {
     NOT_UTF8: "rename the file in UTF-8",
 }
 
-OpenWatches = Callable[[Sequence[str], Sequence[str], threading.Event], Notifications]
-"""Opens the watches on native and on polled directories; the event ends their ``wait``."""
+OpenWatches = Callable[[Sequence[str], threading.Event], Notifications]
+"""Opens the watches on directories; the event ends their ``wait``."""
 
 
 class Intervals(msgspec.Struct, frozen=True):
@@ -100,7 +100,6 @@ class Watcher:
         self._waiting = anyio.CapacityLimiter(1)
         self._active_until = 0.0
         self._failed: dict[str, str] = {}
-        self._poller_failed = ""
         self._retry_at = 0.0
         self._lost = 0
         self._lost_until = 0.0
@@ -122,7 +121,7 @@ class Watcher:
             "or set `polling = true` for a network file system"
         )
         is_losing = self._lost and monotonic() < self._lost_until
-        faults = (self._poller_failed, lost if is_losing else "", self._inspections.notice)
+        faults = (lost if is_losing else "", self._inspections.notice)
         return "; ".join([*polled, *filter(None, faults)])
 
     def roots_changed(self) -> None:
@@ -156,7 +155,6 @@ class Watcher:
         if began >= self._retry_at:
             self._retry_at = 0.0
             self._failed.clear()
-            self._poller_failed = ""
         before = self._directories
         self._directories = await anyio.to_thread.run_sync(DirectorySet.scan_directories, self._make_plan())
         try:
@@ -199,23 +197,18 @@ class Watcher:
         """
         while True:
             directories = self._directories
-            polled = [] if self._poller_failed else directories.list_polled_directories()
             try:
                 return await anyio.to_thread.run_sync(
-                    self._open_watches, directories.list_native_directories(), polled, self._stop
+                    self._open_watches, directories.list_native_directories(), self._stop
                 )
             except WatchError as error:
                 self._handle_failure(error)
                 self._directories = await anyio.to_thread.run_sync(DirectorySet.scan_directories, self._make_plan())
 
     def _handle_failure(self, error: WatchError) -> None:
-        """Poll the root whose watch has failed; if polling has failed, leave it to the surveys."""
-        _log.warning("watch_failed", reason=error.reason, polling=error.is_polling)
-        root = self._directories.find_failed_root(error.reason)
-        if error.is_polling or root is None:
-            self._poller_failed = f"polling failed, known files are surveyed: {error.reason}"
-        else:
-            self._failed[root] = error.reason
+        """Poll the root whose watch has failed."""
+        _log.warning("watch_failed", reason=error.reason)
+        self._failed[self._directories.find_failed_root(error.reason)] = error.reason
         self._retry_at = monotonic() + self._intervals.retry_s
 
     def _make_plan(self) -> Plan:
@@ -280,7 +273,9 @@ class Watcher:
 
     async def _survey_recent(self, suspects: set[str]) -> _SurveyResult:
         """Look at polled roots, and at the files of kernels that were looked up lately."""
-        roots = [root for root in self._catalog.roots if self._directories.is_polled(root.path)]
+        # Of files outside all roots, it is not known whose kernels depend on them.
+        is_all = self._directories.is_polled(ELSEWHERE)
+        roots = [root for root in self._catalog.roots if is_all or self._directories.is_polled(root.path)]
         files = {file for root in roots for file in self._catalog.list_kernel_files_of(root)}
         for name in self._list_used_kernels():
             with suppress(NotFound, AmbiguousName):

@@ -40,7 +40,9 @@ from ktuned.model import (
 )
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
+from ktuned.worker.mapped_files import MappedFiles
 from ktuned.worker.prior import ask_prior, describe_stray_prior
+from ktuned.worker.threading_libraries import ThreadingLibraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,6 +64,7 @@ class Explorer:
         self._places = places
         self._exploration: Exploration | None = None
         self._trace: CodeTrace | None = None
+        self._libraries = ThreadingLibraries()
 
     def open_space(self, request: requests.Explore, reply: Reply) -> replies.Explored:
         """Open the space of one kernel and problem for a job, in place of an earlier one."""
@@ -76,6 +79,7 @@ class Explorer:
             on_phase=reply.begin_phase,
         )
         self._exploration = opened
+        self._libraries.add_mapped_libraries(MappedFiles().list_mapped_files())
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Explored(
             make_plain_size(opened.size),
@@ -97,7 +101,9 @@ class Explorer:
         if self._exploration is None:
             raise UsageError("ask comes after explore")
         self._exploration.tell_outcomes(request.tried)
-        proposals = self._exploration.propose_configs(request.n, anywhere=request.anywhere)
+        # A model's matrices are small, and the other cores compile: more threads would only wait for each other.
+        with self._libraries.use_one_thread():
+            proposals = self._exploration.propose_configs(request.n, anywhere=request.anywhere)
         observed = () if self._trace is None else self._trace.take_new_observations()
         return replace(proposals, observed=observed) if observed else proposals
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ktuned.backends import Registry
 from ktuned.dependencies import ACCESSES
 from ktuned.ipc import DamagedArtifact, Places, manifest, requests
-from ktuned.judging import Ended, Nursery, PlainUnit, Referee, make_cheating, make_ended_result
+from ktuned.judging import Ended, Nursery, PlainUnit, Referee, make_cheating, make_ended_result, make_refusal
 from ktuned.measuring import measure_peaks
 from ktuned.model import KernelFileError, Phase, TrialResult, choose_peaks
 from ktuned.user_directories import NoHomeDirectory, find_user_directories
@@ -60,19 +60,20 @@ class Judge:
                 return make_ended_result(ended, Phase.LOAD)
             children = list_children()
             try:
-                result = referee.judge_candidate(plain, phases.begin_phase, is_quick=request.quick)
-                return self._check_limits(result, referee, problem, request) if result.latency_us else result
+                result = referee.judge_candidate(plain, phases.begin_phase, request.deadlines, is_quick=request.quick)
+                return self.check_limits(result, referee, problem, request) if result.latency_us else result
             finally:
                 # Only where the sandbox is not complete can a candidate have started processes.
                 end_processes(children)
                 referee.prepare_next()
 
-    def _check_limits(
+    def check_limits(
         self, result: TrialResult, referee: Referee, problem: OpenProblem, request: requests.Trial
     ) -> TrialResult:
         """Add the kernel file's metrics to the result of a right config, if it is not faster than its device can be.
 
-        If it seems to be, the device's limits are measured again.
+        If it seems to be, the device's limits are measured again. It has cheated if they stand, nothing has disturbed
+        that measurement, and its data do not fit into the cache. Else nothing is proved, and it is refused.
         """
         try:
             metrics = problem.costs.metrics(result.latency_us or math.inf)
@@ -82,10 +83,12 @@ class Judge:
         peaks = request.peaks
         if peaks is None or not (exceeded := referee.find_exceeded_limits(metrics, peaks)):
             return result
-        measured = choose_peaks(peaks, measure_peaks(problem.device))
-        if not (exceeded := referee.find_exceeded_limits(metrics, measured)):
+        measured = measure_peaks(problem.device)
+        if not (exceeded := referee.find_exceeded_limits(metrics, choose_peaks(peaks, measured))):
             return result
-        return make_ended_result(make_cheating(f"it would be faster than its device: {exceeded[0]}"), Phase.CHECK)
+        is_proved = measured.has_figures and not measured.doubt and referee.exceeds_cache
+        reason = f"it would be faster than its device: {exceeded[0]}"
+        return make_ended_result(make_cheating(reason) if is_proved else make_refusal(reason), Phase.CHECK)
 
     def _provide_referee(self, opened: requests.Open, problem: OpenProblem) -> Referee:
         """Return the referee of the open problem, with a nursery for its backend.
@@ -98,7 +101,7 @@ class Judge:
                 self.close()
                 self._nursery = Nursery(opened.kernel.backend, opened.device)
             self._nursery.directories = self._list_directories(opened.kernel.project)
-            self._referee = Referee(problem.data, opened.device, self._nursery)
+            self._referee = Referee(problem.data, opened.device, self._nursery, problem.timer)
         return self._referee
 
     def _list_directories(self, project: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ktuned.worker.process_settings import Setting
@@ -62,6 +63,19 @@ class ThreadingLibraries:
                 for reader, writer in (*_OPENMP_CALLS, *_BLAS_CALLS)
                 if hasattr(library, reader) and hasattr(library, writer)
             ]
+
+    @contextmanager
+    def use_one_thread(self) -> Iterator[None]:
+        """Let all libraries compute with one thread for a while."""
+        counts = [one for one in self.settings if "threads" in one.name.partition(" ")[0].casefold()]
+        before = [count.read() for count in counts]
+        for count in counts:
+            count.write(1)
+        try:
+            yield
+        finally:
+            for count, number in zip(counts, before, strict=True):
+                count.write(number)
 
     def end_thread_pools(self) -> None:
         """End the pools of OpenMP's threads; each starts anew when it is needed."""

@@ -512,7 +512,7 @@ def test_no_results_exit_1(run_cli: RunCli, start_daemon: StartDaemon) -> None:
     start_daemon(results={"trials": [], "total": 0})
     result = run_cli("results", "gemm")
     assert result.code == 1
-    assert "no such trial of gemm in its current state; " in result.err
+    assert "no such trial of gemm in its present version; " in result.err
     assert "--all earlier trials" in result.err
     assert "--all" not in run_cli("results", "gemm", "--all").err
 

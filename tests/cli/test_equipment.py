@@ -12,10 +12,7 @@ from msgspec import convert
 from ktuned.cli import equipment
 from ktuned.cli.doctor import Level
 from ktuned.protocol import EnvironmentInfo, KernelEntry, RootInfo
-from ktuned.store.artifacts import Artifacts
-from ktuned.worker.seal import seal_artifact
-from tests.cli.conftest import RunCli, StartDaemon
-from tests.cli.samples import make_kernel_map, make_status_map
+from tests.cli.samples import make_kernel_map
 
 NVCC = "echo nvcc: NVIDIA; echo Copyright 2005-2025; echo Cuda compilation tools, release 13.0, V13.0.48"
 CXX = "echo 'g++ (Debian 12.2.0-14) 12.2.0'; echo Copyright 2022"
@@ -187,32 +184,3 @@ def test_a_failed_probe_is_a_report_with_its_reason(tmp_path: Path, script: str 
     assert report.error is not None
     assert words in report.error.message
     assert [finding.level for finding in equipment.check_backends([report])] == [Level.FAIL]
-
-
-def seal_sample_artifact(artifacts: Artifacts, key: str, backend: str) -> None:
-    """Seal an artifact of a backend."""
-    staged = artifacts.make_staging_directory(key)
-    (staged / "kernel").write_bytes(b"x" * 100)
-    seal_artifact(staged, artifacts.locate_artifact(key), key=key, backend=backend, facts={}, required=["kernel"])
-
-
-@pytest.mark.anyio
-async def test_artifacts_of_a_removed_backend_are_listed(
-    tmp_path: Path, run_cli: RunCli, start_daemon: StartDaemon
-) -> None:
-    """They are kept, and so is one with an unreadable manifest."""
-    artifacts = Artifacts(tmp_path / "artifacts", 2**20)
-    for key, backend in (("a1", "tvm_ffi"), ("a2", "tvm_ffi"), ("b1", "gone"), ("c1", "gone")):
-        seal_sample_artifact(artifacts, key, backend)
-    manifest = artifacts.locate_artifact("c1") / "manifest.json"
-    manifest.chmod(0o600)
-    manifest.write_text("{")
-    census = artifacts.count_by_backend()
-    assert {backend: count for backend, (count, _) in census.items()} == {"tvm_ffi": 2, "gone": 1, "": 1}
-    usage = {"bytes": 1, "cap_bytes": 2, "directory": str(artifacts.directory)}
-    backends = {"environments": make_status_map()["environments"]}
-    start_daemon(status=make_status_map(artifacts=usage), backends=backends, kernels={"kernels": []})
-    (findings,) = run_cli("doctor", "--json").json_lines
-    messages = {finding["what"]: finding["message"] for finding in findings}
-    assert messages["artifacts of tvm_ffi"].startswith("2, ")
-    assert messages["artifacts of gone"].endswith("; kept, though no such backend is installed")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from pathlib import Path
-
 import pytest
 
 from ktuned_client import Client, LoadError
@@ -65,23 +61,3 @@ def test_no_answer_is_fresh_after_a_stop(daemon: Daemon) -> None:
         assert "no daemon serves" in hit.message
         with pytest.raises(LoadError, match="the answer is 'stale': no daemon serves"):
             hit.load()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=lambda one: one.name)
-def test_status_reports_a_daemon_that_a_signal_ended(tmp_path: Path, number: signal.Signals) -> None:
-    """The report has the stacks if the interpreter could write them."""
-    daemon = Daemon(tmp_path, forked=False)
-    with daemon:
-        assert daemon.process is not None
-        os.kill(daemon.process.pid, number)
-        assert daemon.process.wait(PATIENCE_S) == -number
-        account = daemon.home / "last-end"
-        daemon.wait_until(lambda: "was ended by" in account.read_text(), "the warden's line")
-        daemon.start()
-        (line,) = daemon.client.call("status")["notices"]
-        assert f"ended by {number.name}" in line
-        if number is not signal.SIGKILL:
-            stacks = Path(line.partition("its stacks are in ")[2])
-            assert "most recent call first" in stacks.read_text()
-        assert daemon.stop() == 0
-        assert not account.exists()

@@ -14,7 +14,8 @@ from typing import Any
 
 from ktuned.backends import cpu
 from ktuned.ipc import JOURNAL_VARIABLE, Journal, Places, frames, replies, requests
-from ktuned.model import PRESETS, Plan, Problem, Role, TrialResult
+from ktuned.model import PRESETS, Device, Peaks, Plan, Problem, Role, TrialResult
+from ktuned.tuning.limits import merge_deadlines
 
 PROJECT = "court"
 
@@ -52,10 +53,13 @@ INPUTS = "inputs=lambda p: dict(x=tensor(p.n), y=tensor(p.n), out=tensor(p.n, ou
 class Court:
     """A worker, and a directory with kernel files for it."""
 
-    def __init__(self, root: Path, scratch: Path, pid: int, read_fd: int, write_fd: int) -> None:
+    def __init__(self, root: Path, scratch: Path, pid: int, read_fd: int, write_fd: int, device: Device) -> None:
         self.root = root
         self.scratch = scratch
         self.pid = pid
+        self.device = device
+        self.peaks: Peaks | None = None
+        self.deadlines = merge_deadlines()
         self._read_fd, self._write_fd = read_fd, write_fd
         self._decoder = frames.Decoder()
         self._messages: list[bytes] = []
@@ -67,49 +71,58 @@ class Court:
         export = "\nTVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);\n"
         (self.root / name).write_text(HEADER + textwrap.dedent(body) + export)
         build = "'run', args=('x', 'y', 'out')"
-        return self._judge_file(
+        return self.judge_kernel(
             KERNEL_FILE.format(backend="tvm_ffi", sources=(name,), build=build, declared=declared, before=""),
             {"n": n},
             is_quick=is_quick,
         )
 
-    def judge_function(self, body: str, *, n: int = 2048, is_quick: bool = True, declared: str = INPUTS) -> TrialResult:
+    def judge_function(
+        self, body: str, *, n: int = 2048, is_quick: bool = True, is_judged: bool = True, declared: str = INPUTS
+    ) -> TrialResult:
         """Judge a module of Python that defines ``run(x, y, out)``, on torch's tensors of ``n`` elements."""
         module = f"candidate_{next(self._numbers)}"
         (self.root / f"{module}.py").write_text(textwrap.dedent(body))
         build = f"'{module}:run', args=('x', 'y', 'out')"
-        return self._judge_file(
+        return self.judge_kernel(
             KERNEL_FILE.format(backend="torch", sources=(), build=build, declared=declared, before=""),
             {"n": n},
             is_quick=is_quick,
+            is_judged=is_judged,
         )
 
-    def _judge_file(self, text: str, problem: Problem, *, is_quick: bool) -> TrialResult:
+    def judge_kernel(
+        self, text: str, problem: Problem, *, is_quick: bool = True, is_judged: bool = True
+    ) -> TrialResult:
+        """Judge the config of a kernel file's kernel, which is named ``it``."""
         file = f"tune_{next(self._numbers)}.py"
         (self.root / file).write_text(text)
         (inspected,) = self.send_request(requests.Inspect(PROJECT, (file,)))[:-1]
         assert inspected.errors == ()
         (info,) = inspected.kernels
         kernel = requests.KernelRef(PROJECT, file, "it", info.backend, info.sources, info.stamps, version=info.version)
-        return self.judge_config(kernel, problem, is_quick=is_quick)
+        return self.judge_config(kernel, problem, is_quick=is_quick, is_judged=is_judged)
 
-    def judge_config(self, kernel: requests.KernelRef, problem: Problem, *, is_quick: bool) -> TrialResult:
-        """Compile and judge the kernel's config."""
-        space = requests.Explore(kernel, problem, Plan(), device=cpu.device())
+    def judge_config(
+        self, kernel: requests.KernelRef, problem: Problem, *, is_quick: bool, is_judged: bool = True
+    ) -> TrialResult:
+        """Compile and judge the kernel's config, or measure it as a tuning does."""
+        space = requests.Explore(kernel, problem, Plan(), device=self.device)
         self.send_request(space)
         (proposals,) = self.send_request(requests.Ask(1))
         (proposal,) = proposals.proposals
         key = f"{next(self._numbers):08x}"
         compiling = requests.Compile(
-            kernel, cpu.target(), f"staging{key}", (requests.UnitRef(key, proposal.build or {}),)
+            kernel, self.device.target, f"staging{key}", (requests.UnitRef(key, proposal.build or {}),)
         )
         compiled = self.send_request(compiling)[0]
         if compiled.outcome is not None:
             return TrialResult(compiled.outcome, message=compiled.message)
         unit = requests.UnitRef(compiled.artifact or key, proposal.build or {})
-        opened = self.send_request(requests.Open(kernel, problem, cpu.target(), cpu.device(), key))[0]
+        opened = self.send_request(requests.Open(kernel, problem, self.device.target, self.device, key))[0]
         assert not opened.unusable
-        trial = requests.Trial((unit,), PRESETS["default"], False, judged=True, quick=is_quick)
+        options = dict[str, Any](judged=is_judged, quick=is_quick, deadlines=self.deadlines, peaks=self.peaks)
+        trial = requests.Trial((unit,), PRESETS["default"], False, **options)
         measured: replies.Measurement = self.send_request(trial)[-1]
         return measured.result
 
@@ -136,8 +149,10 @@ class Court:
 
 
 @contextmanager
-def open_court(directory: Path, environment: Mapping[str, str] | None = None) -> Iterator[Court]:
-    """Start a worker for kernel files in a directory, and kill it afterwards."""
+def open_court(
+    directory: Path, environment: Mapping[str, str] | None = None, device: Device | None = None
+) -> Iterator[Court]:
+    """Start a worker for kernel files in a directory, on the CPU or another device, and kill it afterwards."""
     root, scratch = directory / "root", directory / "scratch"
     for one in (root, scratch, directory / "expected"):
         one.mkdir(parents=True)
@@ -155,7 +170,7 @@ def open_court(directory: Path, environment: Mapping[str, str] | None = None) ->
     try:
         os.close(child_read)
         os.close(child_write)
-        court = Court(root, scratch, process.pid, read_fd, write_fd)
+        court = Court(root, scratch, process.pid, read_fd, write_fd, device or cpu.device())
         replies.decode(court._read_message(), replies.Ready, None)
         yield court
     finally:

@@ -5,12 +5,30 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
-from ktuned.model import JudgeVerdict, Outcome
-from tests.judging.court import Court, open_court
+from ktuned.backends import Registry
+from ktuned.ipc import Places
+from ktuned.ipc.requests import Close, Trial
+from ktuned.judging import Referee
+from ktuned.model import (
+    PRESETS,
+    DeviceModel,
+    Judgement,
+    JudgeVerdict,
+    Outcome,
+    Peaks,
+    TrialDetail,
+    TrialResult,
+)
+from ktuned.tuning.limits import merge_deadlines
+from ktuned.worker.judge import Judge
+from tests.judging.court import INPUTS, Court, open_court
 
 HONEST = """
 void run(TensorView x, TensorView y, TensorView out) {
@@ -210,11 +228,73 @@ def test_a_cheat_is_not_right(court: Court, cheat: str) -> None:
     assert result.latency_us is None
 
 
+def test_a_hang_costs_its_deadline_and_no_worker(court: Court) -> None:
+    court.deadlines = merge_deadlines({"first_launch": 1.0})
+    try:
+        result = court.judge_source(
+            "void run(TensorView x, TensorView y, TensorView out) { for (volatile bool always = true; always;) {} }"
+        )
+    finally:
+        court.deadlines = merge_deadlines()
+    assert (result.detail.judged.verdict, result.message) == (HUNG, "it did not answer within 1 s")
+    assert court.judge_source(HONEST).detail.judged.verdict == JudgeVerdict.RIGHT
+
+
+@pytest.mark.parametrize("operations", ["1e12", "1"])
+def test_a_figure_beyond_the_device_s_limits_is_not_right(court: Court, operations: str) -> None:
+    """The limits are measured again; whether that was disturbed decides whether the candidate has cheated."""
+    court.peaks = Peaks(court.device.model, tflops={"float32": 0.01})
+    try:
+        # So many operations take longer, so the launches must have been timed wrongly.
+        result = court.judge_source(HONEST, declared=f"{INPUTS}, flops={operations}")
+    finally:
+        court.peaks = None
+    if operations == "1":
+        assert (result.outcome, result.detail.judged.verdict) == (Outcome.MEASURED, JudgeVerdict.RIGHT), result.message
+    else:
+        assert result.detail.judged.verdict in {JudgeVerdict.REFUSED, CHEATING}, result.message
+        assert "it would be faster than its device: tflops is" in result.message
+        assert result.latency_us is None
+
+
+AGAIN = Peaks(DeviceModel("made up"), gbps=10.0, tflops={"float32": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("again", "working_bytes", "verdict"),
+    [
+        # The limit was measured too low before.
+        (msgspec.structs.replace(AGAIN, tflops={"float32": 9.0}), 1 << 40, JudgeVerdict.RIGHT),
+        (AGAIN, 1 << 40, CHEATING),
+        # The data fit into the cache.
+        (AGAIN, 1 << 10, JudgeVerdict.REFUSED),
+        # Nothing was found out.
+        (msgspec.structs.replace(AGAIN, doubt="other programs"), 1 << 40, JudgeVerdict.REFUSED),
+        (Peaks(DeviceModel("made up")), 1 << 40, JudgeVerdict.REFUSED),
+    ],
+)
+def test_limits_that_are_exceeded_are_measured_again(
+    again: Peaks, working_bytes: int, verdict: JudgeVerdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ktuned.worker.judge.measure_peaks", lambda device: again)
+    referee = Referee.__new__(Referee)
+    referee.gpu = None
+    referee.arena = SimpleNamespace(layout=SimpleNamespace(working_bytes=working_bytes))  # type: ignore[assignment]
+    problem: Any = SimpleNamespace(device=None, costs=SimpleNamespace(metrics=lambda us: {"tflops": 5.0, "gbps": 1.0}))
+    request = Trial((), PRESETS["default"], False, peaks=AGAIN)
+    right = TrialResult(Outcome.MEASURED, 1.0, detail=TrialDetail(judged=Judgement(JudgeVerdict.RIGHT, "it is right")))
+    places = Places({}, "artifacts", "expected")
+    result = Judge(Registry(), places).check_limits(right, referee, problem, request)
+    assert result.detail.judged.verdict == verdict
+
+
 def test_nothing_is_left(court: Court) -> None:
     """Candidates, a third of which crash, leave no process, no directory and no memory."""
     worker = psutil.Process(court.pid)
 
     def look() -> tuple[int, int, int]:
+        # The process of the next candidate may be about to be started.
+        court.send_request(Close())
         return len(worker.children(recursive=True)), worker.num_fds(), len(os.listdir(court.scratch))
 
     def judge(number: int) -> None:

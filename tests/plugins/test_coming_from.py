@@ -1,4 +1,4 @@
-"""The page for users of other autotuners: its kernel files compile and run, and its imports exist."""
+"""The pages for users of other autotuners: their kernel files compile and run, and their imports exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ktuned.model import Config
 from ktuned_command import Command
 from ktuned_nvrtc import Nvrtc
 
-PAGE = (Path(__file__).parent.parent.parent / "docs/reference/coming-from.md").read_text()
+ROOT = Path(__file__).parent.parent.parent
+PAGE = "".join((ROOT / page).read_text() for page in ("docs/reference/coming-from.md", "plugins/optuna/README.md"))
 
 SOURCES = {
     "vector_add.cu": """
@@ -33,7 +34,7 @@ int main(int count, char **argv) { return count == 3 && std::atoi(argv[1]) > UNR
 
 
 def load_kernel_of_page(directory: Path, name: str) -> Kernel:
-    """Write the page's kernel file and its sources, and return the kernel."""
+    """Write a page's kernel file and its sources, and return the kernel."""
     for source, text in SOURCES.items():
         (directory / source).write_text(text)
     (code,) = [text for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -82,7 +83,7 @@ def test_triton_changes_one_import() -> None:
     assert "from ktuned_triton import autotune" in PAGE
 
 
-def test_every_strategy_that_the_page_names_is_installed() -> None:
+def test_every_strategy_that_the_pages_name_is_installed() -> None:
     from ktuned.search import installed_strategies
 
     our_column = "\n".join(row.rstrip("|").rpartition("|")[2] for row in PAGE.splitlines() if row.startswith("|"))

@@ -13,7 +13,6 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import replace
 
 from ktuned.protocol.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
 from ktuned.report import Standing, make_standing_key, render_fragment, render_page, survey_store
@@ -211,19 +210,6 @@ def paste(opened: OpenPage) -> str:
     field.focus()
     opened.page.keyboard.press("Control+V")
     return field.input_value()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_progress_is_no_warning(browser: Browser, report_page: Path, tmp_path: Path, scheme: str) -> None:
-    """Running jobs have the colour of winners, not that of stale kernels."""
-    with Overview(report_page.parent / "ktuned.sqlite") as overview:
-        document = replace(survey_store(overview, "1.2.3"), progress=["p:gemm: 28 of 68 tried"])
-    place = tmp_path / "report.html"
-    place.write_text(render_page(document))
-    with OpenPage(browser, make_file_url(place), color_scheme=scheme) as opened:
-        shown = opened.page.get_by_text("28 of 68 tried")
-        colour = "one => getComputedStyle(one).color"
-        assert shown.evaluate(colour) == opened.page.locator(".tile.lead .value").evaluate(colour)
 
 
 def test_filters_reach_every_chart(browser: Browser, report_page: Path) -> None:

@@ -58,9 +58,8 @@ def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
 
 def test_the_page_s_program_runs_a_compiled_winner(tmp_path: Path) -> None:
     """The page's command compiles the program, which loads the artifact of the guide's kernel."""
-    (program,) = read_blocks("docs/reference/from-cpp.md", "cpp")
     (source,) = read_blocks("docs/guide/first-kernel.md", "cpp")
-    (tmp_path / "main.cc").write_text(program)
+    shutil.copy(ROOT / "examples/from_cpp/run_dot.cc", tmp_path)
     (tmp_path / "dot.cc").write_text(source)
     backend = TvmFfi()
     build = Build(function="dot", args=("x", "y", "out"), defines={"LANES": 8})

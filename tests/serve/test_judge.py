@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -144,6 +145,21 @@ async def test_a_cancelled_judging_ends(parts: Parts) -> None:
         await parts.jobs.cancel_job(job.id)
     (candidate,) = answers[0].candidates
     assert (candidate.verdict, candidate.reason) == ("refused", "cancelled")
+
+
+async def test_a_judging_ends_when_its_client_leaves(parts: Parts) -> None:
+    await inspect_judged_kernel(
+        parts, space="space([dict(does='gate_compile', gate='door')])", default="dict(does='gate_compile', gate='door')"
+    )
+    async with parts.run_jobs():
+        async with anyio.create_task_group() as asking:
+            asking.start_soon(partial(Methods(parts).call_method, "judge", kernel="it"))
+            await parts.wait_until_reached("door")
+            asking.cancel_scope.cancel()
+        await parts.recorder.wait_for_ended_jobs(1)
+    assert parts.jobs.list_live_jobs() == []
+    (job,) = (await Methods(parts).call_method("jobs"))["jobs"]
+    assert (job["state"], job["message"]) == ("cancelled", "its client has left")
 
 
 @pytest.mark.parametrize("was_tuned", [False, True])

@@ -92,6 +92,8 @@ class RunningServer:
             "subscribe": self.add_subscription,
         }
         handlers = [Handler[Any, Any](Method[Any, Any](name, dict, dict), answer) for name, answer in methods.items()]
+        hold = Method[Any, Any]("hold_for_peer", dict, dict)
+        handlers.append(Handler[Any, Any](hold, self.hold_request, ends_with_peer=True))
         self.server = Server(handlers, LIMITS)
         self.peers: list[RawClient] = []
 
@@ -295,6 +297,15 @@ async def test_a_request_runs_to_its_end_if_its_peer_leaves(server: RunningServe
     server.released.set()
     await server.wait_until_traffic(connections=1, pending=0)
     assert server.calls == ["hold", "echo", "held"]
+
+
+async def test_a_request_may_end_with_its_peer(server: RunningServer) -> None:
+    peer = server.find_peer()
+    await peer.send_bytes(wire.encode_request(1, "hold_for_peer", {}))
+    await server.wait_until_traffic(pending=1)
+    peer.socket.close()
+    await server.wait_until_traffic(connections=0, pending=0)
+    assert server.calls == ["hold"]
 
 
 async def test_a_peer_that_does_not_read_gets_no_more_answers(server: RunningServer) -> None:

@@ -336,13 +336,13 @@ async def test_rebuild_loses_nothing(parts: Parts) -> None:
     """Changes between the search for directories and the start of their watches are each noticed once."""
     edits = ["1", "2", "3"]
 
-    def edit_and_open(native: Sequence[str], polled: Sequence[str], stop: threading.Event) -> Notifications:
+    def edit_and_open(directories: Sequence[str], stop: threading.Event) -> Notifications:
         if edits:
             rtol = f"{edits.pop()}e-1"
             write_kernel_files(parts, "it", rtol=rtol)
             write_kernel_files(parts, f"new{len(edits)}")
             write_kernel_files(parts, f"deep{len(edits)}", below=f"below{len(edits)}/er/")
-        return Notifications(native, polled, stop)
+        return Notifications(directories, stop)
 
     write_kernel_files(parts, "it")
     async with watch_roots(parts, open_watches=edit_and_open, intervals=Intervals(all_s=PATIENCE_S)) as recorder:
@@ -379,13 +379,13 @@ async def test_unchanged_bytes_are_not_inspected(parts: Parts) -> None:
 async def test_exhausted_watches_lead_to_polling(parts: Parts) -> None:
     """The notice says so and names the remedy."""
 
-    def refuse_native_watches(native: Sequence[str], polled: Sequence[str], stop: threading.Event) -> Notifications:
-        if native:
-            raise WatchError(f'OS file watch limit reached. about ["{native[0]}"]', is_polling=False)
-        return Notifications(native, polled, stop)
+    def refuse_watches(directories: Sequence[str], stop: threading.Event) -> Notifications:
+        if directories:
+            raise WatchError(f'OS file watch limit reached. about ["{directories[0]}"]')
+        return Notifications(directories, stop)
 
     write_kernel_files(parts, "it")
-    async with watch_roots(parts, open_watches=refuse_native_watches) as recorder:
+    async with watch_roots(parts, open_watches=refuse_watches) as recorder:
         with anyio.fail_after(PATIENCE_S):
             await recorder.watcher.caught_up.wait()
         assert f"watching {parts.project} by polling" in recorder.watcher.notice

@@ -16,10 +16,9 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def watches(tmp_path: Path) -> Iterator[Notifications]:
-    """Watches of one directory by events and one by polling."""
+    """Watches of one directory."""
     (tmp_path / "native").mkdir()
-    (tmp_path / "polled").mkdir()
-    with Notifications([str(tmp_path / "native")], [str(tmp_path / "polled")], threading.Event()) as watches:
+    with Notifications([str(tmp_path / "native")], threading.Event()) as watches:
         yield watches
 
 
@@ -28,7 +27,7 @@ def list_relative_paths(batch: Batch, below: Path) -> set[str]:
     return {os.path.relpath(path, below) for path in batch.paths}
 
 
-def test_events_of_both_kinds_arrive(watches: Notifications, tmp_path: Path) -> None:
+def test_events_arrive(watches: Notifications, tmp_path: Path) -> None:
     """Each names its path; names that appear or vanish are distinguished from writes."""
     path = tmp_path / "native" / "it"
     path.write_text("x")
@@ -43,11 +42,6 @@ def test_events_of_both_kinds_arrive(watches: Notifications, tmp_path: Path) -> 
         stream.write("y")
     batch = watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
     assert (list_relative_paths(batch, tmp_path), batch.moved) == ({"native/other"}, frozenset())
-    (tmp_path / "polled" / "it").touch()
-    # Polling may see the directory's own change, too.
-    assert list_relative_paths(watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS), tmp_path) - {"polled"} == {
-        "polled/it"
-    }
     assert watches.wait_for_changes(0.05, STEP_ACTIVE_MS) == Batch()
 
 
@@ -76,24 +70,17 @@ def test_file_is_complete_when_its_writing_pauses(watches: Notifications, tmp_pa
 def test_waiting_can_be_stopped(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    for native, polled in (([], []), ([str(tmp_path)], []), ([], [str(tmp_path)]), ([str(tmp_path)], [str(tmp_path)])):
-        with Notifications(native, polled, stop) as watches:
+    for directories in ([], [str(tmp_path)]):
+        with Notifications(directories, stop) as watches:
             assert watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS).is_stopped
 
 
 def test_what_cannot_be_watched_is_an_error(watches: Notifications, tmp_path: Path) -> None:
-    """Examples: a missing directory, a name that is not UTF-8, and a loop of links in a polled directory."""
-    for native, polled in ((["/no/such/directory"], []), ([], ["/no/such/directory"])):
-        with pytest.raises(DirectoryGone):
-            Notifications(native, polled, threading.Event())
+    """Examples: a missing directory, and a name that is not UTF-8."""
+    with pytest.raises(DirectoryGone):
+        Notifications(["/no/such/directory"], threading.Event())
     with pytest.raises(WatchError, match="surrogates"):
-        Notifications([os.fsdecode(b"/\xff")], [], threading.Event())
+        Notifications([os.fsdecode(b"/\xff")], threading.Event())
     (tmp_path / "native" / os.fsdecode(b"x\xff")).touch()
-    with pytest.raises(WatchError, match="decode") as caught:
+    with pytest.raises(WatchError, match="decode"):
         watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
-    assert not caught.value.is_polling
-    (tmp_path / "polled" / "loop").symlink_to("loop")
-    with Notifications([], [str(tmp_path / "polled")], threading.Event()) as polling:
-        with pytest.raises(WatchError, match="symbolic links") as caught:
-            polling.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
-        assert caught.value.is_polling

@@ -19,7 +19,9 @@ import torch
 
 from ktuned.ipc import parent
 from ktuned.worker import mapped_files
+from ktuned.worker.mapped_files import MappedFiles
 from ktuned.worker.process_state import ProcessState
+from ktuned.worker.threading_libraries import ThreadingLibraries
 from tests.fake_backend import pollution
 
 _libm = ctypes.CDLL("libm.so.6")
@@ -217,3 +219,15 @@ def test_a_mapped_file_that_has_changed_is_named(state: ProcessState, tmp_path: 
         else:
             path.unlink()
         assert state.find_outdated_file() == str(path)
+
+
+def test_libraries_use_one_thread_for_a_while() -> None:
+    """NumPy's library has its own number of threads before and afterwards."""
+    pytest.importorskip("numpy")
+    libraries = ThreadingLibraries()
+    libraries.add_mapped_libraries(MappedFiles().list_mapped_files())
+    counts = [setting for setting in libraries.settings if "openblas_get_num_threads" in setting.name]
+    before = [count.read() for count in counts]
+    with libraries.use_one_thread():
+        assert [count.read() for count in counts] == [1] * len(before)
+    assert [count.read() for count in counts] == before

@@ -31,7 +31,7 @@ from ktuned.protocol import (
     StatusAnswer,
     call_method,
 )
-from ktuned.store import STORE_NAME, Artifacts
+from ktuned.store import STORE_NAME
 from ktuned.user_directories import find_user_directories
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
@@ -159,9 +159,6 @@ def _examine_installation() -> list[Finding]:
     ]
     here = [report for report in environments if not report.host]
     findings += [*equipment.check_backends(here, status.roots), *equipment.check_kernels(kernels, here, status.roots)]
-    if status.artifacts.directory:
-        census = Artifacts(Path(status.artifacts.directory), 0).count_by_backend()
-        findings += equipment.check_artifacts(census, here)
     return findings
 
 

@@ -103,7 +103,7 @@ def results(
     if len(trials) < total:
         output.print_message(f"{len(trials)} of {total} trials; --limit {total} shows all")
     if not trials:
-        what = f"no such trial of {kernel}" + ("" if everything else " in its current state")
+        what = f"no such trial of {kernel}" + ("" if everything else " in its present version")
         output.print_error(
             what, "`ktuned jobs` shows what was tuned" + ("" if everything else ", --all earlier trials")
         )

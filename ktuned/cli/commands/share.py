@@ -164,9 +164,9 @@ def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, 
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     """Import winners from files that `ktuned export` wrote.
 
-    PATHS are files or directories of them. If sources, toolchain or driver differ here, ktuned compiles the winner to
-    compare it: it is fresh if the machine code and the inputs are equal, else stale. A winner that does not fit the
-    kernel is refused. `docs/reference/sharing.md` has the rules.
+    PATHS are files or directories of them. A winner is fresh if sources, toolchain and driver are the same here. If
+    only files differ, ktuned compiles the winner: it is fresh if the machine code and the inputs are equal. Every other
+    winner is stale. A winner that does not fit the kernel is refused. `docs/reference/sharing.md` has the rules.
     """
     decisions: list[tuple[str, WinnersDocument, ImportedWinner]] = []
     documents = read_documents(paths)

@@ -13,42 +13,14 @@ async function inflate(text) {
 
 /** Return each column by its name: `{codes, values}`, or a Float64Array in which NaN stands for an absent value. */
 async function unpack(packed) {
-  const bytes = await inflate(packed.data);
-  const count = packed.count;
-  const columns = new Map();
-  let place = 0;
-  for (const column of packed.columns) {
-    const codes = new Uint32Array(count);
-    for (let byte = 0; byte < column.width; byte++) {
-      for (let i = 0; i < count; i++) codes[i] |= bytes[place + i] << (8 * byte);
-      place += count;
-    }
-    columns.set(column.name, column.kind === "codes" ? { codes, values: column.values } : scaled(column, codes));
-  }
-  return columns;
+  const plain = JSON.parse(new TextDecoder().decode(await inflate(packed.data)));
+  return new Map(Object.entries(plain).map(([name, column]) => [name, column.codes ? column : numbers(column)]));
 }
 
-function scaled(column, codes) {
-  const found = new Float64Array(codes.length);
-  const { low, high, steps, kind } = column;
-  if (kind === "whole" || kind === "time") {
-    // The codes are differences.
-    const unit = kind === "whole" ? 1 : (high - low) / steps;
-    let now = 0;
-    for (let i = 0; i < codes.length; i++) {
-      now = (now + codes[i]) | 0;
-      found[i] = low + now * unit;
-    }
-    return found;
-  }
-  const isLog = kind === "log";
-  const start = isLog ? Math.log(low) : low;
-  const step = steps > 1 ? ((isLog ? Math.log(high) : high) - start) / (steps - 1) : 0;
-  for (let i = 0; i < codes.length; i++) {
-    const value = start + (codes[i] - 1) * step;
-    found[i] = codes[i] === 0 ? NaN : isLog ? Math.exp(value) : value;
-  }
-  return found;
+function numbers(column) {
+  if (!column.steps) return Float64Array.from(column, (value) => value ?? NaN);
+  let now = 0;
+  return Float64Array.from(column.steps, (step) => (now += step) * column.unit);
 }
 
 /** One kernel, problem and device, with its trials unpacked. */

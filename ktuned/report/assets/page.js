@@ -237,7 +237,6 @@ function storePage() {
   page.append(
     make("h1", {}, "Tuned kernels"),
     make("p", { class: "sub" }, devices.join(" · ")),
-    progress() || "",
     make("div", { class: "tiles" },
       tile("kernels", String(new Set(plains.map((plain) => plain.kernel)).size), `${count(plains.length, "problem")} on ${count(devices.length, "device")}`, "lead"),
       tile("median gain", gains.length ? `${quantile(gains, 0.5).toFixed(2)}×` : "–", gains.length ? `vs. default, up to ${widest.toFixed(2)}×` : "no default was measured"),
@@ -247,11 +246,6 @@ function storePage() {
     footer(),
   );
   crumbs(null);
-}
-
-function progress() {
-  const { document: found } = state;
-  return found.progress.length ? make("ul", { class: "progress" }, found.progress.map((line) => make("li", {}, line))) : null;
 }
 
 function footer() {
@@ -307,7 +301,6 @@ function heading(section) {
   return make("div", {},
     make("h1", {}, named(plain.kernel), badge(plain.standing)),
     make("p", { class: "sub" }, `${flat(plain.problem)} on ${plain.device}`),
-    progress(),
     config.length ? make("div", { class: "chips", title: "The winner's config; what differs from the default is marked." }, config.map(([knob, value]) => make("span", { class: `chip${plain.default && plain.default[knob] !== value ? " differs" : ""}` }, make("i", {}, `${knob}=`), scalar(value))), copyButton("copy config", JSON.stringify(plain.winner.config)), copyButton("copy command", tuneCommand(plain, plain.winner.config))) : null,
     (plain.standing.reasons || []).length ? make("ul", { class: "reasons" }, plain.standing.reasons.map((reason) => make("li", {}, reason))) : null,
     plain.winner && plain.winner.note ? make("p", { class: "sub" }, plain.winner.note) : null,
@@ -698,37 +691,7 @@ function route() {
 function take(found) {
   state.document = found;
   state.sections = found.sections.map((plain) => new Section(plain));
-  const made = document.getElementById("made");
-  made.textContent = day(found.made);
-  made.className = found.is_live ? "made live" : "made";
-}
-
-const LIVE_MS = 1000;
-
-/** Ask for what is new until the command has ended; where nothing is, the answer is empty. */
-async function follow() {
-  let version = state.document.made;
-  for (;;) {
-    await new Promise((done) => setTimeout(done, LIVE_MS));
-    let answer;
-    try {
-      answer = await fetch(`data?since=${version}`, { cache: "no-store" });
-    } catch {
-      break;
-    }
-    if (answer.status === 204) continue;
-    if (!answer.ok) break;
-    const found = await answer.json();
-    version = found.made;
-    const at = scrollY;
-    take(found);
-    await route();
-    for (const card of state.cards) if (!card.isSeen && card.element.getBoundingClientRect().top < innerHeight + 300) card.show();
-    scrollTo(0, at);
-  }
-  const made = document.getElementById("made");
-  made.textContent = `the command has ended; as of ${day(state.document.made)}`;
-  made.className = "made ended";
+  document.getElementById("made").textContent = day(found.made);
 }
 
 function redraw() {
@@ -780,5 +743,4 @@ addEventListener("afterprint", () => {
   take(JSON.parse(document.getElementById("document").textContent));
   await route();
   document.documentElement.dataset.ready = "true";
-  if (state.document.is_live) follow();
 })();
