@@ -428,8 +428,10 @@ class Story:
                 return StoreMended()
             case "again":
                 return BeginAgainAsked(number, "changed")
+            case "pause":
+                return PauseAsked(number)
             case _:
-                return {"pause": PauseAsked, "cancel": CancelAsked}[name](number)
+                return CancelAsked(number)
 
     def _make_arrival(
         self, number: int, device: str = "x", priority: str = "200", problem: str = "", **plan: Any
