@@ -61,13 +61,14 @@ def measure_distance(problem: Problem, near: Problem) -> float | None:
 
 def count_octaves(one: Problem, other: Problem) -> float:
     """Return the distance of two problems: the octaves between their numbers, and `OTHER_KIND` for other fields."""
-    total = 0.0
+    octaves = []
     for name in one.keys() | other.keys():
         value, another = one.get(name), other.get(name)
         if value == another and type(value) is type(another):
             continue
         if type(value) in (int, float) and type(another) in (int, float) and min(value, another) > 0:  # type: ignore[type-var, operator]
-            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
+            octaves.append(abs(math.log2(value) - math.log2(another)))  # type: ignore[arg-type]
         else:
-            total += OTHER_KIND
-    return total
+            octaves.append(OTHER_KIND)
+    # The sum does not depend on the order of the fields.
+    return math.fsum(octaves)

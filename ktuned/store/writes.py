@@ -157,6 +157,8 @@ def _provide_context(connection: sqlite3.Connection, context: Context) -> int:
     (number,) = connection.execute(
         f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
     ).fetchone()
+    if number is None:
+        raise sqlite3.DatabaseError("a context has no id: the database's schema is damaged")
     return int(number)
 
 
