@@ -30,7 +30,7 @@ from ktuned.backends import Kernel, Launch, Registry, Unit
 from ktuned.checking import choose_library
 from ktuned.ipc import frames, parent
 from ktuned.judging.arena import Arena, Layout
-from ktuned.judging.gpu_memory import GpuArena
+from ktuned.judging.gpu_memory import GpuArena, start_gpu
 from ktuned.judging.sandbox import Sandbox, enter_sandbox
 from ktuned.model import Device, Unsupported, describe_error
 
@@ -190,7 +190,7 @@ def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Regis
             # The referee has just died, and nobody waits for this process.
             os._exit(1)
         outer = os.getpid()
-        start_driver = partial(_start_driver, device) if device.kind == "cuda" else int
+        start_driver = partial(start_gpu, device) if device.kind == "cuda" else int
         confinement = enter_sandbox(birth.sandbox._replace(descriptors=(descriptor,)), start_driver)
         with socket.socket(fileno=descriptor) as connection:
             send_message(connection, Born(confinement.pid, outer, confinement.not_enforced))
@@ -200,12 +200,6 @@ def _bear_candidate(birth: Birth, referee: int, descriptor: int, registry: Regis
         sys.stderr.write(f"{describe_error(error)}\n")
     finally:
         os._exit(code)
-
-
-def _start_driver(device: Device) -> None:
-    import torch
-
-    torch.zeros(1, device=device.name)
 
 
 class Candidate:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import struct
 import weakref
 from statistics import median
 from time import perf_counter
@@ -54,24 +55,6 @@ class DriverFailed(KtunedError):
     code = "driver_failed"
 
 
-class _Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class _Properties(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("windows", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    )
-
-
-class _Access(ctypes.Structure):
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
-
-
 def call_driver(name: str, *arguments: Any) -> None:
     """Call a function of the driver.
 
@@ -98,13 +81,15 @@ class SharedMemory:
     """
 
     def __init__(self, device: Device, size: int, descriptor: int | None = None) -> None:
-        location = _Location(_ON_DEVICE, int(device.name.rpartition(":")[2]))
-        properties = _Properties(_PINNED, _FILE_DESCRIPTOR, location)
+        index = int(device.name.rpartition(":")[2])
+        # CUmemAllocationProp and CUmemAccessDesc
+        properties = struct.pack("=4iQ8x", _PINNED, _FILE_DESCRIPTOR, _ON_DEVICE, index, 0)
+        access = struct.pack("=3i", _ON_DEVICE, index, _READ_WRITE)
         granularity, handle, address = ctypes.c_size_t(), ctypes.c_ulonglong(), ctypes.c_ulonglong()
-        call_driver("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(properties), 0)
+        call_driver("cuMemGetAllocationGranularity", ctypes.byref(granularity), properties, 0)
         whole = ctypes.c_size_t(-(-size // granularity.value) * granularity.value)
         if descriptor is None:
-            call_driver("cuMemCreate", ctypes.byref(handle), whole, ctypes.byref(properties), ctypes.c_ulonglong(0))
+            call_driver("cuMemCreate", ctypes.byref(handle), whole, properties, ctypes.c_ulonglong(0))
             found = ctypes.c_int()
             flags = ctypes.c_ulonglong(0)
             call_driver("cuMemExportToShareableHandle", ctypes.byref(found), handle, _FILE_DESCRIPTOR, flags)
@@ -118,8 +103,7 @@ class SharedMemory:
         zero = ctypes.c_ulonglong(0)
         call_driver("cuMemAddressReserve", ctypes.byref(address), whole, ctypes.c_size_t(0), hint, zero)
         call_driver("cuMemMap", address, whole, ctypes.c_size_t(0), handle, zero)
-        access = _Access(location, _READ_WRITE)
-        call_driver("cuMemSetAccess", address, whole, ctypes.byref(access), ctypes.c_size_t(1))
+        call_driver("cuMemSetAccess", address, whole, access, ctypes.c_size_t(1))
         self.address = address.value
         weakref.finalize(self, _release, address, whole, handle).atexit = False
 
@@ -128,6 +112,14 @@ def _release(address: ctypes.c_ulonglong, whole: ctypes.c_size_t, handle: ctypes
     call_driver("cuMemUnmap", address, whole)
     call_driver("cuMemAddressFree", address, whole)
     call_driver("cuMemRelease", handle)
+
+
+def start_gpu(device: Device) -> None:
+    """Make the GPU's context, which the driver's calls need."""
+    import torch
+
+    torch.cuda.set_device(device.name)
+    torch.zeros(1, device=device.name)
 
 
 def count_set_bytes(device: Device, *, stays_cached: bool) -> int:
@@ -174,9 +166,7 @@ class GpuArena(Arena):
 
         self.layout = layout
         self._library = library
-        torch.cuda.set_device(device.name)
-        # The driver's calls need the context.
-        torch.cuda.synchronize()
+        start_gpu(device)
         size = layout.total_bytes
         memory = SharedMemory(device, size + _GATE_BYTES, descriptor)
         self.descriptor = memory.descriptor

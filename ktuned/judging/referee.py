@@ -86,7 +86,7 @@ ORDER_OF_THREADS_US = 5_000.0
 FIRST_LAUNCHES = 8
 """Launches of the second order, by which the latency is estimated."""
 
-UNTIMED_ORDERS = 3
+UNTIMED_ORDERS = 4
 ORDERS, QUICK_ORDERS = 40, 15
 FEWEST_ORDERS = 4
 TIMING_S, QUICK_TIMING_S = 0.6, 0.25
@@ -289,11 +289,13 @@ class _Judging:
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
         deadline_s = self._deadlines[Phase.FIRST_LAUNCH]
-        count, wanted, each_us = 0, 1, math.inf
-        while wanted > count:
-            run, overhead, launches = self._carry_out_order(wanted, must_compare=count == 0)
-            count, measured_us = wanted, (run.elapsed_us - overhead.elapsed_us) / launches
-            each_us = min(each_us, measured_us) if self._referee.gpu is None else measured_us
+        count, wanted, each_us, is_confirmed = 0, 1, math.inf, False
+        while wanted > count or not is_confirmed:
+            # One disturbed order would suggest too few launches.
+            is_confirmed = wanted <= count
+            run, overhead, launches = self._carry_out_order(max(wanted, count), must_compare=count == 0)
+            count = max(wanted, count)
+            each_us = min(each_us, (run.elapsed_us - overhead.elapsed_us) / launches) if count > 1 else math.inf
             wanted_us = ORDER_OF_THREADS_US if run.has_threads else ORDER_US
             wanted = math.ceil(wanted_us / max(each_us, wanted_us / MAX_SETS)) if count > 1 else FIRST_LAUNCHES
             wanted = min(arena.layout.sets, wanted, MOST_QUEUED if self._referee.gpu else MAX_SETS)
