@@ -1,8 +1,8 @@
 """Near problems: the distance of two problems, and the winners of the nearest ones. No IO.
 
 A lookup serves another problem's winner unchanged. So it only accepts problems with the same strings and bools, and
-takes the problem with the smallest log distance over the numbers: the sum of abs(log2(a / b)), by which 1024 is as far
-from 512 as from 2048.
+takes the problem with the smallest distance over the numbers: the sum of abs(log2(a) - log2(b)), by which 1024 is as
+far from 512 as from 2048.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def count_octaves(one: Problem, other: Problem) -> float:
         if value == another and type(value) is type(another):
             continue
         if type(value) in (int, float) and type(another) in (int, float) and min(value, another) > 0:  # type: ignore[type-var, operator]
-            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
+            # Not of their ratio, which may be beyond all floats.
+            total += abs(math.log2(value) - math.log2(another))  # type: ignore[arg-type]
         else:
             total += OTHER_KIND
     return total
