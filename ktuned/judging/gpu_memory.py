@@ -37,8 +37,8 @@ _MOST_BYTES = 1 << 31
 
 _GATE_BYTES = 8
 
-_EVENTS = 100
-"""Kernels that are timed to find what events cost."""
+_EVENTS = 20
+"""Pairs of events by which is found what events cost."""
 
 _WORK_FILLS, _TRIES, _BUSY = 40, 4, 1.5
 """Work of a known duration: fills of twice the cache, which take about 1 ms; how often it is tried, and how many times
@@ -248,28 +248,18 @@ class GpuArena(Arena):
         return min(self._time_work_s() for _ in range(_TRIES)) > _BUSY * self._work_s
 
     def _measure_event_us(self) -> float:
-        """Return how much longer a small kernel takes between two events, with cold caches, than among others."""
+        """Return how long two events take with nothing in between."""
         import torch
 
-        def record_event() -> Any:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            return event
-
-        def time_kernels_us(count: int, fills: int) -> float:
-            # The host puts the kernels into the queue meanwhile.
-            for _ in range(fills):
-                self._work.zero_()
-            begin = record_event()
-            for _ in range(count):
-                self._turned.add_(1)
-            end = record_event()
-            torch.cuda.synchronize()
-            return 1000 * float(begin.elapsed_time(end)) / count
-
-        alone = [time_kernels_us(1, _TRIES) for _ in range(_EVENTS)]
-        among = [time_kernels_us(_EVENTS, _WORK_FILLS) for _ in range(_TRIES)]
-        return max(0.0, median(alone[1:]) - min(among))
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_EVENTS)]  # type: ignore[no-untyped-call]
+        # The host puts the events into the queue meanwhile.
+        for _ in range(_WORK_FILLS):
+            self._work.zero_()
+        for begin, end in pairs:
+            begin.record()
+            end.record()
+        torch.cuda.synchronize()
+        return median(1000 * float(begin.elapsed_time(end)) for begin, end in pairs)
 
     def _time_work_s(self) -> float:
         import torch

@@ -24,7 +24,8 @@ Why this is hard to deceive:
   and processes are stopped with it, and what it starts during an order is found (:mod:`ktuned.judging.process_watch`).
 
 On a GPU nothing can be stopped, so the referee copies inputs to the candidate, and outputs from it, while its clock
-runs (:mod:`ktuned.judging.gpu_memory`). It also times launches alone: launches that were done together show there.
+runs (:mod:`ktuned.judging.gpu_memory`). An order spares some sets there, and a candidate that works ahead writes to
+them.
 
 What is not enforced: a candidate may do all of an order's launches in the first one, and one in Python may skip the
 loop's own work (:mod:`ktuned.judging.candidate`). It gains what the calls or the loop cost, a µs or two a launch.
@@ -121,18 +122,22 @@ FRESH_S = 0.02
 MOST_QUEUED = 500
 """Launches that a GPU's queue certainly holds, of a kernel each."""
 
-ALONE_US, ALONE_FACTOR = 10.0, 1.25
-"""How much longer than among others a GPU's launch may take alone: its code is not in the caches then."""
+SPARED_PART = 4
+"""Up to this part of the sets is spared in an order."""
 
 _NOT_PERMITTED = "PermissionError: [Errno 1]"
 """A refused system call, such as those that start a compiler."""
 
 
+_OUT_OF_TURN = "it works on launches whose turn has not come, or leaves work for later"
+
+
 class OrderTime(NamedTuple):
-    """How long an order took, and how long the same order takes with launches that do nothing."""
+    """How long an order of some launches took, and how long it takes with launches that do nothing."""
 
     run: RunTime
     overhead: RunTime
+    launches: int
 
 
 class Referee:
@@ -260,6 +265,7 @@ class _Judging:
         self._launches = 0
         self._compared = 0
         self._affordable_s = 0.0
+        self._looks_ahead = 0
         self._varies = True
         self._begun: ProcessFacts | None = None
         self._deadlines = deadlines
@@ -283,11 +289,10 @@ class _Judging:
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
         deadline_s = self._deadlines[Phase.FIRST_LAUNCH]
-        count, wanted, each_us, order_us = 0, 1, math.inf, 0.0
+        count, wanted, each_us = 0, 1, math.inf
         while wanted > count:
-            run, overhead = self._carry_out_order(wanted, must_compare=count == 0)
-            count, order_us = wanted, run.elapsed_us
-            measured_us = (order_us - overhead.elapsed_us) / count
+            run, overhead, launches = self._carry_out_order(wanted, must_compare=count == 0)
+            count, measured_us = wanted, (run.elapsed_us - overhead.elapsed_us) / launches
             each_us = min(each_us, measured_us) if self._referee.gpu is None else measured_us
             wanted_us = ORDER_OF_THREADS_US if run.has_threads else ORDER_US
             wanted = math.ceil(wanted_us / max(each_us, wanted_us / MAX_SETS)) if count > 1 else FIRST_LAUNCHES
@@ -302,27 +307,21 @@ class _Judging:
         if isinstance(self._referee.timer, CudaTimer):
             self._referee.timer.warm_clock()
         compared_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_COMPARED - 1))
-        probed_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_PROBED))
+        # The first order tells how long one takes.
+        probed_orders = set(self._random.sample(range(1, FEWEST_ORDERS + 1), FEWEST_PROBED))
         orders: list[OrderTime] = []
-        alone: list[OrderTime] = []
         end = monotonic() + self._timing_s
         while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
             number = len(orders)
-            if number in probed_orders or self._random.random() < PROBED_SHARE:
-                self._probe_order(count, min((order.run.elapsed_us for order in orders), default=order_us))
+            if orders and (number in probed_orders or self._random.random() < PROBED_SHARE):
+                self._probe_order(count, min(order.run.elapsed_us for order in orders))
             orders.append(self._carry_out_order(count, must_compare=number in compared_orders))
-            if self._referee.gpu is not None and count > 1:
-                alone.append(self._carry_out_order(1))
         self._enter_phase(Phase.CHECK)
         self.is_gpu_busy = self._referee.gpu is not None and self._referee.gpu.is_busy()
         gpu = self._referee.gpu
         if gpu is not None:
             orders = self._time_overheads(orders, count)
-            alone = self._time_overheads(alone, 1)
-        samples = make_samples(orders, count, gpu)
-        if alone and (samples_alone := make_samples(alone, 1, gpu)).interval_us[0] > count_alone_us(samples.median_us):
-            # Several launches were done together, which a caller with one launch has nothing of.
-            samples = samples_alone
+        samples = make_samples(orders, gpu)
         low_us, high_us = samples.interval_us
         if high_us <= 0:
             raise make_refusal("its launches take less time than launches that do nothing")
@@ -355,8 +354,8 @@ class _Judging:
         assert isinstance(answer, Raised)
         if answer.is_unsupported:
             raise make_refusal(answer.message)
-        if self.phase is Phase.LOAD and _NOT_PERMITTED in answer.message:
-            raise make_refusal(f"the sandbox does not permit what loading it does: {answer.message}")
+        if self.phase in (Phase.LOAD, Phase.FIRST_LAUNCH) and _NOT_PERMITTED in answer.message:
+            raise make_refusal(f"the sandbox does not permit what it does at first: {answer.message}")
         raise Ended(JudgeVerdict.CRASHED, Outcome.LAUNCH_ERROR, answer.message)
 
     def _carry_out_order(self, count: int, *, must_compare: bool = False) -> OrderTime:
@@ -370,22 +369,28 @@ class _Judging:
         inputs = self._write_sets(count)
         order = self._draw_order(count)
         run = self._ask_for_order(order)
-        self._check_sets(count, inputs)
-        self._compare_launches(list(order.list_places()), inputs, fewest=int(must_compare))
+        places = list(order.list_places())
+        self._check_sets(count, inputs, places)
+        self._compare_launches(places, inputs, fewest=int(must_compare))
         if self._referee.arena.layout.is_touched:
             self._write_again(count, inputs)
         if self._referee.gpu is not None and self.phase is Phase.TIMING:
             # The overhead is timed later (:meth:`_time_overheads`).
-            return OrderTime(run, run)
+            return OrderTime(run, run, len(places))
         calibrating = replace(order, gate=self._draw_gate(), queued=order.queued and self._is_gated)
-        return OrderTime(run, self._run_order(calibrating, self._referee.calibrator.ask)[1])
+        return OrderTime(run, self._run_order(calibrating, self._referee.calibrator.ask)[1], len(places))
 
     def _time_overheads(self, orders: list[OrderTime], count: int) -> list[OrderTime]:
         """Return the orders with overheads that no work of the candidate's on the GPU can have made longer."""
         self._process.kill()
         self._count = count
-        ask = self._referee.calibrator.ask
-        return [order._replace(overhead=self._run_order(self._draw_order(count), ask)[1]) for order in orders]
+        timed = []
+        for order in orders:
+            # The referee has done the same before each order, and the processors' caches have forgotten the rest.
+            self._write_sets(count)
+            _, overhead = self._run_order(self._draw_order(count), self._referee.calibrator.ask)
+            timed.append(order._replace(overhead=overhead))
+        return timed
 
     def _probe_order(self, count: int, order_us: float) -> None:
         """Carry out an order that is not timed, and that the candidate cannot tell from those that are.
@@ -405,7 +410,7 @@ class _Judging:
             lambda worked_s: self._check_turns(places, worked_s * 1e6 / order_us),
         )
         self._ask_for_order(order, glance if count > 1 and self._referee.gpu is None else None)
-        self._check_sets(count, inputs)
+        self._check_sets(count, inputs, places)
         # Whoever replays does so in the later launch of a pair.
         turns = {place: turn for turn, place in enumerate(places)}
         later = [place for place in places if turns.get(place ^ 1, turns[place]) < turns[place]]
@@ -422,6 +427,7 @@ class _Judging:
             Ended: they were not.
         """
         arena, roles = self._referee.arena, self._data.roles
+        is_ahead = False
         for name in roles.poisoned:
             tensors = arena.view_sets(name, len(places))
             size = math.prod(tensors.shape[1:])
@@ -431,9 +437,13 @@ class _Judging:
             unwritten = [counts[place] for place in places]
             # A launch that is at work may have written anything.
             begun = next((number for number, count in enumerate(unwritten) if count), len(places))
-            is_ahead = begun == len(places) >= FIRST_LAUNCHES and share < MOST_GLANCED_SHARE
-            if is_ahead or any(count < size for count in unwritten[begun + 1 :]):
-                raise make_cheating("it works on launches whose turn has not come, or leaves work for later")
+            is_ahead = is_ahead or (begun == len(places) >= FIRST_LAUNCHES and share < MOST_GLANCED_SHARE)
+            if any(count < size for count in unwritten[begun + 1 :]):
+                raise make_cheating(_OUT_OF_TURN)
+        # One look may be misled by an order that was slow, by which the share was computed.
+        self._looks_ahead += is_ahead
+        if self._looks_ahead > 1:
+            raise make_cheating(_OUT_OF_TURN)
 
     def _bind_sets(self, count: int) -> None:
         if count > self._bound:
@@ -442,7 +452,9 @@ class _Judging:
         self._count = count
 
     def _draw_order(self, count: int) -> Order:
-        places = self._random.sample(range(count), count)
+        # On a GPU nobody can look at a batch in between. So some sets are left out: whoever works ahead works on them.
+        spared = self._random.randrange(count // SPARED_PART + 1) if self._referee.gpu is not None else 0
+        places = self._random.sample(range(count), count - spared)
         # The first launch loads what it needs, which can wait for the GPU.
         queued = self._is_gated and self._launches > 0
         return Order(self._random.getrandbits(63), array.array("H", places).tobytes(), self._draw_gate(), queued)
@@ -516,22 +528,26 @@ class _Judging:
             else:
                 self._library.poison_tensor(tensors)
 
-    def _check_sets(self, count: int, inputs: Mapping[str, Any]) -> None:
-        """Check cheaply what all launches have left.
+    def _check_sets(self, count: int, inputs: Mapping[str, Any], places: Sequence[int]) -> None:
+        """Check cheaply what the launches on the sets at ``places`` have left in all ``count`` sets.
 
         Raises:
             Ended: something is not as it must be.
         """
         with self._use_one_thread():
-            self._check_memory(count, inputs)
+            self._check_memory(count, inputs, places)
 
-    def _check_memory(self, count: int, inputs: Mapping[str, Any]) -> None:
+    def _check_memory(self, count: int, inputs: Mapping[str, Any], places: Sequence[int]) -> None:
         arena, roles = self._referee.arena, self._data.roles
         for name in roles.poisoned:
             tensors = arena.view_sets(name, count)
             size = math.prod(tensors.shape[1:])
-            if size and (unwritten := self._library.count_poison(tensors).count(size)):
-                raise make_mismatch(f"{name} was never written by {unwritten} of {count} launches")
+            if not size or not (counts := self._library.count_poison(tensors)):
+                continue
+            if unwritten := sum(counts[place] == size for place in places):
+                raise make_mismatch(f"{name} was never written by {unwritten} of {len(places)} launches")
+            if any(counts[place] < size for place in set(range(count)).difference(places)):
+                raise make_cheating("it works on sets of tensors that it was not called with")
         for name in roles.read_only:
             if not self._library.hold_equal_bits(arena.view_sets(name, count), inputs[name]):
                 raise make_mismatch(f"it overwrites its input {name}")
@@ -595,7 +611,7 @@ class _Judging:
                 "launches had the same inputs, because the kernel file makes them itself and does not vary them"
             )
         if self._referee.gpu is not None:
-            gaps.append(f"several launches may have been done together, which gains up to {ALONE_US:g} µs for each")
+            gaps.append("launches on a GPU may have been put off, and done together at the end of a batch")
         return tuple(gaps)
 
     @contextmanager
@@ -620,29 +636,23 @@ def list_undisturbed(runs: Iterable[RunTime]) -> list[float]:
     return [run.elapsed_us for run in (calm if 2 * len(calm) > len(ordered) else ordered[: -(-len(ordered) // 2)])]
 
 
-def make_samples(orders: Sequence[OrderTime], count: int, gpu: GpuArena | None = None) -> Samples:
-    """Return the times of a launch, in µs, in orders of ``count`` launches.
+def make_samples(orders: Sequence[OrderTime], gpu: GpuArena | None) -> Samples:
+    """Return the times of a launch in each order, in µs.
 
     A GPU sometimes turns to a process 200 µs late, so the faster half of the orders counts there. Under ``tune``, a
     GPU's figure contains what events cost.
     """
-    choose = list_undisturbed if gpu is None else list_fastest
-    overhead_us = median(choose(order.overhead for order in orders))
     samples = Samples()
-    for elapsed_us in choose(order.run for order in orders):
-        samples.add_sample((elapsed_us - overhead_us) / count + (0.0 if gpu is None else gpu.event_us))
+    if gpu is None:
+        overhead_us = median(list_undisturbed(order.overhead for order in orders))
+        for elapsed_us in list_undisturbed(order.run for order in orders):
+            samples.add_sample((elapsed_us - overhead_us) / orders[0].launches)
+        return samples
+    half = -(-len(orders) // 2)
+    overhead_us = median(sorted(order.overhead.elapsed_us for order in orders)[:half])
+    for latency_us in sorted((order.run.elapsed_us - overhead_us) / order.launches for order in orders)[:half]:
+        samples.add_sample(latency_us + gpu.event_us)
     return samples
-
-
-def list_fastest(runs: Iterable[RunTime]) -> list[float]:
-    """Return the times, in µs, of the faster half of the runs."""
-    ordered = sorted(run.elapsed_us for run in runs)
-    return ordered[: -(-len(ordered) // 2)]
-
-
-def count_alone_us(latency_us: float) -> float:
-    """Return how long a launch may take alone that takes ``latency_us`` among others."""
-    return ALONE_US + ALONE_FACTOR * latency_us
 
 
 def make_refusal(reason: str) -> Ended:

@@ -1,8 +1,8 @@
 """Near problems: the distance of two problems, and the winners of the nearest ones. No IO.
 
 A lookup serves another problem's winner unchanged. So it only accepts problems with the same strings and bools, and
-takes the problem with the smallest distance over the numbers: the sum of abs(log2(a) - log2(b)), by which 1024 is as
-far from 512 as from 2048.
+takes the problem with the smallest log distance over the numbers: the sum of abs(log2(a / b)), by which 1024 is as far
+from 512 as from 2048.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def measure_distance(problem: Problem, near: Problem) -> float | None:
 
 def count_octaves(one: Problem, other: Problem) -> float:
     """Return the distance of two problems: the octaves between their numbers, and `OTHER_KIND` for other fields."""
-    total = 0.0
+    octaves = []
     for name in one.keys() | other.keys():
         value, another = one.get(name), other.get(name)
         if value == another and type(value) is type(another):
             continue
         if type(value) in (int, float) and type(another) in (int, float) and min(value, another) > 0:  # type: ignore[type-var, operator]
-            # Not of their ratio, which may be beyond all floats.
-            total += abs(math.log2(value) - math.log2(another))  # type: ignore[arg-type]
+            octaves.append(abs(math.log2(value) - math.log2(another)))  # type: ignore[arg-type]
         else:
-            total += OTHER_KIND
-    return total
+            octaves.append(OTHER_KIND)
+    # The sum does not depend on the order of the fields.
+    return math.fsum(octaves)

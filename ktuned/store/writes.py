@@ -158,8 +158,7 @@ def _provide_context(connection: sqlite3.Connection, context: Context) -> int:
         f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
     ).fetchone()
     if number is None:
-        # With one flipped bit in its schema, the table fills no ids in.
-        raise sqlite3.DatabaseError("the table of contexts is damaged")
+        raise sqlite3.DatabaseError("a context has no id: the database's schema is damaged")
     return int(number)
 
 

@@ -1,6 +1,5 @@
 import asyncio
 import functools
-import socket
 import time
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import uvloop
 
 from ktuned_client import AsyncClient, Client, DaemonError, DaemonUnavailable
-from ktuned_client.answers import Backoff
 from tests import leaks
 from tests.client import daemon
 
@@ -25,30 +23,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Run every test on asyncio and on uvloop."""
     request.param().close()  # libuv's first loop opens a pipe that stays
     return "asyncio", {"loop_factory": functools.partial(leaks.make_tracking_loop, request.param)}
-
-
-async def test_without_a_daemon_a_lookup_gives_the_default(socket_path: str) -> None:
-    """A lookup gives the default, and a call raises."""
-    async with AsyncClient(socket_path) as client:
-        hit = await client.lookup("gemm", {}, DEFAULT)
-        assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-        with pytest.raises(DaemonUnavailable, match="no daemon serves"):
-            await client.call("status")
-
-
-async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(socket_path: str) -> None:
-    """The client does not ask again for a while."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(socket_path)
-        listening.listen()
-        async with AsyncClient(socket_path, deadline_s=0.05) as client:
-            start = asyncio.get_running_loop().time()
-            hit = await client.lookup("gemm", {}, DEFAULT)
-            assert asyncio.get_running_loop().time() - start < PATIENT_S
-            assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-            client._knowledge.backoff = Backoff(PATIENT_S, PATIENT_S)
-            client._knowledge.backoff.record_failure("still silent")
-            assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
 
 
 @pytest.mark.usefixtures("server_process")

@@ -253,7 +253,7 @@ class World(KeyedCall):
         return result
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(POLICIES),
     st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=2),

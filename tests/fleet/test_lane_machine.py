@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ktuned.fleet import (
-    CannotOpen,
     DeadlineExpired,
     Environment,
     HostLost,
@@ -26,7 +26,7 @@ from ktuned.fleet import (
     Worker,
     WorkerDied,
 )
-from ktuned.fleet.failures import Health, LaneCrowded
+from ktuned.fleet.failures import Health
 from ktuned.fleet.lane_machine import (
     CROWDED,
     KEPT_OPEN,
@@ -500,43 +500,140 @@ def test_whatever_happens_no_worker_is_in_two_places_and_each_lane_opens_in_the_
 # Stories
 
 
-def test_the_same_problem_costs_nothing() -> None:
-    """The worker stays, and does nothing."""
-    world = World()
-    for _ in range(3):
-        world.open()
-        world.measure(FINE)
-    assert world.told == ["takes 1", "opening 1"]
+STORIES = {
+    "the same problem costs nothing": """
+        open a; measure fine; open a; measure fine; open a; told: takes 1, opening 1""",
+    "a worker opens other problems of its file, and no other file": """
+        open a; open next; open b; on: 2; idle: 1; open a; on: 1; idle: 2""",
+    "an edit ends the worker of the file before it, and leaves the other file's alone": """
+        open a; open b; open edited; on: 3; idle: 2; ended: 1""",
+    "a device keeps two workers that have opened a file; the one in use holds data": """
+        open a; open b; open c; on: 3; idle: 2; data: 3""",
+    "the next worker after a crash must pass a canary on a GPU": """
+        open a; fail died: WorkerDied; told: takes 1, opening 1; open a; told: takes 2, proving 2, opening 2""",
+    "a CPU has no canary: all other processes run on it meanwhile": """
+        on a CPU; open a; fail died: WorkerDied; told: takes 1, opening 1; open a; told: takes 2, opening 2""",
+    "a sick GPU is tried after longer and longer pauses where no other one can stand in": """
+        open a; fail hung: DeadlineExpired; open a died died died; lane: sound; rests: 1 2 4""",
+    "a job with another GPU does not wait for a sick one": """
+        open a; fail died: WorkerDied; open a hung no_wait stand_in: LaneSick the canary failed; lane: sick suspect""",
+    "a killed worker that does not end keeps the device from the next one": """
+        open a; fail hung: DeadlineExpired; told: takes 1, opening 1; stuck 1
+        open a no_wait: LaneSick worker 1 was killed but does not end; idle: 2; told: takes 2; freed; open a; on: 2
+        told: rests 1, takes 2, proving 2, opening 2""",
+    "a config that raised ends its worker": "open a; measure raised; on: None; lane: suspect",
+    "a config whose figure is unsound ends its worker": "open a; measure unsound; on: None; lane: suspect",
+    "a config that wrote outside its tensors makes the worker doubtful, and a wrong result ends it": """
+        open a; measure guilty; open a; on: 1; lane: doubtful; measure wrong; ended: 1""",
+    "a right result acquits a doubtful worker": "open a; measure guilty; open a; measure fine; ended:; lane: sound",
+    "a doubtful worker opens no other problem": """
+        open a; measure guilty; open next; ended: 1; told: takes 1, opening 1, takes 2, opening 2""",
+    "a doubtful worker opens no other file": """
+        open a; measure guilty; open b; ended: 1; told: takes 1, opening 1, takes 2, opening 2""",
+    "a doubtful worker does not idle": "open a; measure guilty; release; idle:; ended: 1",
+    "an opening that fails in a used worker is tried in another: some modules cannot be imported twice": """
+        on a CPU; open a; open next broken; on: 2; ended: 1""",
+    "an opening that fails in a new worker is the problem's fault": """
+        on a CPU; open a broken: CannotOpen 1 / 0; told: takes 1, opening 1""",
+    "an opening that fails on one of two GPUs is tried after a canary": """
+        open a died well died no_wait stand_in: CannotOpen; told: takes 1, opening 1, takes 2, proving 2, opening 2""",
+    "a device that is gone is told from a problem that cannot be opened": """
+        open a died died no_wait stand_in: LaneSick""",
+    "an edit during an opening is nobody's failure": "open a changed no_wait stand_in: RequestFailed edited",
+    "a reference that cannot be used costs no worker": "open a unusable: ReferenceUnusable; idle: 1; open a; on: 1",
+    "a lost host says nothing about the problem: the lane waits for it, or another one stands in": """
+        open a lost; told: takes 1, opening 1, rests 1, takes 2, proving 2, opening 2
+        open b lost no_wait stand_in: LaneSick""",
+    "a problem without room beside an application leaves the lane to others, even if it would wait": """
+        open a no_room: LaneCrowded 4096 MiB; lane: sick""",
+    "a worker that has mapped an old file is replaced once, without a canary": """
+        open a; fail mapped; on: 2; told: takes 1, opening 1, takes 2, opening 2
+        fail mapped: RequestFailed; on: None""",
+}
+"""Steps of ``event: what is seen of it``. An opening has its failures in their order; an error is told by its type and
+the beginning of its message.
+"""
+
+BENCHES = {
+    "a": PROBLEM,
+    "next": NEXT_PROBLEM,
+    "b": OTHER_FILE,
+    "c": replace(PROBLEM, code=KernelCode("c.py", "1"), identity="c"),
+    "edited": replace(PROBLEM, code=EDITED),
+}
+SAID = {
+    "died": DIED,
+    "hung": HUNG,
+    "lost": LOST,
+    "unusable": UNUSABLE,
+    "broken": BROKEN,
+    "no_room": NO_ROOM,
+    "changed": CHANGED,
+    "mapped": MAPPED,
+    "well": None,
+}
+MEASURED = {"fine": FINE, "guilty": GUILTY, "wrong": WRONG, "raised": RAISED, "unsound": UNSOUND}
 
 
-def test_a_worker_opens_other_problems_of_its_file_and_no_other_file() -> None:
-    """What one file's Python did to the process is not for another: that one has a worker of its own."""
-    world = World()
-    world.open()
-    world.open(NEXT_PROBLEM)
-    world.open(OTHER_FILE)
-    assert (world.pid, world.idle) == (2, [1])
-    world.open()
-    assert (world.pid, world.idle) == (1, [2]), "it has that very file open"
+class Story:
+    """A world with one lane, on a GPU unless the story says otherwise."""
+
+    def __init__(self) -> None:
+        self._world = World()
+
+    def take_step(self, text: str) -> str:
+        """Let something happen, or look; return what is seen."""
+        name, *words = text.split()
+        world, said = self._world, [SAID[word] for word in words if word in SAID]
+        lane = world.lanes[0]
+        match name:
+            case "on" if words:
+                self._world = World(CPU)
+            case "open":
+                world.open(BENCHES[words[0]], said, waits="no_wait" not in words, has_stand_in="stand_in" in words)
+            case "fail":
+                error = SAID[words[0]]
+                assert error is not None
+                world.fail(error)
+            case "measure":
+                world.measure(MEASURED[words[0]])
+            case "release":
+                world.handle(Released(lane))
+            case "stuck":
+                world.stuck.add(world.workers[int(words[0]) - 1])
+            case "freed":
+                world.stuck.clear()
+            case "on":
+                return str(world.pid)
+            case "idle":
+                return " ".join(map(str, world.idle))
+            case "ended":
+                return " ".join(str(worker.pid) for worker in world.workers if worker.is_killed)
+            case "data":
+                return " ".join(str(one.pid) for one in world.workers if one.holds_data and not one.is_killed)
+            case "rests":
+                return " ".join(line.split()[1] for line in world.told if line.startswith("rests"))
+            case "told":
+                told = [line.partition(":")[0] for line in world.told]
+                world.told.clear()
+                return ", ".join(told)
+            case _:
+                facts = {"sick": lane.health.is_sick, "suspect": lane.is_suspect}
+                facts["doubtful"] = lane.trust is Trust.DOUBTFUL
+                return " ".join(fact for fact, is_true in facts.items() if is_true) or "sound"
+        return ""
 
 
-def test_an_edit_ends_the_worker_of_the_file_before_it() -> None:
-    """And leaves the other file's alone."""
-    world = World()
-    world.open()
-    world.open(OTHER_FILE)
-    world.open(replace(PROBLEM, code=EDITED))
-    assert (world.pid, world.idle) == (3, [2])
-    assert world.workers[0].is_killed
-
-
-def test_a_device_keeps_two_workers_that_have_opened_a_file() -> None:
-    """The one in use is one of them, and only that one holds data."""
-    world = World()
-    for code in (A, B, KernelCode("c.py", "1")):
-        world.open(replace(PROBLEM, code=code, identity=code.file))
-    assert (world.pid, world.idle) == (3, [2])
-    assert [worker.holds_data for worker in world.workers[1:]] == [False, True]
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_story_goes_as_it_is_told(story: str) -> None:
+    told = Story()
+    for step in re.split(r";|\n", story.strip()):
+        event, *expected = re.split(": |:$", step.strip(), maxsplit=1)
+        try:
+            seen = told.take_step(event)
+        except WorkerError as error:
+            seen = f"{type(error).__name__} {error.message}"[: len(expected[0])]
+        assert [seen] == expected or not expected, step
 
 
 def test_a_worker_of_another_device_keeps_its_data() -> None:
@@ -546,91 +643,6 @@ def test_a_worker_of_another_device_keeps_its_data() -> None:
     world.handle(Released(world.lanes[1]))
     world.open()
     assert [worker.holds_data for worker in world.workers] == [True, True]
-
-
-def test_the_next_worker_after_a_crash_must_pass_a_canary_on_a_gpu_alone() -> None:
-    """A CPU has none: all other processes run on it meanwhile."""
-    for device, told in ((GPU, ["takes 2", "proving 2", "opening 2"]), (CPU, ["takes 2", "opening 2"])):
-        world = World(device)
-        world.open()
-        with pytest.raises(WorkerDied):
-            world.fail(DIED)
-        world.told.clear()
-        world.open()
-        assert world.told == told
-
-
-def test_a_sick_gpu_is_tried_after_longer_and_longer_pauses() -> None:
-    """Where no other one can stand in the job waits; one success makes it well."""
-    world = World()
-    world.open()
-    with pytest.raises(DeadlineExpired):
-        world.fail(HUNG)
-    world.open(said=[DIED, DIED, DIED])
-    assert [told for told in world.told if "rests" in told] == ["rests 1", "rests 2", "rests 4"]
-    assert (world.lanes[0].health.is_sick, world.lanes[0].is_suspect) == (False, False)
-
-
-def test_a_job_with_another_gpu_does_not_wait_for_a_sick_one() -> None:
-    """It has the error at once, and the lane its reason."""
-    world = World()
-    world.open()
-    with pytest.raises(WorkerDied):
-        world.fail(DIED)
-    with pytest.raises(LaneSick, match="the canary failed"):
-        world.open(said=[HUNG], waits=False, has_stand_in=True)
-    assert world.lanes[0].health.is_sick
-
-
-def test_a_killed_worker_that_does_not_end_keeps_the_device() -> None:
-    """The next one does not touch it, and idles; when the driver lets go, it is taken."""
-    world = World()
-    world.open()
-    with pytest.raises(DeadlineExpired):
-        world.fail(HUNG)
-    world.stuck.add(world.workers[0])
-    with pytest.raises(LaneSick, match="worker 1 was killed but does not end"):
-        world.open(waits=False)
-    assert world.idle == [2]
-    world.stuck.clear()
-    world.open()
-    assert (world.pid, world.told[-3:]) == (2, ["takes 2", "proving 2", "opening 2"])
-
-
-@pytest.mark.parametrize("measured", [RAISED, UNSOUND])
-def test_a_config_that_raised_ends_its_worker(measured: Measurement) -> None:
-    """It may have left the device's context in any state."""
-    world = World()
-    world.open()
-    world.measure(measured)
-    assert (world.pid, world.lanes[0].is_suspect) == (None, True)
-
-
-def test_a_config_that_wrote_outside_its_tensors_makes_the_worker_doubtful() -> None:
-    """It may go on with that problem; a wrong result ends it, a right one acquits it, another problem is not for it."""
-    for after, is_ended in ((WRONG, True), (FINE, False)):
-        world = World()
-        world.open()
-        world.measure(GUILTY)
-        world.open()
-        assert (world.pid, world.lanes[0].trust) == (1, Trust.DOUBTFUL)
-        world.measure(after)
-        assert world.workers[0].is_killed == is_ended
-    for need in (NEXT_PROBLEM, OTHER_FILE):
-        world = World()
-        world.open()
-        world.measure(GUILTY)
-        world.open(need)
-        assert (world.pid, world.workers[0].is_killed, world.told[-1]) == (2, True, "opening 2"), "no canary"
-
-
-def test_a_doubtful_worker_does_not_idle() -> None:
-    """The next job's results would not be worth more than this one's."""
-    world = World()
-    world.open()
-    world.measure(GUILTY)
-    world.handle(Released(world.lanes[0]))
-    assert (world.idle, world.workers[0].is_killed) == ([], True)
 
 
 @pytest.mark.parametrize("reason", ["leftover", "requests", "grown", "outdated", "dead"])
@@ -653,18 +665,6 @@ def test_a_spent_worker_does_nothing_more(reason: str) -> None:
     assert (world.pid, worker.is_killed) == (2, True)
 
 
-def test_an_opening_that_fails_in_a_used_worker_is_tried_in_another() -> None:
-    """Some modules cannot be imported twice. In a new worker the same error is the problem's."""
-    world = World(CPU)
-    world.open()
-    world.open(NEXT_PROBLEM, said=[BROKEN])
-    assert (world.pid, world.workers[0].is_killed) == (2, True)
-    world = World(CPU)
-    with pytest.raises(CannotOpen, match="1 / 0"):
-        world.open(said=[BROKEN])
-    assert world.told == ["takes 1", "opening 1: 1 / 0"]
-
-
 @pytest.mark.parametrize(("error", "ended"), [(NO_MEMORY, [1, 2, 3]), (BROKEN, [1, 3])])
 def test_idle_workers_end_where_a_problem_may_lack_their_memory(error: RequestFailed, ended: list[int]) -> None:
     """Those that have opened a file; warm spares, too, where the error says that memory is short."""
@@ -683,69 +683,6 @@ def test_a_problem_waits_for_the_memory_of_idle_workers_that_were_ended_for_it()
     world.stuck.add(world.workers[0])
     with pytest.raises(LaneSick, match="worker 1 was killed but does not end"):
         world.open(said=[NO_MEMORY], waits=False)
-
-
-def test_an_opening_that_fails_on_one_of_two_gpus_is_tried_after_a_canary() -> None:
-    """So a device that is gone is told from a problem that cannot be opened."""
-    world = World()
-    with pytest.raises(CannotOpen):
-        world.open(said=[DIED, None, DIED], waits=False, has_stand_in=True)
-    assert [told.partition(":")[0] for told in world.told] == [
-        "takes 1",
-        "opening 1",
-        "takes 2",
-        "proving 2",
-        "opening 2",
-    ]
-    world = World()
-    with pytest.raises(LaneSick):
-        world.open(said=[DIED, DIED], waits=False, has_stand_in=True)
-
-
-def test_an_edit_during_an_opening_is_nobody_s_failure() -> None:
-    """The job learns that very thing, and begins again with the new file."""
-    world = World()
-    with pytest.raises(RequestFailed) as caught:
-        world.open(said=[CHANGED], waits=False, has_stand_in=True)
-    assert caught.value.code == SOURCE_CHANGED
-
-
-def test_a_reference_that_cannot_be_used_costs_no_worker() -> None:
-    """It opens the problem with another one."""
-    world = World()
-    with pytest.raises(ReferenceUnusable):
-        world.open(said=[UNUSABLE])
-    assert world.idle == [1]
-    world.open()
-    assert world.pid == 1
-
-
-def test_a_lost_host_says_nothing_about_the_problem() -> None:
-    """The lane waits for it, or another one stands in."""
-    world = World()
-    world.open(said=[LOST])
-    assert "rests 1" in world.told
-    with pytest.raises(LaneSick):
-        world.open(OTHER_FILE, said=[LOST], waits=False, has_stand_in=True)
-
-
-def test_a_problem_without_room_beside_an_application_leaves_the_lane_to_others() -> None:
-    """Even a job that would wait for a sick device has the error: another problem may be smaller."""
-    world = World()
-    with pytest.raises(LaneCrowded, match="4096 MiB"):
-        world.open(said=[NO_ROOM])
-    assert (world.lanes[0].health.is_sick, world.lanes[0].is_suspect) == (True, False)
-
-
-def test_a_worker_that_has_mapped_an_old_file_is_replaced_once() -> None:
-    """The request is sent to the next one, without a canary: nothing has failed."""
-    world = World()
-    world.open()
-    world.fail(MAPPED)
-    assert (world.pid, world.told[-2:]) == (2, ["takes 2", "opening 2"])
-    with pytest.raises(RequestFailed):
-        world.fail(MAPPED)
-    assert world.pid is None
 
 
 def test_a_job_that_is_stopped_in_an_opening_leaves_no_worker() -> None:

@@ -26,6 +26,7 @@ from ktuned.model import (
     TrialDetail,
     TrialResult,
 )
+from ktuned.tuning.limits import merge_deadlines
 from ktuned.worker.judge import Judge
 from tests.judging.court import INPUTS, Court, open_court
 
@@ -225,6 +226,18 @@ def test_a_cheat_is_not_right(court: Court, cheat: str) -> None:
     result = court.judge_source(COMPUTE + textwrap.dedent(body))
     assert result.detail.judged.verdict in expected, result.message
     assert result.latency_us is None
+
+
+def test_a_hang_costs_its_deadline_and_no_worker(court: Court) -> None:
+    court.deadlines = merge_deadlines({"first_launch": 1.0})
+    try:
+        result = court.judge_source(
+            "void run(TensorView x, TensorView y, TensorView out) { for (volatile bool always = true; always;) {} }"
+        )
+    finally:
+        court.deadlines = merge_deadlines()
+    assert (result.detail.judged.verdict, result.message) == (HUNG, "it did not answer within 1 s")
+    assert court.judge_source(HONEST).detail.judged.verdict == JudgeVerdict.RIGHT
 
 
 @pytest.mark.parametrize("operations", ["1e12", "1"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,84 +23,6 @@ AFTER_FIRST_LOOK_S = 2 * LOOK_AFTER_S
 INCUMBENT = replies.CostRange(100.0, 99.0, 101.0)
 
 
-def run_race(
-    values: Sequence[float],
-    *,
-    elapsed_s: float = AFTER_FIRST_LOOK_S,
-    preset: Preset = PRESET,
-    stop_above_us: float = math.inf,
-    incumbent: replies.CostRange | None = None,
-    resolution_us: float = 0.0,
-    noise: Noise | None = None,
-) -> Ending | None:
-    """Return how a race with these samples ends, or None if it wants more samples."""
-    race = Race(
-        RaceRules(preset, stop_above_us=stop_above_us, incumbent=incumbent, noise=noise or Noise()),
-        resolution_us=resolution_us,
-    )
-    for value in values:
-        race.samples.add_sample(value)
-    batch = race.choose_next_batch(elapsed_s)
-    assert (batch == 0) == (race.ending is not None)
-    return race.ending
-
-
-@pytest.mark.parametrize(
-    ("values", "elapsed_s", "expected"),
-    [
-        ([], AFTER_FIRST_LOOK_S, None),
-        ([], 9.0, None),
-        ([1.0] * 9, AFTER_FIRST_LOOK_S, None),
-        ([1.0] * 10, AFTER_FIRST_LOOK_S, Ending.KNOWN),
-        ([0.0] * 9 + [1.0], AFTER_FIRST_LOOK_S, Ending.KNOWN),
-        ([*range(1, 31)], AFTER_FIRST_LOOK_S, None),
-        ([*range(1, 31)], 1.0, Ending.OUT_OF_TIME),
-        ([5.0], 1.0, Ending.OUT_OF_TIME),
-    ],
-    ids=["none", "none-late", "too-few", "known", "zero", "unknown", "unknown-late", "one-late"],
-)
-def test_without_an_incumbent_sampling_ends_when_the_median_is_known_or_time_is_up(
-    values: list[float], elapsed_s: float, expected: Ending | None
-) -> None:
-    """The preset's repetitions and an interval within 1 % end it, or the preset's time with at least one sample."""
-    assert run_race(values, elapsed_s=elapsed_s) is expected
-
-
-def test_a_median_is_known_from_one_per_cent_on() -> None:
-    """An interval just below 1 % suffices. An interval just above does only if the clock resolves no finer."""
-    for width, ending in ((0.9 * RELATIVE_CI, Ending.KNOWN), (1.1 * RELATIVE_CI, None)):
-        values = [100 * (1 - width)] * 20 + [100.0] + [100 * (1 + width)] * 20
-        assert run_race(values) is ending
-        assert run_race(values, resolution_us=2.0) is Ending.KNOWN
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([132.0] * 2, None),
-        ([132.0] * 3, Ending.BEATEN),
-        ([131.0] * 3, None),
-        ([112.0] * 5, None),
-        ([112.0] * 6, Ending.BEATEN),
-        ([111.0] * 6, Ending.KNOWN),
-        ([112.0] * 5 + [111.0], Ending.KNOWN),
-        ([114.0] * 3 + [111.0] * 3, None),
-        ([100.0] * 6, None),
-        ([112.0] * 9 + [111.0], Ending.BEATEN),
-        ([111.0] * 10, Ending.KNOWN),
-        ([98.0] * 6, None),
-    ],
-)
-def test_a_config_is_beaten_by_more_than_both_uncertainties_and_the_margin(
-    values: list[float], expected: Ending | None
-) -> None:
-    """Six samples have an interval, so 10 % beyond the incumbent's suffices; three samples must be far off.
-
-    A config that is slower by less is known well enough at 1 %.
-    """
-    assert run_race(values, incumbent=INCUMBENT) is expected
-
-
 def make_quiet_noise() -> Noise:
     """Return the noise of a device whose launches differ by about 0.1 %."""
     noise = Noise()
@@ -107,13 +31,70 @@ def make_quiet_noise() -> Noise:
     return noise
 
 
-def test_on_a_quiet_device_three_samples_are_enough() -> None:
-    """The margin still applies; only the uncertainty shrinks to that of the earlier configs."""
-    assert run_race([115.0] * 3, incumbent=INCUMBENT) is None
-    assert run_race([115.0] * 3, incumbent=INCUMBENT, noise=make_quiet_noise()) is Ending.BEATEN
-    assert run_race([114.0] * 3, incumbent=INCUMBENT, noise=make_quiet_noise()) is Ending.KNOWN
-    assert run_race([108.0] * 3, incumbent=INCUMBENT, noise=make_quiet_noise()) is None
-    assert run_race([200.0] * 2, incumbent=INCUMBENT, noise=make_quiet_noise()) is None
+RACES = {
+    "without a rival sampling ends when the median is known within 1 %, or time is up after one sample": f"""
+        alone: more; alone late: more; 1*9 alone: more; 1*10 alone: known; 0*9 1 alone: known; 5 alone late: out_of_time
+        {" ".join(map(str, range(1, 31)))} alone: more; {" ".join(map(str, range(1, 31)))} alone late: out_of_time""",
+    "an interval just above 1 % suffices only if the clock resolves no finer": f"""
+        {100 - 90 * RELATIVE_CI}*20 100 {100 + 90 * RELATIVE_CI}*20 alone: known
+        {100 - 110 * RELATIVE_CI}*20 100 {100 + 110 * RELATIVE_CI}*20 alone: more
+        {100 - 110 * RELATIVE_CI}*20 100 {100 + 110 * RELATIVE_CI}*20 alone coarse: known""",
+    "three samples must be far off; six have an interval, so that 10 % beyond the rival's suffices": """
+        132*2: more; 132*3: beaten; 131*3: more; 112*5: more; 112*6: beaten; 112*5 111: known; 114*3 111*3: more
+        112*9 111: beaten""",
+    "a config that is slower by less is known well enough at 1 %": "111*6: known; 111*10: known",
+    "a config that may win is sampled on": "100*6: more; 98*6: more",
+    "on a quiet device three samples are enough, as the margin alone applies": """
+        115*3: more; 115*3 quiet: beaten; 114*3 quiet: known; 108*3 quiet: more; 200*2 quiet: more""",
+    "a config is not beaten if the clock cannot tell its latency from the margin": """
+        112*6 fine: beaten; 112*6 rough: known; 102*6 rough: more""",
+    "one interruption may delay all samples that are taken at about the same time": """
+        150*6 early: more; 150*6 look: beaten""",
+    "a config that could not win is beaten even if time is up": "132*3 late: beaten; 111*3 late: out_of_time",
+    "the thorough preset takes more samples before a config is beaten": """
+        112*9 thorough: known; 112*10 thorough: beaten""",
+    "a config that is hopeless and beaten counts as hopeless, by its fastest launch": """
+        301*3 limit: hopeless; 301*2 300 limit: beaten; 301*2 limit: more; 301 limit alone late: hopeless""",
+}
+"""Samples (``value*count``) and conditions: how the race against ``INCUMBENT`` ends, or that it wants more samples."""
+
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "alone": {"incumbent": None},
+    "late": {"elapsed_s": 1.0},
+    "early": {"elapsed_s": LOOK_AFTER_S / 2},
+    "look": {"elapsed_s": LOOK_AFTER_S},
+    "coarse": {"resolution_us": 2.0},
+    "rough": {"resolution_us": 1.0},
+    "fine": {"resolution_us": 0.5},
+    "quiet": {"noise": make_quiet_noise()},
+    "thorough": {"preset": PRESETS["thorough"]},
+    "limit": {"stop_above_us": 300.0},
+}
+
+
+def run_race(words: Sequence[str]) -> str:
+    """Return how a race ends."""
+    options: dict[str, Any] = {"preset": PRESET, "incumbent": INCUMBENT, "elapsed_s": AFTER_FIRST_LOOK_S}
+    options |= {"resolution_us": 0.0, "noise": Noise(), "stop_above_us": math.inf}
+    for word in words:
+        options |= CONDITIONS.get(word, {})
+    elapsed_s, resolution_us = options.pop("elapsed_s"), options.pop("resolution_us")
+    race = Race(RaceRules(**options), resolution_us=resolution_us)
+    for word in words:
+        if word not in CONDITIONS:
+            value, _, count = word.partition("*")
+            for _ in range(int(count or 1)):
+                race.samples.add_sample(float(value))
+    batch = race.choose_next_batch(elapsed_s)
+    assert (batch == 0) == (race.ending is not None)
+    return "more" if race.ending is None else race.ending.name.lower()
+
+
+@pytest.mark.parametrize("races", RACES.values(), ids=RACES)
+def test_how_a_race_ends(races: str) -> None:
+    for race in re.split(r";|\n", races.strip()):
+        samples, _, expected = race.partition(": ")
+        assert run_race(samples.split()) == expected.strip(), race
 
 
 def test_few_samples_have_the_interval_of_the_noise() -> None:
@@ -125,19 +106,6 @@ def test_few_samples_have_the_interval_of_the_noise() -> None:
         low, high = race.interval_us
         assert (low < 112.0 < high) is is_wider
         assert (low, high) == pytest.approx((112.0, 112.0), abs=0.3)
-
-
-def test_the_clocks_resolution_is_an_uncertainty() -> None:
-    """A config is not beaten if the clock cannot tell its latency from the margin."""
-    assert run_race([112.0] * 6, incumbent=INCUMBENT, resolution_us=0.5) is Ending.BEATEN
-    assert run_race([112.0] * 6, incumbent=INCUMBENT, resolution_us=1.0) is Ending.KNOWN
-    assert run_race([102.0] * 6, incumbent=INCUMBENT, resolution_us=1.0) is None
-
-
-def test_an_interruption_beats_no_config() -> None:
-    """One interruption may delay all samples that are taken at about the same time."""
-    assert run_race([150.0] * 6, incumbent=INCUMBENT, elapsed_s=LOOK_AFTER_S / 2) is None
-    assert run_race([150.0] * 6, incumbent=INCUMBENT, elapsed_s=LOOK_AFTER_S) is Ending.BEATEN
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -152,25 +120,6 @@ def test_a_config_that_may_be_close_to_the_best_is_not_beaten(preset: Preset, va
     assert low <= race.samples.median_us <= high
     uncertainty = 1 if len(values) >= 6 else 1 + UNKNOWN
     assert race.ending is not Ending.BEATEN or low > INCUMBENT.high * (1 + MARGIN) * uncertainty
-
-
-def test_a_beaten_config_is_beaten_even_if_time_is_up() -> None:
-    """A config that could not win is not recorded as one that ran out of time."""
-    assert run_race([132.0] * 3, incumbent=INCUMBENT, elapsed_s=1.0) is Ending.BEATEN
-    assert run_race([111.0] * 3, incumbent=INCUMBENT, elapsed_s=1.0) is Ending.OUT_OF_TIME
-
-
-def test_the_thorough_preset_takes_more_samples_before_a_config_is_beaten() -> None:
-    assert run_race([112.0] * 9, incumbent=INCUMBENT, preset=PRESETS["thorough"]) is not Ending.BEATEN
-    assert run_race([112.0] * 10, incumbent=INCUMBENT, preset=PRESETS["thorough"]) is Ending.BEATEN
-
-
-def test_a_config_that_is_hopeless_and_beaten_counts_as_hopeless() -> None:
-    """A hopeless config gets no figure. Its fastest launch decides."""
-    assert run_race([301.0] * 3, incumbent=INCUMBENT, stop_above_us=300.0) is Ending.HOPELESS
-    assert run_race([301.0, 301.0, 300.0], incumbent=INCUMBENT, stop_above_us=300.0) is Ending.BEATEN
-    assert run_race([301.0] * 2, incumbent=INCUMBENT, stop_above_us=300.0) is None
-    assert run_race([301.0], elapsed_s=1.0, stop_above_us=300.0) is Ending.HOPELESS
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
@@ -229,19 +230,6 @@ def test_a_job_lives_from_its_arrival_to_its_end() -> None:
     assert (machine.find_job(1), machine.running, len(machine.queue)) == (None, [], 0)
 
 
-def test_a_higher_rank_makes_a_running_job_yield() -> None:
-    """It stops what runs; an equal one waits; another device is free."""
-    machine = make_machine(Arrived(make_job(1)), Reviewed(), Arrived(make_job(2)), Arrived(make_job(3, device="y")))
-    assert summarize(machine.handle(Reviewed())) == ["Start 3", "GrantLanes 3"]
-    machine.handle(Arrived(make_job(4, priority=300)))
-    assert summarize(machine.handle(Reviewed())) == ["Stop 1"]
-    assert machine.handle(Reviewed()) == []
-    record, _ = machine.handle(Ended(machine.running[0], Ending.STOPPED))
-    assert isinstance(record, Record)
-    assert (record.job.message, record.is_vital) == ("made way for a more important job", False)
-    assert summarize(machine.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
-
-
 def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     """With the reason in its message; it starts again when that is over."""
     policy = IdlePolicy("idle")
@@ -295,17 +283,6 @@ def test_joining_raises_what_runs() -> None:
     assert summarize(machine.handle(end_running_job(machine, Ending.STOPPED))) == _REQUEUED
 
 
-def test_a_full_store_stops_every_start() -> None:
-    """The job waits with the reason; nothing starts until the store is mended."""
-    machine = make_machine(*STARTED, Arrived(make_job(2, device="y")))
-    machine.handle(end_running_job(machine, Ending.NOT_RECORDED, "the disk is full"))
-    assert machine.stalled == "the disk is full"
-    assert [one.message for one in machine.queue] == ["the disk is full", ""]
-    assert machine.handle(Reviewed()) == []
-    machine.handle(StoreMended())
-    assert summarize(machine.handle(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
-
-
 @pytest.mark.parametrize("gets_on", [True, False])
 def test_kills_from_outside_are_excused_while_the_job_gets_on(gets_on: bool) -> None:
     """A job without progress that is killed again and again has failed."""
@@ -354,83 +331,12 @@ def test_what_the_last_daemon_left_is_taken_up_once() -> None:
     ]
 
 
-def test_a_client_that_waits_lifts_its_job() -> None:
-    """The job makes the other yield, until the client leaves."""
-    machine = make_machine(Arrived(make_job(1)), Reviewed(), Arrived(make_job(2)))
-    machine.queue.add_waiter("me", [2])
-    machine.queue.remove_waiter("me")
-    assert machine.handle(Reviewed()) == []
-    machine.queue.add_waiter("me", [2])
-    assert summarize(machine.handle(Reviewed())) == ["Stop 1"]
-
-
 def make_starting_events(*numbers: int) -> list[Event]:
     """Return the events by which jobs start one after the other, as soon as the ones before leave slots idle."""
     events: list[Event] = []
     for number in numbers:
         events += [Reviewed(), Advanced(number, JobStage.COMPILING)]
     return events
-
-
-def test_the_next_job_starts_while_one_measures() -> None:
-    """As soon as no config of the running ones waits for a slot; it measures when the one before has ended."""
-    machine = make_machine(Arrived(make_job(1)), Arrived(make_job(2)), Arrived(make_job(3)), Reviewed())
-    assert machine.handle(Reviewed()) == []
-    machine.handle(Advanced(1, JobStage.COMPILING))
-    assert summarize(machine.handle(Reviewed())) == ["Start 2"]
-    assert machine.handle(Reviewed()) == []
-    machine.handle(Advanced(2, JobStage.COMPILING))
-    assert summarize(machine.handle(Reviewed())) == ["Start 3"]
-    assert machine.find_lane_holder("x") == machine.running[0]
-    machine.handle(Ended(machine.running[0], Ending.DONE))
-    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
-
-
-def finish_measuring(machine: JobMachine, number: int) -> list[str]:
-    """Have a job say that it has measured all; return what is instructed then."""
-    machine.handle(Advanced(number, JobStage.MEASURED))
-    return summarize(machine.handle(Reviewed()))
-
-
-def test_jobs_decide_together_when_none_measures_any_more() -> None:
-    """Those that have measured all let the others measure first; while they decide, nothing starts."""
-    machine = make_machine(*(Arrived(make_job(number)) for number in (1, 2, 3)), *make_starting_events(1, 2))
-    assert finish_measuring(machine, 1) == ["Start 3", "GrantLanes 2"]
-    machine.handle(Advanced(3, JobStage.COMPILING))
-    assert finish_measuring(machine, 2) == ["GrantLanes 3"]
-    assert finish_measuring(machine, 3) == ["GrantLanes 1"]
-    machine.handle(Arrived(make_job(4)))
-    machine.handle(Advanced(1, JobStage.DECIDING))
-    for decides in (2, 3):
-        assert machine.handle(Reviewed()) == []
-        machine.handle(Ended(machine.running[0], Ending.DONE))
-        assert summarize(machine.handle(Reviewed())) == [f"GrantLanes {decides}"]
-        machine.handle(Advanced(decides, JobStage.DECIDING))
-    machine.handle(Ended(machine.running[0], Ending.DONE))
-    assert summarize(machine.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
-
-
-def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
-    """Then it has the lanes although an equal still measures, nothing starts, and the equal goes on afterwards."""
-    now = 0.0
-    machine = JobMachine(clock=lambda: now, now=lambda: NOW)
-    for event in (Arrived(make_job(1)), Arrived(make_job(2)), *make_starting_events(1, 2)):
-        machine.handle(event)
-    assert finish_measuring(machine, 1) == ["GrantLanes 2"]
-    now = PATIENCE_S - 0.1
-    assert machine.handle(Reviewed()) == []
-    now = PATIENCE_S
-    machine.handle(Arrived(make_job(3)))
-    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 1"]
-    machine.handle(Advanced(1, JobStage.DECIDING))
-    machine.handle(Ended(machine.running[0], Ending.DONE))
-    assert summarize(machine.handle(Reviewed())) == ["Start 3", "GrantLanes 2"]
-
-
-def test_a_more_important_job_decides_before_others_measure() -> None:
-    """Only equals, and what ranks higher, may keep it from deciding."""
-    machine = make_machine(Arrived(make_job(1, priority=300)), Arrived(make_job(2)), *make_starting_events(1, 2))
-    assert finish_measuring(machine, 1) == ["GrantLanes 1"]
 
 
 def test_only_so_many_jobs_run_at_once() -> None:
@@ -443,99 +349,136 @@ def test_only_so_many_jobs_run_at_once() -> None:
     assert summarize(machine.handle(Reviewed())) == [f"Start {numbers[-1]}"]
 
 
-def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
-    """The second one finds what the first has measured, by another objective too; others pass it meanwhile."""
-    same = {"problem": {"M": 1}}
-    machine = make_machine(
-        Arrived(make_job(1)),
-        Arrived(make_job(2, **same, plan=Plan(seed=1))),
-        Arrived(make_job(3, **same, plan=Plan(objective="min:energy"))),
-        Arrived(make_job(4)),
-        *make_starting_events(1),
-    )
-    assert summarize(machine.handle(Reviewed())) == ["Start 4"]
-    machine.handle(Advanced(4, JobStage.COMPILING))
-    machine.queue.add_waiter("me", [2])
-    assert summarize(machine.handle(Reviewed())) == ["Stop 1", "Stop 4"]
-    machine.handle(Ended(machine.running[1], Ending.STOPPED))
-    assert machine.handle(Reviewed()) == []
-    machine.handle(Ended(machine.running[0], Ending.STOPPED))
-    assert summarize(machine.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
+STORIES = {
+    "a higher rank makes a running job yield; an equal one waits; another device is free": """
+        arrive 1; review: Start 1, GrantLanes 1; arrive 2; arrive 3 device=y; review: Start 3, GrantLanes 3
+        arrive 4 priority=300; review: Stop 1; review:
+        end 1 stopped: Record 1, Publish 1 job_queued; queue: 4, 1 made way for a more important job, 2
+        review: Start 4, GrantLanes 4""",
+    "a full store stops every start until it is mended": """
+        arrive 1; review: Start 1, GrantLanes 1; arrive 2 device=y; end 1 not_recorded: Record 1, Publish 1 job_queued
+        queue: 1 why, 2; review:; mend; review: Start 1, GrantLanes 1, Start 2, GrantLanes 2""",
+    "a client that waits lifts its job, which makes the other yield, until the client leaves": """
+        arrive 1; review: Start 1, GrantLanes 1; arrive 2; wait 2; leave; review:; wait 2; review: Stop 1""",
+    "the next job starts as soon as no config of the running ones waits for a slot": """
+        arrive 1; arrive 2; arrive 3; review: Start 1, GrantLanes 1; review:; advance 1 compiling; review: Start 2
+        review:; advance 2 compiling; review: Start 3; lanes: 1; end 1 done: Close 1; review: GrantLanes 2""",
+    "jobs that have measured all decide together when none measures any more, and nothing starts meanwhile": """
+        arrive 1; arrive 2; arrive 3; start 1; start 2; advance 1 measured; review: Start 3, GrantLanes 2
+        advance 3 compiling; advance 2 measured; review: GrantLanes 3; advance 3 measured; review: GrantLanes 1
+        arrive 4; advance 1 deciding; review:; end 1 done: Close 1; review: GrantLanes 2; advance 2 deciding; review:
+        end 2 done: Close 2; review: GrantLanes 3; advance 3 deciding; review:
+        end 3 done: Close 3; review: Start 4, GrantLanes 4""",
+    "a job that measured all waits no longer than a bound; the equal that measures goes on afterwards": f"""
+        arrive 1; arrive 2; start 1; start 2; advance 1 measured; review: GrantLanes 2
+        clock {PATIENCE_S - 0.1}; review:; clock 0.1; arrive 3; review: GrantLanes 1; advance 1 deciding
+        end 1 done: Close 1; review: Start 3, GrantLanes 2""",
+    "a more important job decides before others measure": """
+        arrive 1 priority=300; arrive 2; start 1; start 2; advance 1 measured; review: GrantLanes 1""",
+    "jobs that do the same work run one after the other, by another objective too; others pass them": """
+        arrive 1; arrive 2 problem=1 seed=1; arrive 3 problem=1 objective=min:energy; arrive 4; start 1; review: Start 4
+        advance 4 compiling; wait 2; review: Stop 1, Stop 4; end 4 stopped; review:; end 1 stopped
+        review: Start 2, GrantLanes 2""",
+    "a higher rank stops all jobs that it outranks; those that rank as high go on, and have the lanes first": """
+        arrive 1 priority=300; arrive 2; arrive 3; start 1; start 2; start 3; arrive 4 priority=300
+        review: Stop 2, Stop 3; review:; end 2 stopped; end 3 stopped; review: Start 4; lanes: 1""",
+    "the lanes go to the highest rank, but an equal or a waiting client takes none from who decides": """
+        arrive 1; arrive 2; arrive 3; start 1; start 2; start 3; wait 3; review: GrantLanes 3; leave; review:
+        advance 3 measured; review: GrantLanes 1; wait 3; review: GrantLanes 3; advance 3 deciding; leave; wait 2
+        review:; end 3 done: Close 3; review: GrantLanes 2""",
+    "a job that is paused leaves the lanes at once": """
+        arrive 1; arrive 2; start 1; start 2; pause 1; review: GrantLanes 2""",
+    "a job that is cancelled leaves the lanes at once": """
+        arrive 1; arrive 2; start 1; start 2; cancel 1; review: GrantLanes 2""",
+    "a job that begins again leaves the lanes at once": """
+        arrive 1; arrive 2; start 1; start 2; again 1; review: GrantLanes 2""",
+    "a job that cannot be prepared leaves the lanes": """
+        arrive 1; arrive 2; review: Start 1, GrantLanes 1; end 1 failed: Close 1; review: Start 2, GrantLanes 2""",
+    "slots go to the job that has the lanes, then in the order of starts; of two devices neither is the first": """
+        arrive 1; arrive 2; arrive 3; arrive 4 device=y; start 1; start 2; start 3; start 4
+        slots: 200 199 198 200 0; wait 3; review: GrantLanes 3; leave; slots: 199 198 200 200 0""",
+    "the age of a job without the lanes goes on until it has had them for a turn": f"""
+        arrive 1; arrive 2; start 1; start 2; clock {AGE_S}; ranks: 200 300; review: GrantLanes 2; clock {TURN_S}
+        ranks: 200 200""",
+}
+"""Steps of ``event: the machine's instructions``. ``start`` reviews, and has the job that starts compile all."""
 
 
-def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
-    """The jobs that rank as high go on, and have the lanes first."""
-    machine = make_machine(
-        Arrived(make_job(1, priority=300)), Arrived(make_job(2)), Arrived(make_job(3)), *make_starting_events(1, 2, 3)
-    )
-    machine.handle(Arrived(make_job(4, priority=300)))
-    assert summarize(machine.handle(Reviewed())) == ["Stop 2", "Stop 3"]
-    assert machine.handle(Reviewed()) == []
-    for running in machine.running[1:]:
-        machine.handle(Ended(running, Ending.STOPPED))
-    assert summarize(machine.handle(Reviewed())) == ["Start 4"]
-    assert machine.find_lane_holder("x") == machine.running[0]
+class Story:
+    """A machine, its clock, and the events of a story."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.count = 0
+        self.machine = JobMachine(clock=lambda: self.now, now=lambda: NOW)
+
+    def _make_event(self, name: str, number: int, words: Sequence[str]) -> Event:
+        match name:
+            case "arrive":
+                return self._make_arrival(number, **dict(word.split("=") for word in words))
+            case "review" | "start":
+                return Reviewed()
+            case "advance":
+                return Advanced(number, JobStage[words[0].upper()])
+            case "end":
+                running = self.machine.find_running_job(number)
+                assert running is not None
+                return Ended(running, Ending[words[0].upper()], "why")
+            case "mend":
+                return StoreMended()
+            case "again":
+                return BeginAgainAsked(number, "changed")
+            case "pause":
+                return PauseAsked(number)
+            case _:
+                return CancelAsked(number)
+
+    def _make_arrival(
+        self, number: int, device: str = "x", priority: str = "200", problem: str = "", **plan: Any
+    ) -> Arrived:
+        self.count = number
+        if "seed" in plan:
+            plan["seed"] = int(plan["seed"])
+        made = make_job(
+            number, device=device, priority=int(priority), problem={"M": int(problem or number)}, plan=Plan(**plan)
+        )
+        return Arrived(made)
+
+    def take_step(self, text: str) -> str:
+        """Take the step of a story; return what came of it."""
+        name, number, *words = text.split() if " " in text else (text, "0")
+        # The last one is unknown.
+        queue, jobs = self.machine.queue, range(1, self.count + 2)
+        match name:
+            case "clock":
+                self.now += float(number)
+            case "wait":
+                queue.add_waiter("me", [int(number)])
+            case "leave":
+                queue.remove_waiter("me")
+            case "queue":
+                return ", ".join(f"{one.id} {one.message}".strip() for one in queue)
+            case "lanes":
+                holder = self.machine.find_lane_holder("x")
+                return str(holder and holder.id)
+            case "slots":
+                return " ".join(str(self.machine.find_slot_rank(job)) for job in jobs)
+            case "ranks":
+                return " ".join(str(queue.find_rank(job)) for job in jobs[:-1])
+            case _:
+                told = summarize(self.machine.handle(self._make_event(name, int(number), words)))
+                if name == "start":
+                    self.machine.handle(Advanced(int(number), JobStage.COMPILING))
+                return ", ".join(told)
+        return ""
 
 
-def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
-    """A client that waits for a job gives it the lanes; an equal does not take them back."""
-    machine = make_machine(
-        Arrived(make_job(1)), Arrived(make_job(2)), Arrived(make_job(3)), *make_starting_events(1, 2, 3)
-    )
-    machine.queue.add_waiter("me", [3])
-    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 3"]
-    machine.queue.remove_waiter("me")
-    assert machine.handle(Reviewed()) == []
-    assert finish_measuring(machine, 3) == ["GrantLanes 1"]
-    machine.queue.add_waiter("me", [3])
-    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 3"]
-    machine.handle(Advanced(3, JobStage.DECIDING))
-    machine.queue.remove_waiter("me")
-    machine.queue.add_waiter("me", [2])
-    assert machine.handle(Reviewed()) == []
-    machine.handle(Ended(machine.running[2], Ending.DONE))
-    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
-
-
-@pytest.mark.parametrize("stopped", [PauseAsked(1), CancelAsked(1), BeginAgainAsked(1, "changed")])
-def test_a_job_that_stops_leaves_the_lanes_to_the_next(stopped: Event) -> None:
-    """At once: the next one need not wait until its pipeline has ended."""
-    machine = make_machine(Arrived(make_job(1)), Arrived(make_job(2)), *make_starting_events(1, 2), stopped)
-    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
-
-
-def test_a_job_that_cannot_be_prepared_leaves_the_lanes() -> None:
-    """It has no pipeline, and ends as soon as it has started."""
-    machine = make_machine(Arrived(make_job(1)), Arrived(make_job(2)), Reviewed())
-    machine.handle(Ended(machine.running[0], Ending.FAILED, "no"))
-    assert summarize(machine.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
-
-
-def test_slots_go_to_the_job_that_measures_sooner() -> None:
-    """Of equals: the one that has the lanes, then in the order of their starts; of two devices neither is the first."""
-    machine = make_machine(
-        *(Arrived(make_job(number)) for number in (1, 2, 3)),
-        Arrived(make_job(4, device="y")),
-        *make_starting_events(1, 2, 3, 4),
-    )
-    assert [machine.find_slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
-    machine.queue.add_waiter("me", [3])
-    machine.handle(Reviewed())
-    machine.queue.remove_waiter("me")
-    assert [machine.find_slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
-
-
-def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
-    """Its age goes on, until it has had the lanes for a turn: it loses nothing by an early start."""
-    now = 0.0
-    machine = JobMachine(clock=lambda: now, now=lambda: NOW)
-    for event in (Arrived(make_job(1)), Arrived(make_job(2)), *make_starting_events(1, 2)):
-        machine.handle(event)
-    now = AGE_S
-    assert (machine.queue.find_rank(1), machine.queue.find_rank(2)) == (200, 300)
-    assert summarize(machine.handle(Reviewed())) == ["GrantLanes 2"]
-    now += TURN_S
-    assert (machine.queue.find_rank(1), machine.queue.find_rank(2)) == (200, 200)
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_story_goes_as_it_is_told(story: str) -> None:
+    told = Story()
+    for step in re.split(r";|\n", story.strip()):
+        event, *expected = re.split(": |:$", step.strip())
+        assert [told.take_step(event)] == expected or not expected, step
 
 
 DEVICES = st.sampled_from(["x", "y"])

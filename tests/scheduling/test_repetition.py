@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,7 +52,7 @@ async def test_hidden_change_is_stale_after_a_repetition(tmp_path: Path, hidden:
     number, value = hidden
     value.value = 1
     text = READS_HIDDEN.format(number=number) + make_kernel_text(rtol="HIDDEN * 1e-4")
-    async with assemble_daemon(tmp_path, start_process=subprocess.Popen) as parts, parts.run_jobs():
+    async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
         kernel = await parts.inspect_file(text)
         await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.recorder.wait_for_ended_jobs()
@@ -108,7 +107,7 @@ def noted():
 async def tune_noted(directory: Path, text: str = NOTED, **options: str) -> AsyncIterator[Parts]:
     """Tune a kernel file that begins with ``text``, beside ``noted.txt`` with the content ``1``."""
     options = {"inputs": INPUTS, "reference": REFERENCE, **options}
-    async with assemble_daemon(directory, start_process=subprocess.Popen) as parts, parts.run_jobs():
+    async with assemble_daemon(directory) as parts, parts.run_jobs():
         parts.open_gate("launch")
         parts.write_file("1", "noted.txt")
         kernel = await parts.inspect_file(text + make_kernel_text(**options))
@@ -198,7 +197,7 @@ async def test_another_environment_after_a_restart_is_compared(tmp_path: Path) -
     statuses: list[tuple[str, int]] = []
     for noted, wide in (("1", "1"), ("2", "1"), ("2", "2")):
         env = {"NOTED": noted, "WIDE": wide}
-        async with assemble_daemon(tmp_path, env=env, start_process=subprocess.Popen) as parts, parts.run_jobs():
+        async with assemble_daemon(tmp_path, env=env) as parts, parts.run_jobs():
             if not statuses:
                 await parts.requests.request_jobs(await parts.inspect_file(text), TuningRequest())
                 await parts.recorder.wait_for_ended_jobs()
@@ -220,7 +219,7 @@ async def test_an_import_with_other_contents_is_compared(tmp_path: Path, inputs:
         params = ExportParams(kernel="it", device="Fake CPU")
         document = (await parts.daemon.exchange.handle_export(params, NO_PEER)).document
         assert document is not None
-    async with assemble_daemon(here, start_process=subprocess.Popen) as parts, parts.run_jobs():
+    async with assemble_daemon(here) as parts, parts.run_jobs():
         parts.write_file("2", "noted.txt")
         await parts.inspect_file((there / "project/tune_it.py").read_text())
         (winner,) = (await parts.daemon.exchange.import_document(document)).winners

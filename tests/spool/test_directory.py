@@ -32,7 +32,7 @@ from ktuned.spool import (
 )
 from tests.spool.test_records import RECORD
 
-PROCESSES = 200
+PROCESSES = 32
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import random
 import time
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, canonical
 from ktuned.protocol.jobs import JobState, Priority
 from ktuned.protocol.kernels import Root
-from ktuned.store.contexts import Context
 from ktuned.store.database import Store
 from ktuned.store.winners import Winner
 from tests.store.samples import (
@@ -355,37 +353,6 @@ async def test_each_kernel_problem_and_device_has_its_winner(store: Store) -> No
         assert await store.finish_trial(number, make_measured_result(latency_us)) is not None
     assert {winner.context for winner in store.list_winners()} == set(contexts)
     assert [winner.context for winner in store.list_winners(OTHER_KERNEL.kernel)] == [OTHER_KERNEL]
-
-
-async def test_the_winner_follows_the_rule_through_any_history(store: Store) -> None:
-    """After each of 300 random results, no trial of the same context beats the winner."""
-    dice = random.Random(7)
-    job = await create_job(store)
-    grounds: dict[int, Context] = {}
-    for _ in range(300):
-        context = dice.choice([CONTEXT, CONTEXT, CONTEXT, NEW_CONTEXT])
-        number = await store.begin_trial(context, PROBLEM, job.id, {"BM": dice.randrange(6)})
-        grounds[number] = context
-        before = get_sample_winner(store)
-        result = (
-            make_measured_result(dice.uniform(1, 9))
-            if dice.random() < 0.6
-            else make_failed_result(dice.choice(NOT_MEASURED))
-        )
-        returned, after = await store.finish_trial(number, result), get_sample_winner(store)
-        if returned is not None:
-            assert returned == after
-        if after is None:
-            assert before is None or not store.list_best_trials(before.context, 1)
-            continue
-        trial = store.get_trial(after.trial)
-        assert trial is not None
-        assert (trial.outcome, trial.latency_us) == (Outcome.MEASURED, after.latency_us)
-        assert after.context == grounds[after.trial]
-        if result.outcome is Outcome.MEASURED and after.trial != number:
-            assert context == after.context
-            assert result.latency_us is not None
-            assert after.latency_us <= result.latency_us
 
 
 @pytest.mark.parametrize("latency_us", [None, math.nan, math.inf])

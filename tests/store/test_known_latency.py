@@ -115,7 +115,7 @@ def connection() -> Iterator[sqlite3.Connection]:
         yield opened
 
 
-@settings(max_examples=600)
+@settings(max_examples=200)
 @given(events=EVENTS)
 def test_the_winner_s_latency_rises_only_by_a_failure_or_in_a_final_round(
     connection: sqlite3.Connection, events: list[object]

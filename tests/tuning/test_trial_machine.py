@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import assert_never
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -362,18 +364,167 @@ def leave_compiler(
     return machine.handle(CompilerLeft(attempts, error))
 
 
+STORIES = {
+    "a config that crashes in a batch is blamed alone; those after it continue in their order": """
+        lane 1 2 3 crash: measure 2 3 at once, 1 crashed""",
+    "kills while compiling and while measuring count together": """
+        asked 1; compiler 1 kill: compile 1; found 1:; lane 1 kill: measure 1 later; lane 1 kill: 1 interrupted""",
+    "a batch whose compiler is killed is compiled again whole; only the current config used up an excuse": """
+        asked 1 2; compiler 1 2 kill: compile 1 2; last 1 2: killed spared""",
+    "a group that crashes the compiler is halved until one is alone": """
+        asked 1 2 3 4; group 1 2 3 4 crash: compile 1 2, compile 3 4; group 3 4 crash: compile 3, compile 4
+        group 3 crash: 3 crashed""",
+    "a group without excuses is halved and not blamed": """
+        asked 1 2; group 1 2 kill: compile 1 2; group 1 2 kill: compile 1 2; group 1 2 kill: compile 1, compile 2""",
+    "a compile that hangs costs its deadline": """
+        asked 1 2; compiler 1 2 hang: 1 compile_timeout, compile 2; seconds 1: 2.0""",
+    "a config that the backend says nothing about does not compile": "asked 1; compiler 1 leaves: 1 compile_error",
+    "a changed source stops the job": "asked 1 2; compiler 1 2 changed: end job",
+    "a backend that cannot be imported stops the job": "asked 1 2; compiler 1 2 load_refused: end job",
+    "a full disk stops the job": "asked 1 2; compiler 1 2 disk_full: end job",
+    "a worker that is killed while it imports says nothing about the backend": """
+        asked 1; compiler 1 load_kill: compile 1""",
+    "a library that cannot be loaded on a lane is the config's fault": "lane 1 load_refused: 1 launch_error",
+    "a wrong result in a worker that may be damaged is tried once more": """
+        measured 1 wrong doubtful: measure 1 later; measured 1 wrong doubtful: 1 mismatch""",
+    "a launch that raises in a worker that may be damaged is tried once more": """
+        measured 1 raised doubtful: measure 1 later; measured 1 raised doubtful: 1 launch_error""",
+    "a crash in a worker that may be damaged is tried once more": """
+        lane 1 crash doubtful: measure 1 later; lane 1 crash doubtful: 1 crashed""",
+    "a hang in a worker that may be damaged counts": "lane 1 hang doubtful: 1 hung",
+    "a doubtful worker gets one config": "plan 1 2 3 4 doubtful: 1; plan 1 2 3 4: 4",
+    "a trial that crashes on a GPU that turns out sick is measured on another one, once": """
+        lane 1 crash gpu: try 1; sick 1: measure 1 later; lane 1 crash gpu: 1 crashed""",
+    "a trial that hangs on a GPU that turns out sick is measured on another one, once": """
+        lane 1 hang gpu: try 1; sick 1: measure 1 later; lane 1 hang gpu: 1 hung""",
+    "a trial that a sick GPU refuses is measured on another one, once": """
+        lane 1 refused gpu: try 1; sick 1: measure 1 later; lane 1 refused gpu: 1 launch_error""",
+    "a launch without memory on a GPU is retried twice": """
+        measured 1 no_memory: measure 1 later; measured 1 no_memory: measure 1 later
+        measured 1 no_memory: 1 launch_error""",
+    "a launch without memory on a CPU is a launch error": "measured 1 no_memory cpu: 1 launch_error",
+    "where no device can stand in the config is blamed": "lane 1 crash cpu: 1 crashed; lane 2 crash: 2 crashed",
+    "a wrong result is no sign of a sick GPU": "measured 1 wrong gpu: 1 mismatch",
+    "a worker that dies while it loads ahead died of what it loaded": """
+        lane 1 2 3 load_next_crash: measure 1 later, measure 3 at once, 2 crashed""",
+    "of two configs that may hang each is measured alone": """
+        lane 1 2 3 load_next_hang: measure 2 3 at once, measure 1 later; plan 2 3: 1; plan 3 1: 1""",
+    "a config that needs more cores is measured again at once, and shares no request with others": """
+        measured 1 needs_cores cpu: measure 1 at once; plan 1 2 cpu: 1 of 4 cores""",
+    "configs after one that left something behind are spared": "lane 1 2 leaves: measure 1 2 at once",
+    "a damaged or removed artifact is compiled again": "measured 1 damaged: compile 1; gone 2: compile 2",
+    "a trial of a lost node is tried again however often": """
+        lane 1 lost: measure 1 later; lane 1 lost: measure 1 later; lane 1 lost: measure 1 later
+        lane 1 lost: measure 1 later; lane 1 kill: measure 1 later""",
+    "a finalist keeps its figure in a disturbed round": "finalist 1; measured 1 contended: 1 measured",
+    "a finalist keeps its figure if its artifact is damaged": "finalist 1; measured 1 damaged: 1 measured",
+    "a finalist that is wrong is no winner any more": "finalist 1; measured 1 wrong: 1 mismatch",
+    "a finalist that is killed is launched again": """
+        finalist 1; lane 1 kill: measure 1 later; lane 1 kill: measure 1 later; measured 1 fine: 1 measured""",
+}
+"""Steps of ``report: the machine's instructions``. Trials are compiled; a lane is that of the only GPU."""
+
+LANES = {"cpu": CPU, "gpu": GPU, "doubtful": DOUBTFUL}
+RESULTS = {
+    "fine": FINE,
+    "wrong": WRONG,
+    "raised": RAISED,
+    "no_memory": NO_MEMORY,
+    "contended": CONTENDED,
+    "damaged": DAMAGED,
+    "needs_cores": NEEDS_CORES,
+}
+FAILED: dict[str, Error | None] = {
+    "leaves": None,
+    "crash": make_crash(),
+    "kill": make_kill(),
+    "hang": make_timeout(),
+    "refused": make_refusal("usage", Phase.TIMING),
+    "lost": HostLost("n", "gone", Phase.TIMING),
+    "changed": make_refusal("source_changed"),
+    "load_refused": make_refusal("usage", Phase.LOAD),
+    "load_kill": make_kill(Phase.LOAD),
+    "load_next_crash": make_crash(Phase.LOAD_NEXT),
+    "load_next_hang": make_timeout(Phase.LOAD_NEXT),
+    "disk_full": make_refusal("disk", number=errno.ENOSPC),
+}
+
+
+def name_attempts(attempts: Iterable[Attempt]) -> str:
+    return " ".join(str(attempt.trial) for attempt in attempts)
+
+
+def describe_instruction(instruction: Instruction) -> str:
+    match instruction:
+        case Compile(attempts):
+            return f"compile {name_attempts(attempts)}"
+        case Measure(attempts, at_once):
+            return f"measure {name_attempts(attempts)} {'at once' if at_once else 'later'}"
+        case TryDevice(attempt):
+            return f"try {attempt.trial}"
+        case End(attempt, result):
+            return f"{attempt.trial} {result.outcome}"
+        case EndJob():
+            return "end job"
+        case _:
+            assert_never(instruction)
+
+
+class Story:
+    """The trials of a story by their numbers."""
+
+    def __init__(self) -> None:
+        self._trials = dict(enumerate(make_trials(4), 1))
+
+    def take_step(self, text: str) -> str:
+        """Report something; return what came of it."""
+        name, *words = text.split()
+        numbers = [int(word) for word in words if word.isdigit()]
+        attempts = [self._trials[number] for number in numbers]
+        lane = next((LANES[word] for word in words if word in LANES), ONLY_GPU)
+        failed = next((FAILED[word] for word in words if word in FAILED), None)
+        instructions: list[Instruction] = []
+        match name:
+            case "asked":
+                asked = dict(enumerate(make_trials(4, TrialState.ASKED), 1))
+                self._trials |= {number: asked[number] for number in numbers}
+            case "finalist":
+                self._trials[1] = Attempt.from_finalist(msgspec.structs.replace(TWIN, id=1), UnitRef("a", {}))
+            case "last":
+                return " ".join(attempt.story[-1] for attempt in attempts)
+            case "seconds":
+                return str(attempts[0].compile_s)
+            case "plan":
+                plan = MACHINE.plan_request(attempts, lane)
+                return f"{plan.count}" + (f" of {plan.cores} cores" if plan.finds_cores and plan.cores else "")
+            case "compiler":
+                instructions = leave_compiler(attempts, failed)
+            case "group":
+                instructions = leave_compiler(attempts, failed, TrialMachine(compiles_one_by_one=False))
+            case "lane":
+                instructions = leave_lane(attempts, failed, lane)
+            case "measured":
+                instructions = measure_on_lane(attempts[0], RESULTS[words[1]], lane)
+            case "found":
+                instructions = MACHINE.handle(ArtifactFound(attempts[0]))
+            case "gone":
+                instructions = MACHINE.handle(ArtifactGone(attempts[0]))
+            case _:
+                instructions = MACHINE.handle(DeviceTried(attempts[0], is_sick=True))
+        return ", ".join(map(describe_instruction, instructions))
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_story_goes_as_it_is_told(story: str) -> None:
+    told = Story()
+    for step in re.split(r";|\n", story.strip()):
+        report, *expected = re.split(": |:$", step.strip())
+        assert [told.take_step(report)] == expected or not expected, step
+
+
 def list_outcomes(instructions: Sequence[Instruction]) -> list[Outcome | None]:
     """Return the outcomes that the instructions record."""
     return [instruction.result.outcome for instruction in instructions if isinstance(instruction, End)]
-
-
-def test_a_config_that_crashes_in_a_batch_is_blamed_alone() -> None:
-    """The configs after it continue in their order."""
-    first, second, third = make_trials(3)
-    instructions = leave_lane([first, second, third], make_crash())
-    assert instructions[0] == Measure([second, third], at_once=True)
-    assert list_outcomes(instructions) == [Outcome.CRASHED]
-    assert first.outcome is Outcome.CRASHED
 
 
 def test_a_config_at_which_the_worker_is_killed_each_time_is_the_cause() -> None:
@@ -384,15 +535,6 @@ def test_a_config_at_which_the_worker_is_killed_each_time_is_the_cause() -> None
         for _ in range(2):
             assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
         assert list_outcomes(leave_lane([attempt], make_kill())) == [outcome]
-
-
-def test_kills_while_compiling_and_while_measuring_count_together() -> None:
-    """One each is excused, and not the third."""
-    (attempt,) = make_trials(1, TrialState.ASKED)
-    assert leave_compiler([attempt], make_kill(Phase.COMPILE)) == [Compile([attempt])]
-    MACHINE.handle(ArtifactFound(attempt))
-    assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
-    assert list_outcomes(leave_lane([attempt], make_kill())) == [Outcome.INTERRUPTED]
 
 
 @pytest.mark.parametrize(
@@ -445,101 +587,6 @@ def test_what_the_machine_lacked_says_nothing_about_the_config(message: str) -> 
         assert list_outcomes(measure_on_lane(make_trials(1)[0], failed)) == [outcome]
 
 
-def test_a_batch_whose_compiler_is_killed_is_compiled_again_whole() -> None:
-    """Only the current config has used up an excuse."""
-    first, second = make_trials(2, TrialState.ASKED)
-    assert leave_compiler([first, second], make_kill(Phase.COMPILE)) == [Compile([first, second])]
-    assert (first.story[-1], second.story[-1]) == (TrialEvent.KILLED, TrialEvent.SPARED)
-
-
-def test_a_group_that_crashes_the_compiler_is_halved_until_one_is_alone() -> None:
-    """Before that, nothing is known about its members."""
-    machine = TrialMachine(compiles_one_by_one=False)
-    group = make_trials(4, TrialState.ASKED)
-    assert leave_compiler(group, make_crash(Phase.COMPILE), machine) == [Compile(group[:2]), Compile(group[2:])]
-    assert leave_compiler(group[2:], make_crash(Phase.COMPILE), machine) == [Compile(group[2:3]), Compile(group[3:])]
-    assert list_outcomes(leave_compiler(group[2:3], make_crash(Phase.COMPILE), machine)) == [Outcome.CRASHED]
-
-
-def test_a_group_without_excuses_is_halved_and_not_blamed() -> None:
-    """Some members may be innocent."""
-    machine = TrialMachine(compiles_one_by_one=False)
-    group = make_trials(2, TrialState.ASKED)
-    for _ in range(2):
-        assert leave_compiler(group, make_kill(Phase.COMPILE), machine) == [Compile(group)]
-    assert leave_compiler(group, make_kill(Phase.COMPILE), machine) == [Compile(group[:1]), Compile(group[1:])]
-
-
-def test_a_compile_that_hangs_costs_its_deadline() -> None:
-    """The config's compile time is the deadline."""
-    first, second = make_trials(2, TrialState.ASKED)
-    instructions = leave_compiler([first, second], make_timeout(Phase.COMPILE))
-    assert list_outcomes(instructions) == [Outcome.COMPILE_TIMEOUT]
-    assert instructions[1] == Compile([second])
-    assert first.compile_s == 2.0
-
-
-def test_a_config_that_the_backend_says_nothing_about_does_not_compile() -> None:
-    """Otherwise a job would wait for it."""
-    assert list_outcomes(leave_compiler(make_trials(1, TrialState.ASKED), None)) == [Outcome.COMPILE_ERROR]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [make_refusal("source_changed"), make_refusal("usage", Phase.LOAD), make_refusal("disk", number=errno.ENOSPC)],
-    ids=["source-changed", "backend-cannot-be-imported", "disk-full"],
-)
-def test_a_failure_that_all_configs_share_stops_the_job(error: Error) -> None:
-    """No config is blamed for it."""
-    attempts = make_trials(2, TrialState.ASKED)
-    assert leave_compiler(attempts, error) == [EndJob(error)]
-    assert {attempt.outcome for attempt in attempts} == {None}
-
-
-def test_a_backend_whose_worker_is_killed_while_it_is_imported_can_be_imported() -> None:
-    """The kill says nothing about the backend."""
-    (attempt,) = make_trials(1, TrialState.ASKED)
-    assert leave_compiler([attempt], make_kill(Phase.LOAD)) == [Compile([attempt])]
-
-
-def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_configs_fault() -> None:
-    """Only a compile worker loads the backend."""
-    assert list_outcomes(leave_lane(make_trials(1), make_refusal("usage", Phase.LOAD))) == [Outcome.LAUNCH_ERROR]
-
-
-@pytest.mark.parametrize("failure", [WRONG, RAISED, make_crash()], ids=["wrong", "raised", "died"])
-def test_a_failure_in_a_worker_that_may_be_damaged_is_tried_once_more(failure: TrialResult | WorkerDied) -> None:
-    """The second try runs in a new worker, and there it counts."""
-
-    def fail(attempt: Attempt, lane: LaneFacts) -> list[Instruction]:
-        is_report = isinstance(failure, TrialResult)
-        return measure_on_lane(attempt, failure, lane) if is_report else leave_lane([attempt], failure, lane)  # type: ignore[arg-type]
-
-    (attempt,) = make_trials(1)
-    assert fail(attempt, DOUBTFUL) == [Measure([attempt], at_once=False)]
-    assert len(list_outcomes(fail(attempt, DOUBTFUL))) == 1
-
-
-def test_a_hang_in_a_worker_that_may_be_damaged_counts() -> None:
-    """A second try would cost another deadline."""
-    assert list_outcomes(leave_lane(make_trials(1), make_timeout(), DOUBTFUL)) == [Outcome.HUNG]
-
-
-def test_a_doubtful_worker_gets_one_config() -> None:
-    """Then the doubt is over."""
-    assert MACHINE.plan_request(make_trials(4), DOUBTFUL).count == 1
-    assert MACHINE.plan_request(make_trials(4), ONLY_GPU).count == 4
-
-
-@pytest.mark.parametrize("failure", [make_crash(), make_timeout(), make_refusal("usage", Phase.TIMING)])
-def test_a_trial_of_a_gpu_that_turns_out_sick_is_measured_on_another_one(failure: Error) -> None:
-    """This happens once: if the second GPU is sick afterwards, too, the config is the cause."""
-    (attempt,) = make_trials(1)
-    assert leave_lane([attempt], failure, GPU) == [TryDevice(attempt)]
-    assert MACHINE.handle(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
-    assert len(list_outcomes(leave_lane([attempt], failure, GPU))) == 1
-
-
 def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
     """The outcome is that of before the device was tried."""
     (attempt,) = make_trials(1)
@@ -547,31 +594,6 @@ def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
     (end,) = MACHINE.handle(DeviceTried(attempt, is_sick=False))
     assert isinstance(end, End)
     assert (end.result.outcome, end.result.message) == (Outcome.LAUNCH_ERROR, "refused")
-
-
-def test_a_launch_without_memory_on_a_gpu_is_retried_twice_and_then_the_config_is_blamed() -> None:
-    """A neighbour may have used the memory; a config that fails three times needs too much."""
-    (attempt,) = make_trials(1)
-    for _ in range(EXCUSES[TrialEvent.CROWDED]):
-        assert measure_on_lane(attempt, NO_MEMORY, ONLY_GPU) == [Measure([attempt], at_once=False)]
-    assert list_outcomes(measure_on_lane(attempt, NO_MEMORY, ONLY_GPU)) == [Outcome.LAUNCH_ERROR]
-
-
-def test_a_launch_without_memory_on_a_cpu_is_a_launch_error() -> None:
-    """A worker on a CPU has its own limit, which no neighbour reduces."""
-    assert list_outcomes(measure_on_lane(make_trials(1)[0], NO_MEMORY, CPU)) == [Outcome.LAUNCH_ERROR]
-
-
-@pytest.mark.parametrize("lane", [CPU, ONLY_GPU], ids=["a-cpu", "the-only-gpu"])
-def test_if_no_device_can_stand_in_the_config_is_blamed(lane: LaneFacts) -> None:
-    """A CPU evidently works, and for an only GPU nobody can tell."""
-    assert list_outcomes(leave_lane(make_trials(1), make_crash(), lane)) == [Outcome.CRASHED]
-
-
-def test_a_wrong_result_is_no_sign_of_a_sick_gpu() -> None:
-    """A failing device raises."""
-    (attempt,) = make_trials(1)
-    assert list_outcomes(measure_on_lane(attempt, WRONG, GPU)) == [Outcome.MISMATCH]
 
 
 def test_a_disturbed_trial_is_left_to_the_next_job_after_three_tries() -> None:
@@ -584,76 +606,6 @@ def test_a_disturbed_trial_is_left_to_the_next_job_after_three_tries() -> None:
     assert not MACHINE.may_be_disturbed(attempt, has_application=True)
     assert MACHINE.may_be_disturbed(attempt, has_application=False)
     assert list_outcomes(measure_on_lane(attempt, CONTENDED)) == [Outcome.CONTENDED]
-
-
-def test_a_worker_that_dies_while_it_loads_ahead_died_of_what_it_loaded() -> None:
-    """The config that was timed is measured again."""
-    first, second, third = make_trials(3)
-    instructions = leave_lane([first, second, third], make_crash(Phase.LOAD_NEXT))
-    assert [instruction for instruction in instructions if isinstance(instruction, Measure)] == [
-        Measure([first], at_once=False),
-        Measure([third], at_once=True),
-    ]
-    assert second.outcome is Outcome.CRASHED
-
-
-def test_of_two_configs_that_may_hang_each_is_measured_alone() -> None:
-    """A load waits for the device, so either may hang."""
-    first, second, third = make_trials(3)
-    instructions = leave_lane([first, second, third], make_timeout(Phase.LOAD_NEXT))
-    assert instructions == [Measure([second, third], at_once=True), Measure([first], at_once=False)]
-    assert MACHINE.plan_request([second, third], ONLY_GPU).count == 1
-    assert MACHINE.plan_request([third, first], ONLY_GPU).count == 1
-
-
-def test_a_config_that_needs_more_cores_is_measured_again_at_once() -> None:
-    """It shares no request with configs that need fewer."""
-    attempt, other = make_trials(2)
-    assert measure_on_lane(attempt, NEEDS_CORES, CPU) == [Measure([attempt], at_once=True)]
-    plan = MACHINE.plan_request([attempt, other], CPU)
-    assert (plan.count, plan.cores, plan.finds_cores) == (1, 4, True)
-
-
-def test_configs_after_one_that_left_something_behind_are_spared() -> None:
-    """The worker stopped there."""
-    attempts = make_trials(2)
-    assert leave_lane(attempts, None) == [Measure(attempts, at_once=True)]
-
-
-def test_a_damaged_artifact_is_compiled_again() -> None:
-    """So is an artifact that was removed while it waited."""
-    damaged, removed = make_trials(2)
-    assert measure_on_lane(damaged, DAMAGED) == [Compile([damaged])]
-    assert MACHINE.handle(ArtifactGone(removed)) == [Compile([removed])]
-
-
-def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
-    """The loss is the machine's fault, never the config's."""
-    (attempt,) = make_trials(1)
-    for _ in range(5):
-        assert leave_lane([attempt], HostLost("n", "gone", Phase.TIMING)) == [Measure([attempt], at_once=False)]
-    assert leave_lane([attempt], make_kill()) == [Measure([attempt], at_once=False)]
-
-
-@pytest.mark.parametrize("result", [CONTENDED, DAMAGED], ids=["disturbed", "damaged"])
-def test_a_finalist_keeps_its_figure_in_a_disturbed_round(result: TrialResult) -> None:
-    """The round is lost and not repeated."""
-    finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
-    assert list_outcomes(measure_on_lane(finalist, result)) == [Outcome.MEASURED]
-
-
-def test_a_finalist_that_is_wrong_is_no_winner_any_more() -> None:
-    """Its outcome is replaced."""
-    finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
-    assert list_outcomes(measure_on_lane(finalist, WRONG)) == [Outcome.MISMATCH]
-
-
-def test_a_finalist_that_is_killed_is_launched_again() -> None:
-    """The rule is the same as for any trial."""
-    finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
-    for _ in range(2):
-        assert leave_lane([finalist], make_kill()) == [Measure([finalist], at_once=False)]
-    assert list_outcomes(measure_on_lane(finalist, FINE)) == [Outcome.MEASURED]
 
 
 def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:

@@ -18,8 +18,9 @@ from ktuned_inductor.operators import CHOICE, LIBRARY, OPERATOR_MODULE, OUTPUT, 
 from ktuned_triton.adoption import CHECKS, declare_tensors
 from ktuned_triton.build import Library
 
-TRIALS: Final = 64
-"""Most configs that are measured of a generated kernel: ten seconds of a tuning."""
+TRIALS: Final = 24
+"""Most configs that are compiled and measured of a generated kernel, of which a graph has dozens. Inductor lists two to
+eight; each round of its coordinate descent adds as many again."""
 
 
 def adopt(file: str, name: str, identity: str) -> None:
