@@ -129,6 +129,9 @@ _NOT_PERMITTED = "PermissionError: [Errno 1]"
 """A refused system call, such as those that start a compiler."""
 
 
+_OUT_OF_TURN = "it works on launches whose turn has not come, or leaves work for later"
+
+
 class OrderTime(NamedTuple):
     """How long an order of some launches took, and how long it takes with launches that do nothing."""
 
@@ -262,6 +265,7 @@ class _Judging:
         self._launches = 0
         self._compared = 0
         self._affordable_s = 0.0
+        self._looks_ahead = 0
         self._varies = True
         self._begun: ProcessFacts | None = None
         self._deadlines = deadlines
@@ -285,11 +289,10 @@ class _Judging:
         # The first launches show how long one takes, and whether it is worth to go on.
         self._enter_phase(Phase.FIRST_LAUNCH)
         deadline_s = self._deadlines[Phase.FIRST_LAUNCH]
-        count, wanted, each_us, order_us = 0, 1, math.inf, 0.0
+        count, wanted, each_us = 0, 1, math.inf
         while wanted > count:
             run, overhead, launches = self._carry_out_order(wanted, must_compare=count == 0)
-            count, order_us = wanted, run.elapsed_us
-            measured_us = (order_us - overhead.elapsed_us) / launches
+            count, measured_us = wanted, (run.elapsed_us - overhead.elapsed_us) / launches
             each_us = min(each_us, measured_us) if self._referee.gpu is None else measured_us
             wanted_us = ORDER_OF_THREADS_US if run.has_threads else ORDER_US
             wanted = math.ceil(wanted_us / max(each_us, wanted_us / MAX_SETS)) if count > 1 else FIRST_LAUNCHES
@@ -304,13 +307,14 @@ class _Judging:
         if isinstance(self._referee.timer, CudaTimer):
             self._referee.timer.warm_clock()
         compared_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_COMPARED - 1))
-        probed_orders = set(self._random.sample(range(FEWEST_ORDERS), FEWEST_PROBED))
+        # The first order tells how long one takes.
+        probed_orders = set(self._random.sample(range(1, FEWEST_ORDERS + 1), FEWEST_PROBED))
         orders: list[OrderTime] = []
         end = monotonic() + self._timing_s
         while len(orders) < self._orders and (len(orders) < FEWEST_ORDERS or monotonic() < end):
             number = len(orders)
-            if number in probed_orders or self._random.random() < PROBED_SHARE:
-                self._probe_order(count, min((order.run.elapsed_us for order in orders), default=order_us))
+            if orders and (number in probed_orders or self._random.random() < PROBED_SHARE):
+                self._probe_order(count, min(order.run.elapsed_us for order in orders))
             orders.append(self._carry_out_order(count, must_compare=number in compared_orders))
         self._enter_phase(Phase.CHECK)
         self.is_gpu_busy = self._referee.gpu is not None and self._referee.gpu.is_busy()
@@ -423,6 +427,7 @@ class _Judging:
             Ended: they were not.
         """
         arena, roles = self._referee.arena, self._data.roles
+        is_ahead = False
         for name in roles.poisoned:
             tensors = arena.view_sets(name, len(places))
             size = math.prod(tensors.shape[1:])
@@ -432,9 +437,13 @@ class _Judging:
             unwritten = [counts[place] for place in places]
             # A launch that is at work may have written anything.
             begun = next((number for number, count in enumerate(unwritten) if count), len(places))
-            is_ahead = begun == len(places) >= FIRST_LAUNCHES and share < MOST_GLANCED_SHARE
-            if is_ahead or any(count < size for count in unwritten[begun + 1 :]):
-                raise make_cheating("it works on launches whose turn has not come, or leaves work for later")
+            is_ahead = is_ahead or (begun == len(places) >= FIRST_LAUNCHES and share < MOST_GLANCED_SHARE)
+            if any(count < size for count in unwritten[begun + 1 :]):
+                raise make_cheating(_OUT_OF_TURN)
+        # One look may be misled by an order that was slow, by which the share was computed.
+        self._looks_ahead += is_ahead
+        if self._looks_ahead > 1:
+            raise make_cheating(_OUT_OF_TURN)
 
     def _bind_sets(self, count: int) -> None:
         if count > self._bound:
