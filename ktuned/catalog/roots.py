@@ -93,7 +93,7 @@ def remake_root(root: Root, project: Project | None = None, trust: Trust | None 
 
 
 def remake_roots(roots: Iterable[Root], known: Mapping[str, str], trust: Trust) -> list[Root]:
-    """Return the roots that a daemon watches after its start, or after it has read its settings again.
+    """Return the roots that a daemon watches after its start.
 
     A root whose project file is wrong keeps the name that ``known`` has for its path.
     """

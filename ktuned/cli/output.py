@@ -125,9 +125,15 @@ def print_file_errors(errors: Iterable[FileError]) -> None:
 def write_atomically(path: Path, content: str) -> bool:
     """Write a file in one step, so that nobody reads half of it; return whether its content changed.
 
+    A link stays, and what it leads to is written. A device or a pipe is written as it is.
+
     Raises:
         OSError: the file cannot be written.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(content, encoding="utf-8")
+        return True
     if path.is_file() and path.read_bytes() == content.encode():
         return False
     staged = path.with_name(f".{path.name}.{os.getpid()}")

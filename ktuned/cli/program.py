@@ -144,6 +144,12 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except output.ReaderGone:
         _abandon_stdout()
         return Exit.BROKEN_PIPE
+    except OSError as error:
+        # Without a name it is stdout, such as a file on a full disk.
+        if error.filename is None:
+            _abandon_stdout()
+        output.print_error(f"{error.filename or 'stdout'} cannot be read or written: {error.strerror or error}")
+        return Exit.NOT_REACHED
 
 
 def _execute_command(arguments: Sequence[str] | None) -> int:

@@ -4,14 +4,14 @@ The intake also has the watched roots: a request for a new path adds a root, and
 results stay, under their projects' names.
 
 ======================================  ===============================================================================
-a request or config.toml drops it       the root is forgotten at once
+a request drops it                      the root is forgotten at once
 its directory has been gone for a day   the root is forgotten: disks are unplugged, and mounts are down, for less
 another directory takes its name        the root is forgotten at once, so that a project that has moved keeps its name,
                                         and with it its results
 ======================================  ===============================================================================
 
 The time since which a directory is gone is kept in the store, because a daemon without work ends long before a day is
-over. Roots in ``config.toml`` are forgotten only when the file no longer names them: only the user edits it.
+over. Roots in ``config.toml`` are forgotten only when a daemon starts and the file no longer names them.
 """
 
 from __future__ import annotations

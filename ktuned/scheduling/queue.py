@@ -203,7 +203,7 @@ class JobQueue:
 
     def pause_job(self, job_id: int) -> Job:
         """Pause a waiting job; return it."""
-        job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.PAUSED)
+        job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.PAUSED, message="")
         return job
 
     def resume_job(self, job_id: int) -> Job:
@@ -227,7 +227,7 @@ class JobQueue:
     def explain_wait(self, job: Job) -> str:
         """Return why a job must not run now, even on a free device; empty if it may."""
         if job.state is JobState.PAUSED:
-            return "it is paused"
+            return job.message or "it is paused"
         if EVERYTHING in self.pauses:
             return "all tuning is paused"
         if job.device in self.pauses:

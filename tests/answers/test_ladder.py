@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -74,10 +75,67 @@ def look_up(*winners: Winner, doubt: str) -> Lookup:
     return find_answer(describe_kernel(*winners), Question(HERE, DEVICE, LATENCY, doubt, lambda config: True))
 
 
-def test_same_ground_is_fresh_and_wants_nothing() -> None:
-    """A winner of this very context is served as it is."""
-    found = ask(winner())
-    assert (found.status, found.config, found.wants_tuning) == (Status.FRESH, {"B": 2}, False)
+LADDERS = {
+    "a winner of this very context is served as it is": "64=2: fresh 2",
+    "with nothing tuned the declared default is served": "none: default 1 wants; no_default: default None wants",
+    "what is not fully observed is stale, and tuned only after a change": """
+        64=2 hidden: stale 2 unobserved; 64=2/edited hidden: stale 2 wants; hidden: default 1 wants""",
+    "nothing can vouch for a winner whose device is not here": "64=2 gone: stale 2 wants",
+    "winners of another device model are no answer, not even a near one": "64=2/gpu 32=2/gpu: default 1 wants",
+    "the least log distance wins: 40 is nearer to 64 than 128 is": "128=4 40=1: near 1 wants",
+    "another string is another kind of problem, however near its numbers": "64=2/half: default 1 wants",
+    "a near config is served if it is known to be valid, and asked about if that is unknown": """
+        128=4 256=2: near 4 wants; 128=4 256=2 refused4: near 2 wants; 128=4 256=2 unsure4: near 2 wants asks 4
+        128=4 256=2 unsure4 unsure2: default 1 wants asks 4 2; 128=4 256=2 refused4 unsure2: default 1 wants asks 2
+        128=4 256=2 refused4 refused2: default 1 wants; 128=4 256=2 unsure2: near 4 wants""",
+    "a winner that the space has lost is not served, until it is known that the space has it": """
+        64=2 refused2: default 1 wants; 64=2 unsure2: default 1 wants asks 2
+        64=2 gone refused2: default 1 wants; 64=2 gone unsure2: default 1 wants asks 2""",
+    "after a config that the space has lost comes the nearest other problem": "64=2 128=4 refused2: near 4 wants",
+    "the default is served until a worker refuses it": """
+        unsure1: default 1 wants asks 1; refused1: default None wants""",
+    "until an objective has a winner the fastest config stands in, and for no other way round": """
+        64=1 128=2/frugal by_energy: near 1 wants; 64=1 64=4/frugal 128=2/frugal by_energy: fresh 4
+        64=1 64=4/frugal: fresh 1; 128=2/frugal by_energy: near 2 wants; 64=4/frugal: default 1 wants""",
+    "a near config that fails here gives way; a winner of this key is served all along": """
+        128=2 1024=4 failed2: near 4 wants; 128=2 1024=4 failed2 failed4: default 1 wants
+        64=2/edited failed2: stale 2 wants""",
+}
+"""Winners (``M=B``) and conditions: the status, the served ``B``, and what else the answer says."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gone": {"is_here": False},
+    "hidden": {"unobserved_read": "gen.py:3 starts a child process"},
+    "no_default": {"default": None},
+    "by_energy": {"objective": BY_ENERGY},
+}
+
+
+def read_winner(text: str) -> Winner:
+    size, value, kind = re.split("[=/]", f"{text}/")[:3]
+    problem = {**HERE, "M": int(size)} | ({"dtype": "float16"} if kind == "half" else {})
+    changes: dict[str, Any] = {"gpu": {"device": "gpu"}, "edited": {"digest": "before"}}.get(kind, {})
+    return replace(winner(problem, {"B": int(value)}, **changes), objective=BY_ENERGY if kind == "frugal" else LATENCY)
+
+
+def describe_answer(words: Sequence[str]) -> str:
+    """Return what is answered."""
+    verdicts = {word[-1]: False if "refused" in word else None for word in words if word[:-1] in ("refused", "unsure")}
+    options: dict[str, Any] = {"failed": [{"B": int(word[-1])} for word in words if word.startswith("failed")]}
+    for word in words:
+        options |= OPTIONS.get(word, {})
+    winners = [read_winner(word) for word in words if "=" in word]
+    found = ask(*winners, admits=lambda config: verdicts.get(str(config["B"]), True), **options)
+    told = [str(found.status), str(found.config and found.config["B"])]
+    told += ["unobserved"] * found.is_unobserved + ["wants"] * found.wants_tuning
+    return " ".join([*told, *(["asks"] if found.undecided else []), *(str(one["B"]) for one in found.undecided)])
+
+
+@pytest.mark.parametrize("ladders", LADDERS.values(), ids=LADDERS)
+def test_what_is_served(ladders: str) -> None:
+    for ladder in re.split(r";|\n", ladders.strip()):
+        conditions, _, expected = ladder.strip().partition(": ")
+        assert describe_answer(conditions.split()) == expected, ladder
 
 
 def test_what_is_in_doubt_is_not_fresh_and_wants_nothing() -> None:
@@ -94,16 +152,6 @@ def test_what_is_in_doubt_is_not_fresh_and_wants_nothing() -> None:
     assert look_up(doubt="").tuning is not None
 
 
-def test_what_is_not_fully_observed_is_stale_and_tuned_only_after_a_change() -> None:
-    """A winner of this context is served as stale and not tuned again; one of another context is."""
-    hidden = "gen.py:3 starts a child process"
-    found = ask(winner(), unobserved_read=hidden)
-    assert (found.status, found.is_unobserved, found.wants_tuning) == (Status.STALE, True, False)
-    found = ask(winner(digest="other"), unobserved_read=hidden)
-    assert (found.status, found.is_unobserved, found.wants_tuning) == (Status.STALE, False, True)
-    assert ask(unobserved_read=hidden).wants_tuning
-
-
 @pytest.mark.parametrize(
     "field", [name for name in Context.__struct_fields__ if name not in ("kernel", "problem", "device")]
 )
@@ -112,11 +160,6 @@ def test_any_other_ground_is_stale(field: str) -> None:
     other: dict[str, Any] = {field: 99 if field == "measuring_version" else "other"}
     found = ask(winner(**other))
     assert (found.status, found.config, found.wants_tuning) == (Status.STALE, {"B": 2}, True)
-
-
-def test_absent_device_makes_its_winner_stale() -> None:
-    """Nothing can vouch for a winner whose device is not here."""
-    assert ask(winner(), is_here=False).status is Status.STALE
 
 
 def test_an_answer_for_a_device_that_is_not_here_promises_no_tuning() -> None:
@@ -130,77 +173,10 @@ def test_an_answer_for_a_device_that_is_not_here_promises_no_tuning() -> None:
     assert elsewhere.tuning is None
 
 
-def test_other_device_says_nothing() -> None:
-    """Winners are kept by device model: another's is no answer, not even a near one."""
-    assert ask(winner(device="gpu"), winner({**HERE, "M": 32}, device="gpu")).status is Status.DEFAULT
-
-
 def test_specialised_key_decides() -> None:
     """Problems that differ only in what does not enter the key share a winner."""
     found = ask(winner({"M": 64}), problem={"M": 64, "dtype": "float16"}, specialize=("M",))
     assert found.status is Status.FRESH
-
-
-def test_nearest_is_served() -> None:
-    """The least log distance wins: 40 is nearer to 64 than 128 is."""
-    found = ask(winner({**HERE, "M": 128}, {"B": 4}), winner({**HERE, "M": 40}, {"B": 1}))
-    assert (found.status, found.config) == (Status.NEAR, {"B": 1})
-
-
-def test_same_string_is_needed() -> None:
-    """Another string is another kind of problem, however near its numbers."""
-    assert ask(winner({"M": 64, "dtype": "float16"})).status is Status.DEFAULT
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "expected", "undecided"),
-    [
-        ((True, True), 1, ()),
-        ((False, True), 2, ()),
-        ((None, True), 2, (1,)),
-        ((None, None), None, (1, 2)),
-        ((False, None), None, (2,)),
-        ((False, False), None, ()),
-        ((True, None), 1, ()),
-    ],
-)
-def test_near_goes_by_validity(verdicts: tuple[Any, Any], expected: int | None, undecided: tuple[int, ...]) -> None:
-    """A config known invalid is skipped, one that is not known is asked about, and neither is served."""
-    by_config = dict(zip((1, 2), verdicts, strict=True))
-    found = ask(
-        winner({**HERE, "M": 128}, {"B": 1}),
-        winner({**HERE, "M": 256}, {"B": 2}),
-        admits=lambda config: by_config.get(config["B"], True),
-        default={"B": 8},
-    )
-    served = Status.DEFAULT if expected is None else Status.NEAR
-    assert (found.status, found.config) == (served, {"B": 8 if expected is None else expected})
-    assert found.undecided == tuple({"B": n} for n in undecided)
-
-
-@pytest.mark.parametrize("is_here", [True, False])
-@pytest.mark.parametrize("verdict", [False, None])
-def test_config_that_the_space_has_lost_is_not_served(is_here: bool, verdict: bool | None) -> None:
-    """The exact problem's winner too must be admitted, fresh or stale; until that is known it is not served."""
-    lost = winner()
-    found = ask(lost, admits=lambda config: verdict if config == lost.config else True, is_here=is_here)
-    assert (found.status, found.config, found.wants_tuning) == (Status.DEFAULT, DEFAULT, True)
-    assert found.undecided == (() if verdict is False else (lost.config,))
-
-
-def test_near_follows_a_config_that_the_space_has_lost() -> None:
-    """The next rung is the nearest other problem, not the same one again."""
-    near = winner({**HERE, "M": 128}, {"B": 4})
-    found = ask(winner(), near, admits=lambda config: config != {"B": 2})
-    assert (found.status, found.config) == (Status.NEAR, {"B": 4})
-
-
-@pytest.mark.parametrize(("verdict", "served"), [(True, DEFAULT), (None, DEFAULT), (False, None)])
-def test_default_is_served_until_a_worker_refuses_it(verdict: bool | None, served: Config | None) -> None:
-    """The file declares it as the fallback; for a problem that the space refuses it, there is none."""
-    found = ask(admits=lambda config: verdict)
-    assert (found.status, found.config) == (Status.DEFAULT, served)
-    assert found.undecided == ((DEFAULT,) if verdict is None else ())
 
 
 @pytest.mark.parametrize(
@@ -223,31 +199,3 @@ def test_few_candidates_are_considered() -> None:
     winners = [winner({**HERE, "M": 64 * 2**n}, {"B": n}) for n in range(1, 20)]
     ask(*winners, admits=asked.append, default=None)
     assert [config["B"] for config in asked] == list(range(1, NEAR_CANDIDATES + 1))
-
-
-@pytest.mark.parametrize("default", [DEFAULT, None])
-def test_default_is_last(default: Config | None) -> None:
-    """With nothing tuned the declared default is served, and a tuning is wanted."""
-    found = ask(default=default)
-    assert (found.status, found.config, found.wants_tuning) == (Status.DEFAULT, default, True)
-
-
-def test_until_an_objective_has_a_winner_the_fastest_config_stands_in() -> None:
-    """Before the winners of other problems, and only for the others: no energy makes a config fast."""
-    fastest, frugal = winner(config={"B": 1}), replace(winner(config={"B": 4}), objective=BY_ENERGY)
-    elsewhere = replace(winner({**HERE, "M": 128}), objective=BY_ENERGY)
-    found = ask(fastest, elsewhere, objective=BY_ENERGY)
-    assert (found.status, found.config, found.wants_tuning) == (Status.NEAR, {"B": 1}, True)
-    assert ask(fastest, frugal, elsewhere, objective=BY_ENERGY).config == {"B": 4}
-    assert ask(fastest, frugal).config == {"B": 1}
-    assert ask(elsewhere, objective=BY_ENERGY).config == {"B": 2}
-    assert ask(frugal).status is Status.DEFAULT
-
-
-def test_a_near_config_that_fails_here_gives_way() -> None:
-    """To the next nearest, and where that fails too, to the default; a winner of this key is served all along."""
-    near = winner({"M": 128, "dtype": "float32"}, {"B": 2}), winner({"M": 1024, "dtype": "float32"}, {"B": 4})
-    found = ask(*near, failed=[{"B": 2}])
-    assert (found.status, found.config) == (Status.NEAR, {"B": 4})
-    assert ask(*near, failed=[{"B": 2}, {"B": 4}]).config == DEFAULT
-    assert ask(winner(digest="before"), failed=[{"B": 2}]).status is Status.STALE

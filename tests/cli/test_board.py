@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import pytest
 
 from ktuned.cli.lines import format_file_error
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
@@ -45,93 +48,79 @@ def find_row(board: Board) -> BoardRow:
     return board.rows[CASE]
 
 
-def test_a_save_and_its_retuning() -> None:
-    """The row compares the new winner with the old one, from the save until the job ends."""
-    saved = fold_events(STALE)
-    assert (find_row(saved).state, find_row(saved).saved_at, find_row(saved).before, find_row(saved).current) == (
-        "stale",
-        100.0,
-        12.5,
-        None,
-    )
-    running = fold_events(
-        make_state_event("job_queued", make_job_map(state="queued")),
-        make_state_event("job_started", make_job_map()),
-        make_trial_event(make_trial_map(1, "compile_error"), 1),
-        make_winner_event(10.0),
-        make_trial_event(make_trial_map(2, "hung"), 2),
-        board=saved,
-    )
-    job = find_row(running).job
-    assert job is not None
-    assert (find_row(running).state, job.done, job.total) == ("running", 2, 4)
-    assert (find_row(running).before, find_row(running).current, find_row(running).gain) == (12.5, 10.0, 1.25)
-    assert find_row(running).failure == "compile_error: why it is compile_error"
-    done = fold_events(make_state_event("job_done", make_job_map(state="done", best_us=5.0, done=4)), board=running)
-    assert (find_row(done).state, find_row(done).current, find_row(done).gain) == ("tuned", 5.0, 2.5)
+STORIES = {
+    "a save and its re-tuning: the new winner is compared with the old one until the job ends": """
+        stale: stale before=12.5; saved: 100.0; queued 1; started 1; trial compile_error 1; winner 10.0; trial hung 2
+        look: running before=12.5 now=10.0 gain=1.25; job: 1 2/4; failure: compile_error: why it is compile_error
+        done 1 5.0: tuned before=12.5 now=5.0 gain=2.5""",
+    "two saves without a result between them compare with the last known winner": """
+        stale; stale: stale before=12.5; saved: 101.0""",
+    "an edit that fails keeps the old winner, and tells the compiler's line until the next save": """
+        stale; started 1; failed 1: failed before=12.5; failure: gemm.cc:3:5: error: no; stale; failure:""",
+    "an undone edit has its old winner at once, also for a specialised problem": """
+        stale; restored 12.5: fresh before=12.5 now=12.5 gain=1.0""",
+    "a superseded job leaves the row stale, and older jobs say nothing": """
+        stale; started 2: running before=12.5; failed 1: running before=12.5; cancelled 2: stale before=12.5""",
+    "a tuning without a save compares with the winner before it": """
+        started 1; winner 10.0: running before=12.5 now=10.0 gain=1.25""",
+    "a row shows the running job until the next one starts": """
+        started 1; queued 2; job: 1 0/4; done 1 5.0; started 2: running before=5.0 now=5.0 gain=1.0; job: 2 0/4
+        started 1; job: 2 0/4""",
+    "the order in which two jobs are announced does not matter": "queued 2; started 1; job: 1 0/4",
+    "a row has the config of the lookup, then of a job's winner; an edit keeps it": """
+        config: {'BM': 32, 'fast': True}; stale; config: {'BM': 32, 'fast': True}; started 1; winner 9.0
+        config: {'BM': 1}""",
+}
+"""Events, a second after the other, and looks at the row: its state and figures, its failure, its job."""
 
 
-def test_a_second_save_compares_with_the_winner_before_the_first() -> None:
-    """Two saves in a row without a result between them compare with the last known winner."""
-    assert find_row(fold_events(STALE, STALE)).before == 12.5
-    assert find_row(fold_events(STALE, STALE)).saved_at == 101.0
+def make_event(text: str) -> dict[str, Any]:
+    """Return the event of a step."""
+    name, *words = text.split()
+    match name:
+        case "stale":
+            return STALE
+        case "winner":
+            return make_winner_event(float(words[0]))
+        case "restored":
+            return make_winner_event(float(words[0]), None, problem={"M": 64})
+        case "trial":
+            return make_trial_event(make_trial_map(int(words[1]), words[0]), int(words[1]))
+        case "queued" | "started":
+            state = "running" if name == "started" else name
+            return make_state_event(f"job_{name}", make_job_map(int(words[0]), state=state))
+        case _:
+            figures = {"best_us": float(words[1]), "done": 4} if name == "done" else {}
+            message = "gemm.cc:3:5: error: no\nmore" if name == "failed" else ""
+            return make_state_event("job_done", make_job_map(int(words[0]), state=name, message=message, **figures))
 
 
-def test_edit_that_fails_keeps_the_old_winner_and_tells_the_compiler_s_line() -> None:
-    """The row shows ``failed`` with the compiler's line and no new figure, until the next save."""
-    board = fold_events(
-        STALE,
-        make_state_event("job_started", make_job_map()),
-        make_state_event("job_done", make_job_map(state="failed", message="gemm.cc:3:5: error: no\nmore")),
-    )
-    assert (find_row(board).state, find_row(board).failure) == ("failed", "gemm.cc:3:5: error: no")
-    assert (find_row(board).before, find_row(board).current) == (12.5, None)
-    assert find_row(fold_events(STALE, board=board)).failure == ""
+def look_at_row(row: BoardRow, what: str) -> str:
+    """Return what is seen of a row."""
+    match what:
+        case "saved":
+            return str(row.saved_at)
+        case "failure":
+            return row.failure
+        case "config":
+            return str(row.config)
+        case "job":
+            return "none" if row.job is None else f"{row.job.id} {row.job.done}/{row.job.total}"
+        case _:
+            figures = {"before": row.before, "now": row.current, "gain": row.gain}
+            return " ".join([row.state, *(f"{name}={value}" for name, value in figures.items() if value is not None)])
 
 
-def test_undone_edit_has_its_old_winner_at_once() -> None:
-    """A winner without a job updates the row at once, also for a specialised problem."""
-    board = fold_events(STALE, make_winner_event(12.5, None, problem={"M": 64}))
-    assert (find_row(board).state, find_row(board).current, find_row(board).gain) == ("fresh", 12.5, 1.0)
-
-
-def test_superseded_job_leaves_the_row_stale_and_older_ones_say_nothing() -> None:
-    """A row stays stale after its job was cancelled, and ignores events of older jobs."""
-    board = fold_events(STALE, make_state_event("job_started", make_job_map(2)))
-    assert find_row(
-        fold_events(make_state_event("job_done", make_job_map(1, state="failed")), board=board)
-    ) == find_row(board)
-    assert (
-        find_row(fold_events(make_state_event("job_done", make_job_map(2, state="cancelled")), board=board)).state
-        == "stale"
-    )
-
-
-def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
-    board = fold_events(make_state_event("job_started", make_job_map()), make_winner_event(10.0))
-    assert (find_row(board).before, find_row(board).current) == (12.5, 10.0)
-
-
-def test_a_row_shows_the_running_job_until_the_next_one_starts() -> None:
-    """The order in which the two jobs are announced does not matter."""
-    first, second = (
-        make_state_event("job_started", make_job_map(1)),
-        make_state_event("job_queued", make_job_map(2, state="queued")),
-    )
-    for events in ((first, second), (second, first)):
-        job = find_row(fold_events(*events)).job
-        assert job is not None
-        assert job.id == 1
-    board = fold_events(
-        first,
-        second,
-        make_state_event("job_done", make_job_map(1, state="done")),
-        make_state_event("job_started", make_job_map(2)),
-    )
-    job = find_row(board).job
-    assert job is not None
-    assert (job.id, find_row(board).state) == (2, "running")
-    assert find_row(fold_events(first, board=board)).job == job
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_row_tells_the_story(story: str) -> None:
+    board, now = add_answers(Board(), [make_answer()]), 100.0
+    for step in re.split(r";|\n", story.strip()):
+        event, *expected = re.split(": |:$", step.strip(), maxsplit=1)
+        if event not in ("look", "saved", "failure", "config", "job"):
+            board = fold_event(board, read_event(make_event(event)), now)
+            now += 1.0
+            event = "look"
+        assert [look_at_row(find_row(board), event)] == expected or not expected, step
 
 
 def test_catching_up_makes_no_news() -> None:
@@ -246,16 +235,6 @@ def test_a_kernel_that_is_gone_goes_from_the_board() -> None:
     done = fold_events(make_state_event("job_done", make_job_map(state="done", best_us=5.0)), board=running)
     assert keep_kernels(done, make_kernels_answer()).rows == {}
     assert set(keep_kernels(done, make_kernels_answer(KERNEL)).rows) == {CASE}
-
-
-def test_a_row_has_its_winner_s_config() -> None:
-    """The config comes from the lookup, then from a job's winner; an edit keeps it until the next winner."""
-    answered = add_answers(Board(), [make_answer()])
-    assert find_row(answered).config == {"BM": 32, "fast": True}
-    assert find_row(fold_events(STALE, board=answered)).config == {"BM": 32, "fast": True}
-    assert find_row(
-        fold_events(make_state_event("job_started", make_job_map()), make_winner_event(9.0), board=answered)
-    ).config == {"BM": 1}
 
 
 def test_problems_are_errors_of_files_and_rows_without_a_figure() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
 
 import anyio
 import anyio.abc
@@ -37,6 +37,17 @@ class WaitingJobs:
                 self.served.append(job)
                 await self._ends[job].wait()
 
+    async def act(self, action: str) -> None:
+        """Carry out the action of a story."""
+        for kind, job in re.findall(r"([-+!])(\d+)", action):
+            if kind == "+":
+                await self.add_jobs(int(job))
+            elif kind == "-":
+                self._ends[int(job)].set()
+            else:
+                self.scopes[int(job)].cancel()
+        await wait_all_tasks_blocked()
+
     async def end_turns(self, *jobs: int) -> None:
         """Let jobs end their turns."""
         for job in jobs:
@@ -44,89 +55,49 @@ class WaitingJobs:
             await wait_all_tasks_blocked()
 
 
-def make_ranked_turns(total: int = 1, rank_of: Callable[[int], int] = lambda job: job) -> tuple[Turns, SettableClock]:
-    """Return turns that rank jobs by their numbers, and their clock."""
-    clock = SettableClock()
-    turns = Turns(total, rank_of=rank_of, clock=clock)
-    return turns, clock
+STORIES = {
+    "first come, first served among equals": "equal; +3 +1 +2: 3 | 1 2; -3 -1 -2: 3 1 2 |",
+    "the highest rank first, as it is when the choice is made": """
+        +100 +200 +300 +101: 100 | 300 200 101; raise 101; -100 -101 -300 -200: 100 101 300 200 |""",
+    "a job that waits long passes those that come later, however important they are": f"""
+        +400 +100 +401 -400; age {4 * TURN_AGE_S}; +402 -401 -100 -402: 400 401 100 402 |""",
+    "a larger total admits more, and a smaller one takes no turn away": """
+        +1 +2 +3 +4: 1 | 4 3 2; total 3: 1 4 3 | 2; total 1; -1 -3: 1 4 3 | 2; -4: 1 4 3 2 |; -2""",
+    "a cancelled job leaves the queue": "+1 +2 +3 !3: 1 | 2; -1: 1 2 |; -2",
+    "a job that is cancelled when it gets its turn passes the turn on": "+1 +2 +4; -1!4: 1 2 |; -2",
+}
+"""Steps of ``actions: who had a turn | who waits``. A job, which is named by its rank, comes (+), ends its turn (-), or
+is cancelled (!).
+"""
 
 
-async def test_first_come_first_served_among_equals() -> None:
-    """Jobs without a rank keep their order."""
-    async with anyio.create_task_group() as tasks:
-        jobs = WaitingJobs(Turns(), tasks)
-        await jobs.add_jobs(3, 1, 2)
-        assert jobs.turns.waiting == [1, 2]
-        await jobs.end_turns(3, 1, 2)
-        assert jobs.served == [3, 1, 2]
-
-
-async def test_highest_rank_first_as_it_is_at_the_choice() -> None:
-    """The rank at the time of the choice counts, even if it changed meanwhile."""
-    ranks = {1: 100, 2: 200, 3: 300, 4: 100}
-    turns, _ = make_ranked_turns(rank_of=ranks.__getitem__)
-    async with anyio.create_task_group() as tasks:
-        jobs = WaitingJobs(turns, tasks)
-        await jobs.add_jobs(1, 2, 3, 4)
-        ranks[4] = 400
-        assert turns.waiting == [4, 3, 2]
-        await jobs.end_turns(1, 4, 3, 2)
-        assert jobs.served == [1, 4, 3, 2]
-
-
-async def test_a_job_that_waits_long_passes_more_important_ones() -> None:
-    """A job that waits long enough precedes later jobs, however important they are."""
-    turns, clock = make_ranked_turns(rank_of=lambda job: 400 if job > 1 else 100)
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+async def test_who_has_a_turn(story: str) -> None:
+    clock, raised = SettableClock(), set[int]()
+    turns = Turns(rank_of=lambda job: 0 if "equal" in story else 1000 if job in raised else job, clock=clock)
     async with anyio.create_task_group() as tasks:
         jobs = WaitingJobs(turns, tasks)
-        await jobs.add_jobs(2, 1, 3)
-        await jobs.end_turns(2)
-        clock.now += 4 * TURN_AGE_S
-        await jobs.add_jobs(4)
-        await jobs.end_turns(3, 1, 4)
-        assert jobs.served == [2, 3, 1, 4]
-
-
-async def test_a_larger_total_admits_more_and_a_smaller_one_takes_no_turn_away() -> None:
-    """A larger total admits more jobs at once; after a reduction nobody is admitted until there is room."""
-    turns, _ = make_ranked_turns(1)
-    async with anyio.create_task_group() as tasks:
-        jobs = WaitingJobs(turns, tasks)
-        await jobs.add_jobs(1, 2, 3, 4)
-        turns.total_tokens = 3
-        await wait_all_tasks_blocked()
-        assert (jobs.served, turns.borrowed_tokens, turns.is_full) == ([1, 4, 3], 3, True)
-        turns.total_tokens = 1
-        await jobs.end_turns(1, 3)
-        assert (jobs.served, turns.waiting) == ([1, 4, 3], [2])
-        await jobs.end_turns(4)
-        assert jobs.served == [1, 4, 3, 2]
-        await jobs.end_turns(2)
-    assert turns.borrowed_tokens == 0
-
-
-async def test_a_cancelled_job_leaves_the_queue_or_passes_its_turn_on() -> None:
-    """A job that is cancelled when it gets its turn passes the turn on."""
-    turns, _ = make_ranked_turns()
-    async with anyio.create_task_group() as tasks:
-        jobs = WaitingJobs(turns, tasks)
-        await jobs.add_jobs(1, 2, 3)
-        jobs.scopes[3].cancel()
-        await wait_all_tasks_blocked()
-        assert turns.waiting == [2]
-        await jobs.add_jobs(4)
-        # The turn is given to 4, which is cancelled before it runs.
-        jobs._ends[1].set()
-        jobs.scopes[4].cancel()
-        await wait_all_tasks_blocked()
-        assert jobs.served == [1, 2]
-        await jobs.end_turns(2)
+        for step in re.split(r";|\n", story.strip()):
+            actions, _, expected = step.strip().partition(": ")
+            match actions.split():
+                case ["raise", job]:
+                    raised.add(int(job))
+                case ["age", seconds]:
+                    clock.now += float(seconds)
+                case ["total", total]:
+                    turns.total_tokens = int(total)
+                    await wait_all_tasks_blocked()
+                case words:
+                    for word in words:
+                        await jobs.act(word)
+            seen = f"{' '.join(map(str, jobs.served))} | {' '.join(map(str, turns.waiting))}".strip()
+            assert seen == expected or not expected, step
     assert (turns.borrowed_tokens, turns.waiting) == (0, [])
 
 
 async def test_a_turn_handed_to_a_cancelled_job_goes_to_the_next() -> None:
     """The turn is not lost."""
-    turns, _ = make_ranked_turns()
+    turns = Turns(rank_of=lambda job: job)
 
     async def hold() -> None:
         async with turns.hold_turn(2):

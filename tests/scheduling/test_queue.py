@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -8,20 +11,13 @@ from msgspec.structs import replace
 
 from ktuned.model.keys import make_key_problem
 from ktuned.model.plan import Plan
-from ktuned.protocol.jobs import Job, JobState
+from ktuned.protocol.jobs import Job
 from ktuned.scheduling.queue import EVERYTHING, JobQueue, LaunchCost, extend_plan
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
 from tests.scheduling.waiting_jobs import make_job
 
 DEVICES = st.sampled_from(["x", "y"])
 PRIORITIES = st.sampled_from([100, 200, 300, 400])
-
-
-def start_job(queue: JobQueue, one: Job) -> Job:
-    """Return a job that was taken out to run."""
-    queue.add_job(one)
-    take_job(queue, one.id)
-    return one
 
 
 def take_job(queue: JobQueue, number: int) -> None:
@@ -55,34 +51,6 @@ def test_problems_with_one_key_are_the_same_work() -> None:
     assert queue.find_matching_job(make_job(2, problem={"M": 1, "K": 1}).key) is None
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(100, (200, "asked")), (200, (200, "asked")), (300, (300, "saved"))])
-def test_priority_only_rises(asked: int, expected: tuple[int, str]) -> None:
-    """Someone less important who asks too changes nothing."""
-    queue = JobQueue([make_job(1)])
-    raised = queue.raise_job_priority(make_job(1), asked, "saved")
-    assert (raised.priority, raised.reason) == expected
-    assert queue.get_job(1) == raised
-
-
-def test_held_job_waits_until_its_kernel_is_released() -> None:
-    """It neither runs nor preempts, and others pass it; it is still found, listed and removable."""
-    queue = JobQueue([make_job(1), make_job(2, kernel="p:other")])
-    queue.hold_until_inspected(1)
-    assert queue.choose_next_job("x") == queue.get_job(2)
-    assert queue.find_matching_job(make_job(1).key) is not None
-    queue.remove_job(2)
-    assert queue.choose_next_job("x") is None
-    assert not outranks_running(queue, start_job(queue, make_job(3, priority=100)))
-    queue.release_jobs_of_kernel("p:other")
-    assert queue.choose_next_job("x") is None
-    queue.release_jobs_of_kernel("p:k")
-    assert queue.choose_next_job("x") == queue.get_job(1)
-    queue.hold_until_inspected(1)
-    queue.remove_job(1)
-    queue.add_job(make_job(1))
-    assert queue.choose_next_job("x") == queue.get_job(1)
-
-
 @pytest.mark.parametrize(
     ("plan", "asked", "expected"),
     [
@@ -114,60 +82,116 @@ class SettableClock:
         return self.now
 
 
-def test_who_waits_lifts_a_job_until_he_leaves() -> None:
-    """The job goes first while someone waits for it, and falls back to what it was asked for with."""
-    queue = JobQueue([make_job(1, priority=300), make_job(2, priority=100), make_job(3, priority=100)])
-    queue.add_waiter("me", [2, 99])
-    queue.add_waiter("you", [2])
-    assert [job.id for job in queue] == [2, 1, 3]
-    assert (queue.find_level(2), queue.count_waiters(2)) == (400, 2)
-    take_job(queue, 2)
-    assert not outranks_running(queue, make_job(2))
-    queue.remove_waiter("me")
-    assert not outranks_running(queue, make_job(2))
-    queue.remove_waiter("you")
-    assert outranks_running(queue, make_job(2))
-    queue.add_job(make_job(2, priority=100))
-    assert [one.id for one in queue] == [1, 2, 3]
+STORIES = {
+    "a held job waits until its kernel is released; it neither runs nor preempts, and is still found": """
+        add 1 kernel=p:k; add 2 kernel=p:other; hold 1; next: 2; found 1: True; remove 2; next: None
+        run 3 priority=100; preempts 3: False; release p:other; next: None; release p:k; next: 1
+        hold 1; remove 1; add 1 kernel=p:k; next: 1""",
+    "who waits lifts a job until he leaves, also while it runs": """
+        add 1 priority=300; add 2 priority=100; add 3 priority=100; wait me 2 99; wait you 2; order: 2 1 3
+        level 2: 400; waiters 2: 2; run 2 priority=100; preempts 2: False; leave me; preempts 2: False; leave you
+        preempts 2: True; add 2 priority=100; order: 1 2 3""",
+    "a given priority holds whoever waits, until somebody asks without giving one": """
+        fix 1 priority=100; wait me 1; level 1: 100; raise 1 200; level 1: 400""",
+    "somebody less important who asks too changes nothing": """
+        add 1; raise 1 100: 200 asked; raise 1 200: 200 asked; raise 1 300: 300 saved""",
+    "of equals the one that is looked up more goes first, and old lookups count less and less": f"""
+        add 1; add 2; add 3 priority=300; lookups 2 3; lookups 9 1; order: 3 2 1; clock {2 * HALF_LIFE_S - 1}
+        lookups 1 1; order: 3 1 2""",
+    "what costs applications most goes first among equals, before lookups and after the rank": """
+        add 1; add 2; add 3 objective=min:energy; add 4 priority=300; lookups 1 3; cost 2 10 2.0; cost 3 1000 3.0
+        order: 4 3 2 1; cost 2 20 4.0; order: 4 2 3 1; launches 3: 1000; launches 1: 0""",
+    "a pause keeps from running, says why, and is no waiting": f"""
+        add 1; add 2 priority=100; add 3 device=y; pause 1: paused; why 1: it is paused; why 2:; next: 2
+        clock {10 * AGE_S}; resume 1: queued; rank 1: 200; pauses x; next: None; next y: 3; why 1: its device is paused
+        pauses all; next y: None; why 3: all tuning is paused""",
+    "a turn that was waited for is not taken away; after it the job makes way and waits again": f"""
+        add 1 priority=100; clock {4 * AGE_S}; add 2 priority=400; next: 1; rank 1: 500; run 1; preempts 1: False
+        clock {TURN_S - 1}; preempts 1: False; clock 1; preempts 1: True; add 1 priority=100; next: 2; rank 1: 100""",
+    "a turn that was cut short counts as waiting": f"""
+        add 1 priority=100; run 1; clock {TURN_S - 1}; add 1 priority=100; clock {AGE_S - TURN_S + 1}; rank 1: 200""",
+}
+"""Steps of ``what happens, or is looked at: what is seen``. A job that runs was taken out, and may be preempted."""
 
 
-def test_given_priority_holds_whoever_waits() -> None:
-    """Who gives a priority means it; the next one who asks without giving one may lift the job."""
-    queue = JobQueue()
-    queue.add_job(make_job(1, priority=100), is_fixed=True)
-    queue.add_waiter("me", [1])
-    assert queue.find_level(1) == 100
-    queue.raise_job_priority(make_job(1, priority=100), 200, "looked up")
-    assert queue.find_level(1) == 400
+class Story:
+    """A queue, its clock, and its jobs as they were added."""
+
+    def __init__(self) -> None:
+        self._clock = SettableClock()
+        self._queue = JobQueue(clock=self._clock)
+        self._jobs: dict[int, Job] = {}
+
+    def _make_job(self, number: int, changes: dict[str, Any]) -> Job:
+        if "priority" in changes:
+            changes["priority"] = int(changes["priority"])
+        if "objective" in changes:
+            changes["plan"] = Plan(objective=changes.pop("objective"))
+        return self._jobs.setdefault(number, make_job(number, **changes))
+
+    def take_step(self, text: str) -> str:
+        """Take a step; return what is seen."""
+        name, *words = text.split()
+        changes = dict(word.split("=") for word in words if "=" in word)
+        number = int(words[0]) if words and words[0].isdigit() else 0
+        job, queue = self._make_job(number, changes), self._queue
+        match name:
+            case "add" | "fix":
+                queue.add_job(job, is_fixed=name == "fix")
+            case "run":
+                if queue.get_job(number) is None:
+                    queue.add_job(job)
+                take_job(queue, number)
+            case "remove":
+                queue.remove_job(number)
+            case "hold":
+                queue.hold_until_inspected(number)
+            case "release":
+                queue.release_jobs_of_kernel(words[0])
+            case "wait":
+                queue.add_waiter(words[0], [int(word) for word in words[1:]])
+            case "leave":
+                queue.remove_waiter(words[0])
+            case "lookups":
+                queue.count_lookups(job.key, int(words[1]))
+            case "cost":
+                queue.record_launch_cost(job.key, LaunchCost(int(words[1]), float(words[2])))
+            case "pauses":
+                queue.pauses = {EVERYTHING if word == "all" else word for word in words}
+            case "clock":
+                self._clock.now += float(words[0])
+            case "raise":
+                raised = queue.raise_job_priority(job, int(words[1]), "saved")
+                return f"{raised.priority} {raised.reason}"
+            case "pause":
+                return str(queue.pause_job(number).state)
+            case "resume":
+                return str(queue.resume_job(number).state)
+            case "next":
+                chosen = queue.choose_next_job(words[0] if words else "x")
+                return str(chosen and chosen.id)
+            case "order":
+                return " ".join(str(one.id) for one in queue)
+            case "found":
+                return str(queue.find_matching_job(job.key) is not None)
+            case "preempts":
+                return str(outranks_running(queue, job))
+            case "launches":
+                return str(queue.find_launch_cost(job.key).launches)
+            case "why":
+                return queue.explain_wait(queue.get_job(number) or job)
+            case _:
+                see = {"level": queue.find_level, "rank": queue.find_rank, "waiters": queue.count_waiters}[name]
+                return str(see(number))
+        return ""
 
 
-def test_lookups_order_equals_by_how_many_and_how_recent() -> None:
-    """Of jobs of one rank the one that is looked up more goes first, and old lookups count less and less."""
-    clock = SettableClock()
-    queue = JobQueue([make_job(1), make_job(2), make_job(3, priority=300)], clock=clock)
-    queue.count_lookups(make_job(2).key, 3)
-    queue.count_lookups(make_job(9).key)
-    assert [job.id for job in queue] == [3, 2, 1]
-    clock.now += 2 * HALF_LIFE_S - 1
-    queue.count_lookups(make_job(1).key)
-    # Three lookups have become less than one.
-    assert [one.id for one in queue] == [3, 1, 2]
-
-
-def test_what_costs_applications_most_goes_first_among_equals() -> None:
-    """By the seconds of a key's launches, whatever it is tuned for; before lookups and age, and after the rank."""
-    by_energy = Plan(objective="min:energy")
-    queue = JobQueue([make_job(1), make_job(2), make_job(3, plan=by_energy), make_job(4, priority=300)])
-    queue.count_lookups(make_job(1).key, 3)
-    queue.record_launch_cost(make_job(2).key, LaunchCost(launches=10, cost_s=2.0))
-    queue.record_launch_cost(make_job(3).key, LaunchCost(launches=1000, cost_s=3.0))
-    assert [job.id for job in queue] == [4, 3, 2, 1]
-    queue.record_launch_cost(make_job(2).key, LaunchCost(launches=20, cost_s=4.0))
-    assert [one.id for one in queue] == [4, 2, 3, 1]
-    assert (
-        queue.find_launch_cost(make_job(3, plan=by_energy).key).launches,
-        queue.find_launch_cost(make_job(1).key).launches,
-    ) == (1000, 0)
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_story_goes_as_it_is_told(story: str) -> None:
+    told = Story()
+    for step in re.split(r";|\n", story.strip()):
+        event, *expected = re.split(": |:$", step.strip(), maxsplit=1)
+        assert [told.take_step(event)] == expected or not expected, step
 
 
 def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,56 +201,6 @@ def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1, 2, 1, 3):
         queue.record_launch_cost(make_job(number).key, LaunchCost(number, 1.0))
     assert [queue.find_launch_cost(make_job(number).key).launches for number in (1, 2, 3)] == [1, 0, 3]
-
-
-def test_pauses_keep_from_running_and_make_no_age() -> None:
-    """A paused job, a paused device and a pause of everything each say why; others pass; a pause is no waiting."""
-    clock = SettableClock()
-    queue = JobQueue([make_job(1), make_job(2, priority=100), make_job(3, device="y")], clock=clock)
-    assert queue.pause_job(1).state is JobState.PAUSED
-    assert [queue.explain_wait(job) for job in queue] == ["", "", "it is paused"]
-    assert queue.choose_next_job("x") == queue.get_job(2)
-    clock.now += 10 * AGE_S
-    assert queue.resume_job(1).state is JobState.QUEUED
-    assert queue.find_rank(1) == 200
-    queue.pauses = {"x"}
-    assert (queue.choose_next_job("x"), queue.choose_next_job("y")) == (None, queue.get_job(3))
-    assert queue.explain_wait(make_job(1)) == "its device is paused"
-    queue.pauses = {EVERYTHING}
-    assert queue.choose_next_job("y") is None
-    assert queue.explain_wait(make_job(3, device="y")) == "all tuning is paused"
-
-
-def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
-    """A job that has waited its way past a more important one works for a turn, then makes way and waits again."""
-    clock = SettableClock()
-    queue = JobQueue([make_job(1, priority=100)], clock=clock)
-    clock.now += 4 * AGE_S
-    waits = make_job(2, priority=400)
-    queue.add_job(waits)
-    first = queue.choose_next_job("x")
-    assert first is not None
-    assert (first.id, queue.find_rank(1)) == (1, 500)
-    take_job(queue, 1)
-    assert not outranks_running(queue, first)
-    clock.now += TURN_S - 1
-    assert not outranks_running(queue, first)
-    clock.now += 1
-    assert outranks_running(queue, first)
-    queue.add_job(first)
-    assert queue.choose_next_job("x") == waits
-    assert queue.find_rank(1) == 100
-
-
-def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
-    """What makes way before it had its turn has waited on."""
-    clock = SettableClock()
-    queue = JobQueue([make_job(1, priority=100)], clock=clock)
-    take_job(queue, 1)
-    clock.now += TURN_S - 1
-    queue.add_job(make_job(1, priority=100))
-    clock.now += AGE_S - TURN_S + 1
-    assert queue.find_rank(1) == 200
 
 
 @pytest.mark.parametrize("newcomers", [200, 300, 400, 999])
