@@ -16,14 +16,12 @@ from typing import Any, Final
 import msgspec
 
 from ktuned.ipc import Trust, read_regular_file
-from ktuned.model import NUMERICS, PRESETS, PlanDefaults, SettingsError, listed
+from ktuned.model import NUMERICS, PRESETS, TOML_HINT, PlanDefaults, SettingsError, listed
 
 PROJECT_FILE: Final = "ktuned.toml"
 
 MAX_BYTES: Final = 64 * 1024
 """Largest project file. It has a few lines of settings; a larger file belongs to another program."""
-
-_HINT: Final = "docs/reference/kernel-files.md lists the settings of ktuned.toml"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -83,14 +81,12 @@ def parse_project(content: bytes, path: str) -> Project:
     try:
         table = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SettingsError(
-            f"{path}: {error}", hint="docs/reference/kernel-files.md lists the settings of ktuned.toml"
-        ) from error
+        raise SettingsError(f"{path}: {error}", hint=TOML_HINT) from error
     try:
         _check_fields(table, _SETTINGS, "")
         _check_fields(table.get("defaults", {}), _DEFAULTS, "defaults.")
     except ValueError as error:
-        raise SettingsError(f"{path}: {error}", hint=_HINT) from None
+        raise SettingsError(f"{path}: {error}", hint=TOML_HINT) from None
     return Project(
         name=table.get("name", ""),
         python=table.get("python", ""),

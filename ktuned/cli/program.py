@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Tune": {
         "tune": Entry("tune", "Tune a kernel file, a directory, or a kernel."),
-        "watch": Entry("watch", "Tune the kernels that each save changes, and show them."),
+        "watch": Entry("watch", "Show kernels, and tune each one again when you save its files."),
         "judge": Entry("judge", "Judge candidates that you do not trust, such as an agent's."),
         "run": Entry("run", "Run a program; the daemon tunes its autotuned kernels."),
         "mcp": Entry("mcp", "Serve tools for agents over the Model Context Protocol."),
@@ -46,7 +46,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "results": Entry("results", "List trials of KERNEL, or show everything about one trial."),
         "report": Entry("report", "Write winners and trials as an HTML file with charts."),
         "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
-        "forget": Entry("upkeep", "Delete a kernel's trials and winners, to try all again."),
+        "forget": Entry("upkeep", "Delete a kernel's trials and winners."),
     },
     "Share": {
         "export": Entry("share", "Write winners into a directory, as files for git."),

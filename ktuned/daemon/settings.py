@@ -18,7 +18,7 @@ from ktuned.backends import cpu
 from ktuned.catalog import make_root
 from ktuned.fleet import ClusterSettings, choose_compile_slots, count_compile_workers, memory
 from ktuned.ipc import read_regular_file
-from ktuned.model import SettingsError, listed
+from ktuned.model import TOML_HINT, SettingsError, listed
 from ktuned.protocol import Root
 from ktuned.scheduling import POLICIES
 from ktuned.serve import ShareSettings
@@ -179,7 +179,7 @@ def _read_config(path: Path) -> ConfigFile:
         table = msgspec.toml.decode(text)
         _check_value(table, ConfigFile, "")
     except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
-        raise SettingsError(f"{path}: {error}", hint="see docs/reference/settings.md") from error
+        raise SettingsError(f"{path}: {error}", hint=TOML_HINT) from error
     file = msgspec.convert(table, ConfigFile)
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")

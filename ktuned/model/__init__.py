@@ -16,6 +16,7 @@ from ktuned.model.device import (
     read_device_kind,
 )
 from ktuned.model.errors import (
+    TOML_HINT,
     AmbiguousName,
     BackendError,
     IllegalMove,
@@ -172,6 +173,7 @@ __all__ = [
     "RETRIED_BY_NEXT_JOB",
     "SITE",
     "TOLERANCE",
+    "TOML_HINT",
     "UNOBSERVED",
     "UNTIL",
     "Absence",

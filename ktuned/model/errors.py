@@ -7,6 +7,9 @@ that programs need not read the message.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+TOML_HINT: Final = "correct it: in TOML strings have quotes, and true and false are in small letters"
 
 
 class KtunedError(Exception):

@@ -13,6 +13,7 @@ import pytest
 from ktuned.cli import doctor
 from ktuned.cli.commands.doctor import format_findings
 from ktuned.cli.doctor import Finding, Level
+from ktuned.model import TOML_HINT
 from tests.cli.conftest import RunCli, StartDaemon
 from tests.cli.samples import make_status, make_status_map
 
@@ -56,7 +57,7 @@ def test_a_wrong_config_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert doctor.check_settings().level is Level.OK
     (tmp_path / "config.toml").write_text("compile_slots = 'two'\n")
     finding = doctor.check_settings()
-    assert (finding.level, finding.mend) == (Level.FAIL, "see docs/reference/settings.md")
+    assert (finding.level, finding.mend) == (Level.FAIL, TOML_HINT)
     assert "compile_slots takes a whole number" in finding.message
 
 

@@ -44,7 +44,7 @@ PEAKS_DEADLINE_S = 600.0
 
 
 @click.command()
-@click.option("--peaks", is_flag=True, help="Measure the limits of each device, and show them instead.")
+@click.option("--peaks", is_flag=True, help="Measure and show the limits of each device, instead of the checks.")
 @json_option
 def doctor(peaks: bool, as_json: bool) -> int:
     """Check this installation.

@@ -11,13 +11,13 @@ from ktuned_client import AsyncClient
 
 
 @click.command()
-@click.option("--candidates", type=WholeNumber(min=1), help="Most candidates that the connection may try.")
+@click.option("--candidates", type=WholeNumber(min=1), help="How many configs the connection may try.")
 @click.option(
     "--lane-seconds",
     "lane_s",
     type=Number(min=0, min_open=True),
     metavar="SECONDS",
-    help="Longest time for which the connection may hold a device to measure.",
+    help="For how many seconds the connection may hold devices.",
 )
 def mcp(candidates: int | None, lane_s: float | None) -> int:
     """Serve tools for agents over the Model Context Protocol.

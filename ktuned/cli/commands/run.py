@@ -47,8 +47,8 @@ def run(waits: bool, numerics: str, winners: str | None, command: tuple[str, ...
     ktuned takes over the functions of all libraries whose tuner derives from Triton's or TileLang's autotuner.
 
     COMMAND is run unchanged: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that
-    COMMAND starts need ktuned-triton or ktuned-tilelang. A daemon is started if none runs. Exits with the program's
-    status.
+    COMMAND starts need ktuned-triton, ktuned-tilelang or ktuned-inductor. A daemon is started if none runs. Exits with
+    the program's status.
 
     With --winners each tuning key launches its config from the files, in every process and on every start. A key that
     the files lack launches its first config. The summary lists these keys.

@@ -64,7 +64,7 @@ def config(directory: Path | None, as_json: bool) -> int:
     """Show the settings.
 
     Lists the settings that a daemon would use if it started now, and those of the nearest ktuned.toml above the working
-    directory, each with its source. If config.toml has an error, nothing changes, and the command exits with 2.
+    directory, each with its source. If config.toml has an error, the command says so and exits with 2.
     """
     if directory is not None:
         return _write_project_file(directory)

@@ -71,7 +71,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     "again",
     cls=AdvancedOption,
     is_flag=True,
-    help="Measure known configs again; each keeps its result until then.",
+    help="Measure known configs again; each keeps its old result until it has a new one.",
 )
 @objective_option
 @numerics_option

@@ -21,10 +21,10 @@ from ktuned_client import Client
 )
 @json_option
 def forget(kernel: str, problem: dict[str, Scalar], outcome: str | None, as_json: bool) -> int:
-    """Delete a kernel's trials and winners, to try all again.
+    """Delete a kernel's trials and winners.
 
-    With `-p` only those of one problem. A save then tunes this problem only if the kernel file declares it. With
-    `--outcome hung` only the trials that hung, so that ktuned tries these configs again.
+    ktuned then tries all configs again. With `-p`, delete only those of one problem; a save then tunes this problem
+    only if `problems` lists it. With `--outcome hung`, delete only the trials that hung.
     """
     with Client() as client:
         wanted = ForgetParams(kernel, problem or None, None if outcome is None else Outcome(outcome))

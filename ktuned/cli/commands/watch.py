@@ -38,7 +38,9 @@ MAX_ROOTS = 4
 
 @click.command(cls=SectionedCommand)
 @click.argument("path", required=False)
-@click.option("--once", is_flag=True, help="Tune stale kernels, compare, and exit; with 1 if a winner became slower.")
+@click.option(
+    "--once", is_flag=True, help="Tune stale kernels, compare, and exit; with 1 if a kernel is slower or fails."
+)
 @click.option(
     "--tolerance",
     metavar="SHARE",
