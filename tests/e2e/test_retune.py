@@ -87,7 +87,8 @@ def test_a_taken_over_measurement_keeps_its_tensors(daemon: Daemon) -> None:
 
 def find_artifact(daemon: Daemon) -> Path:
     hit = daemon.client.lookup("it", dict(n=64))
-    assert hit.status == "fresh" and hit.artifact is not None
+    assert hit.status == "fresh"
+    assert hit.artifact is not None
     return Path(hit.artifact)
 
 
