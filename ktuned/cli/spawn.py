@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.cli import output, text
-from ktuned.cli.output import COMPLAINT
+from ktuned.cli.output import COMPLAINT, Exit
 from ktuned.model import KtunedError, SettingsError
 from ktuned.user_directories import NO_HOME_HINT, NoHomeDirectory, find_user_directories
 from ktuned_client import paths
@@ -99,6 +99,7 @@ def start_daemon(
 
     Raises:
         DaemonNotStarted: the daemon ended, or did not answer before the deadline.
+        SettingsError: its settings are wrong.
     """
     log_path = state_directory / LOG_NAME
     try:
@@ -144,6 +145,8 @@ def start_daemon(
         process.kill()
         process.wait()
     words = text.first_line(_read_log_since(log_path, offset), limit=MAX_WORDS) or "its log is empty"
+    if process.returncode == Exit.USAGE:
+        raise SettingsError(words.removeprefix(COMPLAINT))
     what = f"ended with status {process.returncode}" if ended else f"did not answer within {deadline_s:g} s"
     raise DaemonNotStarted(f"the daemon {what}: {words}", hint=f"its log is {log_path}")
 

@@ -163,6 +163,19 @@ class Artifacts:
         except DamagedArtifact:
             return None
 
+    def copy_tensors(self, source: str, target: str, problem: str) -> bool:
+        """Record with an artifact which tensors another one was measured with for a problem, given as canonical text.
+
+        Returns whether that is recorded; the source may be gone.
+        """
+        known = manifest.read_tensors(self.locate_artifact(source)).get(problem)
+        if known is None:
+            return False
+        with suppress(OSError):
+            manifest.add_tensors(self.locate_artifact(target), problem, known)
+            return True
+        return False
+
     def discard_artifact(self, key: str) -> None:
         """Remove an artifact, atomically for readers; does nothing if it is gone.
 

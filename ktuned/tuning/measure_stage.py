@@ -49,6 +49,7 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome, TrialResult, canonical, needs_metric
+from ktuned.protocol import Trial
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
@@ -485,10 +486,18 @@ class MeasureStage:
             attempt.inputs = turn.lane.inputs
             attempt.content = self.brief.identify_measurement(attempt.unit.build, attempt.files, turn.lane.data)
             twin = self._prior.find_twin(attempt.content)
-            if twin is not None:
+            if twin is not None and self._hand_down_tensors(twin, attempt):
                 turn.waiting.remove(attempt)
                 ends += select_ends(self._machine.handle(TwinFound(attempt, twin)))
         return ends
+
+    def _hand_down_tensors(self, twin: Trial, attempt: Attempt) -> bool:
+        """Record the tensors of a twin's measurement with a trial's artifact; return whether that needs no new one."""
+        if twin.outcome is not Outcome.MEASURED:
+            return True
+        return twin.artifact is not None and self._artifacts.copy_tensors(
+            twin.artifact, attempt.unit.key, canonical(self.brief.problem)
+        )
 
     async def _send_request(self, turn: _Turn) -> None:
         """Measure as many waiting trials as the machine allows, in one request.

@@ -54,12 +54,13 @@ def test_second_daemon_on_the_same_home_is_refused(shared_daemon: Daemon) -> Non
 
 
 def test_a_wrong_config_file_is_one_line(tmp_path: Path) -> None:
+    """Also where a command starts the daemon."""
     daemon = Daemon(tmp_path, config="[deadlines]\ncompiling = 3\n")
-    refused = run_second_daemon(daemon.env)
-    assert refused.returncode == USAGE
-    line = check_one_line(refused.stderr)
-    assert "config.toml" in line
-    assert "compiling" in line
+    for refused in (run_second_daemon(daemon.env), daemon.run_ktuned("tune", str(tmp_path))):
+        assert refused.returncode == USAGE
+        line = check_one_line(refused.stderr)
+        assert "config.toml" in line
+        assert "compiling" in line
 
 
 def _may_mount() -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from ktuned.ipc import manifest
 from ktuned_client import Client, Hit
 from tests.e2e.harness import UNHURRIED, Daemon, make_kernel_text
 
@@ -61,6 +62,34 @@ def test_an_edit_is_stale_and_then_fresh_and_a_comment_changes_nothing(daemon: D
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     assert list_jobs(daemon)[-1]["reason"] == "saved"
     assert len(list_jobs(daemon)) == 3
+
+
+def test_a_taken_over_measurement_keeps_its_tensors(daemon: Daemon) -> None:
+    """An edit with another artifact of equal bytes: nothing is measured, and a callable still checks its tensors."""
+    path = daemon.write_kernel(make_text())
+    daemon.tune(path=str(path))
+    first = find_artifact(daemon)
+    path.write_text(make_text(body="Build(**{**c})"))
+    _, (job,) = daemon.tune(path=str(path))
+    assert (job["state"], job["cost"]["reused"]) == ("done", 2)
+    second = find_artifact(daemon)
+    assert first != second
+    assert manifest.read_tensors(second) == manifest.read_tensors(first) != {}
+
+    # Without its record, the measurement cannot be taken over.
+    for artifact in (first, second):
+        (artifact / manifest.TENSORS_NAME).unlink()
+    path.write_text(make_text(body="Build(**{**{**c}})"))
+    _, (job,) = daemon.tune(path=str(path))
+    assert job["cost"].get("reused", 0) < 2
+    assert manifest.read_tensors(find_artifact(daemon)) != {}
+
+
+def find_artifact(daemon: Daemon) -> Path:
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert hit.status == "fresh"
+    assert hit.artifact is not None
+    return Path(hit.artifact)
 
 
 def write_reading_kernel(daemon: Daemon, reading: str, more: str = "") -> Path:

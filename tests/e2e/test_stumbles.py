@@ -137,17 +137,22 @@ def test_export_writes_the_current_project(shared_daemon: Daemon, monkeypatch: p
 
 
 def test_a_winner_slower_than_the_committed_one_is_a_regression(shared_daemon: Daemon, tmp_path: Path) -> None:
-    """Even if no file was saved since."""
+    """Even if no file was saved since, and in a clone, which has another name; files of other kernels are an error."""
     project = shared_daemon.directory / "project"
     assert shared_daemon.run_ktuned("export", str(tmp_path), "--kernel", "it").returncode == DONE
     (file,) = tmp_path.glob("*.json")
     assert shared_daemon.run_ktuned("watch", str(project), "--once", "--against", str(tmp_path)).returncode == DONE
     document = json.loads(file.read_text())
     document["winners"][0]["latency_us"] /= 2
-    file.write_text(json.dumps(document))
-    result = shared_daemon.run_ktuned("watch", str(project), "--once", "--against", str(tmp_path))
-    assert result.returncode == NOT_REACHED
-    assert "slower" in result.stdout
+    for name, words in (
+        (document["kernel"], "slower"),
+        ("original:it", "slower"),
+        ("original:other", "has winners of none of the compared kernels (there are: original:other)"),
+    ):
+        file.write_text(json.dumps({**document, "kernel": name}))
+        result = shared_daemon.run_ktuned("watch", str(project), "--once", "--against", str(tmp_path))
+        assert result.returncode == NOT_REACHED
+        assert words in result.stdout + result.stderr
 
 
 def test_a_mistaken_problem_can_be_forgotten(shared_daemon: Daemon, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_figure_beyond_the_device_s_limits_is_not_right(court: Court, operatio
     court.peaks = Peaks(court.device.model, tflops={"float32": 0.01})
     try:
         # So many operations take longer, so the launches must have been timed wrongly.
-        result = court.judge_source(HONEST, declared=f"{INPUTS}, flops={operations}")
+        result = court.judge_source(HONEST, n=1 << 16, declared=f"{INPUTS}, flops={operations}")
     finally:
         court.peaks = None
     if operations == "1":

@@ -19,6 +19,7 @@ from ktuned.cli.commands.share import read_documents
 from ktuned.cli.output import Exit
 from ktuned.cli.present import choose_presenter, follow_tuning, request_tuning
 from ktuned.model import (
+    NotFound,
     Objective,
     Outcome,
     canonical,
@@ -26,6 +27,7 @@ from ktuned.model import (
     convert_to_cost,
     format_objective_suffix,
     is_latency,
+    listed,
     select_figure,
 )
 from ktuned.protocol import (
@@ -207,11 +209,26 @@ def _look_up(client: Client, questions: list[LookupParams]) -> list[Answer]:
 def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[Case, float | None]:
     """Return, for each answer, the figure of its problem's and device's winner in files of `ktuned export`.
 
+    A clone has another name than its original. So a file that names none of the kernels belongs to the only one whose
+    name ends alike.
+
     Raises:
         CannotShare: a file cannot be read.
+        NotFound: none of the files belongs to these kernels.
     """
     documents = [document for _, document in read_documents([str(place)])]
-    known = {(document.kernel, document.device): document.by_objective for document in documents}
+    answers = list(answers)
+    kernels = sorted({answer.kernel for answer in answers})
+    known = {
+        (kernel, document.device): document.by_objective
+        for document in documents
+        for kernel in ([document.kernel] if document.kernel in kernels else _list_namesakes(document.kernel, kernels))
+    }
+    if kernels and not {kernel for kernel, _ in known} & {*kernels}:
+        named = listed(sorted({document.kernel for document in documents}))
+        raise NotFound(
+            f"{place} has winners of none of the compared kernels {named}", hint="`ktuned export` writes them"
+        )
     found: dict[Case, float | None] = {}
     for answer in answers:
         by = known.get((answer.kernel, answer.device or ""), {}).get(answer.objective, ())
@@ -220,6 +237,12 @@ def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[Case
         for winner in alike[:1]:
             found[make_answer_case(answer)] = select_figure(answer.objective, winner.latency_us, winner.metrics or {})
     return found
+
+
+def _list_namesakes(name: str, kernels: Iterable[str]) -> list[str]:
+    """Return the kernel of another project that has the same short name, if there is only one."""
+    alike = [kernel for kernel in kernels if kernel.rpartition(":")[2] == name.rpartition(":")[2]]
+    return alike if len(alike) == 1 else []
 
 
 def _find_earlier_figure(client: Client, answer: Answer) -> float | None:
