@@ -47,8 +47,8 @@ def run(waits: bool, numerics: str, winners: str | None, command: tuple[str, ...
     ktuned takes over the functions of all libraries whose tuner derives from Triton's or TileLang's autotuner.
 
     COMMAND is run unchanged: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that
-    COMMAND starts need ktuned-triton, ktuned-tilelang or ktuned-inductor. A daemon is started if none runs. Exits with
-    the program's status.
+    COMMAND starts need ktuned-triton or ktuned-tilelang. A daemon is started if none runs. Exits with the program's
+    status.
 
     With --winners each tuning key launches its config from the files, in every process and on every start. A key that
     the files lack launches its first config. The summary lists these keys.
@@ -97,7 +97,7 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
     tuned, recorded = states.count(TUNED), states.count(RECORDED)
     answered = f", {states.count(ANSWERED)} {ANSWERED}" if ANSWERED in states else ""
     lines = _list_functions_and_keys(account, f"{tuned} tuned, {recorded} recorded now{answered}")
-    if recorded and not has_device:
+    if not has_device and (recorded or set(states) - {TUNED, ANSWERED} or account.left_alone):
         lines.append("no GPU is found here, so nothing is measured: the recorded calls wait until a daemon finds one")
     elif recorded:
         lines.append("next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners")
