@@ -97,7 +97,7 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
     tuned, recorded = states.count(TUNED), states.count(RECORDED)
     answered = f", {states.count(ANSWERED)} {ANSWERED}" if ANSWERED in states else ""
     lines = _list_functions_and_keys(account, f"{tuned} tuned, {recorded} recorded now{answered}")
-    if recorded and not has_device:
+    if not has_device and (recorded or set(states) - {TUNED, ANSWERED} or account.left_alone):
         lines.append("no GPU is found here, so nothing is measured: the recorded calls wait until a daemon finds one")
     elif recorded:
         lines.append("next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners")
