@@ -179,7 +179,7 @@ config_option = click.option(
     multiple=True,
     metavar="KNOB=VALUE,…",
     callback=read_configs,
-    help="Try only this config; repeat --config to try several.",
+    help="Try this config, and without a winner the one that lookups get; repeat --config to try several.",
 )
 
 

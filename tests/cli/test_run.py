@@ -215,6 +215,9 @@ class TestSummary:
         assert summarise_account(self.make_account(), has_device=False)[-1].startswith(
             "no GPU is found here, so nothing is measured"
         )
+        account = Account({"ktuned_triton"})
+        account.record_left_alone("tri.add1", "a call cannot be evaluated")
+        assert "no GPU is found here" in summarise_account(account, has_device=False)[-1]
 
     def test_many_functions_of_a_library_are_counted_and_some_named(self) -> None:
         account = Account({"ktuned_triton"})
