@@ -55,7 +55,7 @@ MAX_ROOTS = 4
 )
 @json_option
 def watch(path: str | None, once: bool, tolerance: float | None, against: Path | None, as_json: bool) -> int:
-    """Tune the kernels that each save changes, and show them.
+    """Show kernels, and tune each one again when you save its files.
 
     PATH is a kernel file or a directory. The daemon watches its project from then on. Without PATH, the command shows
     everything that the daemon watches. On a terminal it shows a screen with keys. Elsewhere it prints lines, or with
