@@ -68,7 +68,8 @@ class OpenPage:
         self.page.wait_for_selector(".grid")
 
     def draw_all_cards(self) -> None:
-        """Draw every card, as if the reader had scrolled to the end."""
+        """Draw every card of a problem's page, as if the reader had scrolled to the end."""
+        self.page.wait_for_selector(".grid")
         self.page.evaluate("() => { for (const card of state.cards) if (!card.isSeen) card.show(); }")
         self.page.wait_for_function(
             "() => state.cards.every(card => card.body || card.chart || card.box.querySelector('.empty'))"

@@ -44,7 +44,8 @@ _FORWARDED = (*_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 def run(waits: bool, numerics: str, winners: str | None, command: tuple[str, ...]) -> int:
     """Run a program; the daemon tunes its autotuned kernels.
 
-    ktuned takes over the functions of all libraries whose tuner derives from Triton's or TileLang's autotuner.
+    ktuned takes over the functions of all libraries whose tuner derives from Triton's or TileLang's autotuner, and with
+    ktuned-inductor the max-autotune of torch.compile.
 
     COMMAND is run unchanged: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that
     COMMAND starts need ktuned-triton or ktuned-tilelang. A daemon is started if none runs. Exits with the program's
