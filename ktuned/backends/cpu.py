@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -95,27 +96,44 @@ def cores() -> int:
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
+def memory_bytes(cgroup: Path = CGROUP, mounted: Path = CGROUPS) -> int:
+    """Return how much memory this process may use: the machine's, or less by a limit of its control groups."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min([machine, *_read_groups(cgroup, mounted, "memory", _read_memory_v2, _read_memory_v1)]))
+
+
 def _find_quota(cgroup: Path, mounted: Path) -> float | None:
     """Return the smallest quota, in cores, of this process's control groups and their parents."""
+    return min(_read_groups(cgroup, mounted, "cpu", _read_quota_v2, _read_quota_v1), default=None)
+
+
+def _read_groups(
+    cgroup: Path,
+    mounted: Path,
+    controller: str,
+    read_v2: Callable[[Path], list[float]],
+    read_v1: Callable[[Path], list[float]],
+) -> list[float]:
+    """Return a controller's limits for this process's control groups and their parents."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:
-        return None
-    quotas = []
+        return []
+    found = []
     for line in lines:
         _, controllers, name = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         # In version 1 each controller has its own tree (cgroups(7)); `cpu` is a link to `cpu,cpuacct`.
-        tree, read = (mounted / "cpu", _read_quota_v1) if controllers else (mounted, _read_quota_v2)
+        tree, read = (mounted / controller, read_v1) if controllers else (mounted, read_v2)
         own_group = tree / name.lstrip("/")
         # In a container, the own group may be mounted as the root, although its name is that from outside.
         for group in (own_group, *own_group.parents):
             if not group.is_relative_to(tree):
                 break
             with suppress(OSError, ValueError, ZeroDivisionError):
-                quotas += read(group)
-    return min(quotas, default=None)
+                found += read(group)
+    return found
 
 
 def _read_quota_v2(group: Path) -> list[float]:
@@ -126,6 +144,15 @@ def _read_quota_v2(group: Path) -> list[float]:
 def _read_quota_v1(group: Path) -> list[float]:
     granted = int((group / "cpu.cfs_quota_us").read_text())
     return [] if granted < 0 else [granted / int((group / "cpu.cfs_period_us").read_text())]
+
+
+def _read_memory_v2(group: Path) -> list[float]:
+    # Without a limit it says "max", which is no number.
+    return [int((group / "memory.max").read_text())]
+
+
+def _read_memory_v1(group: Path) -> list[float]:
+    return [int((group / "memory.limit_in_bytes").read_text())]
 
 
 @functools.cache

@@ -160,7 +160,7 @@ class Fleet:
             limits
             or FleetLimits(
                 max_idle=max(FEWEST_IDLE, cpu.cores() // CORES_OF_IDLE),
-                max_idle_bytes=IDLE_SHARE * memory.read_total_bytes(),
+                max_idle_bytes=IDLE_SHARE * cpu.memory_bytes(),
             ),
             compilers_of=lambda host: self._get_host(host).slots.most_inside,
             keeps_spares=keeps_spares,

@@ -12,6 +12,7 @@ import os
 import resource
 from contextlib import suppress
 
+from ktuned.backends import cpu
 from ktuned.fleet.executor import Worker
 
 CHECK_S = 0.2
@@ -20,18 +21,13 @@ CHECK_S = 0.2
 PAGE_BYTES = resource.getpagesize()
 
 
-def read_total_bytes() -> int:
-    """Return the machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
-
-
 def choose_default_limits(compilers: int) -> tuple[int, int]:
     """Return how many bytes a bench worker, and each of ``compilers`` compile workers, may use by default.
 
-    The bench worker gets half of the machine's memory. All compile workers share the other half, but each gets at least
-    2 GiB.
+    The bench worker gets half of the memory that this process may use. All compile workers share the other half, but
+    each gets at least 2 GiB.
     """
-    half = read_total_bytes() // 2
+    half = cpu.memory_bytes() // 2
     return half, max(2 << 30, half // compilers)
 
 

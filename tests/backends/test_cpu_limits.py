@@ -86,3 +86,18 @@ def test_a_process_that_may_use_all_cores_has_no_affinity(tmp_path: Path) -> Non
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     last_core = str(max(os.sched_getaffinity(0)))
     assert process.stdout.strip() == (last_core if (os.cpu_count() or 1) > 1 else "None")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [("0::/box", "box/memory.max"), ("4:memory:/box", "memory/memory.limit_in_bytes")]
+)
+def test_a_containers_memory_counts(tmp_path: Path, line: str, name: str) -> None:
+    """The machine's memory is the most; ``max`` is no limit."""
+    cgroup = tmp_path / "cgroup"
+    cgroup.write_text(f"1:cpu:/box\n{line}\n")
+    machine = cpu.memory_bytes(cgroup, tmp_path)
+    file = tmp_path / name
+    file.parent.mkdir()
+    for text, expected in (("max", machine), (str(1 << 30), 1 << 30), (str(1 << 62), machine)):
+        file.write_text(f"{text}\n")
+        assert cpu.memory_bytes(cgroup, tmp_path) == expected
