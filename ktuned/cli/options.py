@@ -179,7 +179,7 @@ config_option = click.option(
     multiple=True,
     metavar="KNOB=VALUE,…",
     callback=read_configs,
-    help="Try this config, and without a winner the one that lookups get; repeat --config to try several.",
+    help="Try only this config, and without a winner also the one that lookups return; repeatable.",
 )
 
 

@@ -37,7 +37,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "run": Entry("run", "Run a program; the daemon tunes its autotuned kernels."),
         "mcp": Entry("mcp", "Serve tools for agents over the Model Context Protocol."),
         "jobs": Entry("jobs", "List, cancel, pause or resume jobs."),
-        "add": Entry("kernels", "Watch a kernel file or a directory without tuning it."),
+        "add": Entry("kernels", "Watch the project of a kernel file or directory, without tuning it."),
         "remove": Entry("kernels", "Stop watching a directory."),
     },
     "Results": {

@@ -63,7 +63,7 @@ def _read_against(context: click.Context, parameter: click.Parameter, word: str 
     callback=_read_against,
     help="Also compare the speed with the kernel of another file, the current winner or a config.",
 )
-@click.option("--quick", is_flag=True, help="Judge by fewer launches.")
+@click.option("--quick", is_flag=True, help="Judge with fewer launches.")
 @click.option("--init", "tasks", metavar="DIR", help="Judge nothing; turn the problem files in DIR into kernel files.")
 @click.option(
     "--language",

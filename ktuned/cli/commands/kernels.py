@@ -167,7 +167,7 @@ def _describe_space(space: SpaceInfo) -> str:
 @click.argument("path")
 @json_option
 def add(path: str, as_json: bool) -> int:
-    """Watch a kernel file or a directory without tuning it.
+    """Watch the project of a kernel file or directory, without tuning it.
 
     Its kernels can be looked up, imported and tuned by name from then on. Exits with 1 if a kernel file has an error.
     """

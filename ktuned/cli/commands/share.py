@@ -83,8 +83,8 @@ def export(
 ) -> int:
     """Write winners into a directory, as files for git.
 
-    Without an option these are the winners of the project in the working directory. Each kernel and device model gets
-    one file in DIRECTORY (default: winners).
+    Without an option these are the winners of the project that contains the working directory. Each kernel and
+    device model gets one file in DIRECTORY (default: winners).
 
     Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The format vllm
     is JSON that maps one size (--by) to a config, for programs without ktuned.

@@ -23,8 +23,8 @@ from ktuned_client import Client
 def forget(kernel: str, problem: dict[str, Scalar], outcome: str | None, as_json: bool) -> int:
     """Delete a kernel's trials and winners.
 
-    ktuned then tries all configs again. With `-p`, delete only those of one problem; a save then tunes this problem
-    only if `problems` lists it. With `--outcome hung`, delete only the trials that hung.
+    You cannot undo this. ktuned then tries all configs again. With `-p`, delete only those of one problem; a save then
+    tunes this problem only if `problems` lists it. With `--outcome hung`, delete only the trials that hung.
     """
     with Client() as client:
         wanted = ForgetParams(kernel, problem or None, None if outcome is None else Outcome(outcome))

@@ -57,9 +57,9 @@ MAX_ROOTS = 4
 def watch(path: str | None, once: bool, tolerance: float | None, against: Path | None, as_json: bool) -> int:
     """Show kernels, and tune each one again when you save its files.
 
-    PATH is a kernel file or a directory. The daemon watches its project from then on. Without PATH, the command shows
-    everything that the daemon watches. On a terminal it shows a screen with keys. Elsewhere it prints lines, or with
-    --json one event per line.
+    PATH is a kernel file or a directory. The daemon tunes the stale kernels there, and watches the project from then
+    on. Without PATH, the command shows everything that the daemon watches. On a terminal it shows a screen with keys.
+    Elsewhere it prints lines, or with --json one event per line.
     """
     if tolerance is not None and not once:
         raise click.UsageError("--tolerance goes with --once")
