@@ -166,7 +166,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
 
     PATHS are files or directories of them. A winner is fresh if sources, toolchain and driver are the same here. If
     only files differ, ktuned compiles the winner: it is fresh if the machine code and the inputs are equal. Every other
-    winner is stale. A winner that does not fit the kernel is refused. `docs/reference/sharing.md` has the rules.
+    winner is stale. A winner that does not fit the kernel is refused.
     """
     decisions: list[tuple[str, WinnersDocument, ImportedWinner]] = []
     documents = read_documents(paths)
