@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from ktuned.cli.watch.app import WatchApp
-from ktuned.cli.watch.board import Board, BoardRow, add_answers, fold_event
+from ktuned.cli.watch.app import WatchApp, problem_lines
+from ktuned.cli.watch.board import Board, BoardRow, add_answers, catch_up, fold_event
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.trial_log import follow_event, open_log
-from ktuned.protocol import FileError, ListedTrial, TrialDone, read_event
+from ktuned.protocol import FileError, JobInfo, ListedTrial, TrialDone, read_event
 from ktuned_client import AsyncClient
 from tests.cli.samples import (
     DEVICE,
@@ -374,6 +374,14 @@ async def test_pages_show_all_keys_and_all_problems() -> None:
         await pilot.press("escape", "e")
         await wait_until_drawn(pilot)
         assert "no config compiled" in join_words(read_lines(app))
+
+
+def test_failures_from_before_the_screen_are_counted() -> None:
+    """The screen has not seen their messages."""
+    job = make_job_map(4, kernel="project:scan", state="running", outcomes={"compile_error": 7, "measured": 1})
+    board = catch_up(Board(), [msgspec.convert(job, JobInfo)])
+    (_, line, _) = problem_lines(FakeSession(board))
+    assert str(line) == "7 configs failed: `ktuned results project:scan` says why"
 
 
 @pytest.mark.anyio

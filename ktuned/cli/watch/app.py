@@ -639,6 +639,10 @@ def problem_lines(session: Session) -> list[Text]:
         if row.view is not None:
             messages += [f"{outcome}: {trial.message}" for outcome, trial in row.view.failures.items()]
         messages = messages or ([row.failure] if row.failure else [])
+        if row.failed and not messages:
+            # They failed before this screen was opened.
+            count = text.format_count(row.failed, "config")
+            messages = [f"{count} failed: `ktuned results {row.kernel}` says why"]
         if messages:
             lines.append(ShownText(f"{cells.label_row(row)} on {row.device or 'no device'}: {row.state}", style="bold"))
             lines += [Text(text.clean_message(message), style="red") for message in messages]
