@@ -236,7 +236,7 @@ class Candidate:
                 case Bind(count):
                     self._bind_sets(count)
                 case Order(number):
-                    self._launch(message.list_places(), message.gate)
+                    self._launch_order(message.list_places(), message.gate)
                     if not message.queued:
                         self._await_gpu()
                     return Finished(number)
@@ -276,7 +276,7 @@ class Candidate:
         if self._gpu is not None:
             self._gpu.await_launches()
 
-    def _launch(self, places: array.array[int], gate: int) -> None:
+    def _launch_order(self, places: array.array[int], gate: int) -> None:
         from numpy import bitwise_or
 
         assert self._arena is not None

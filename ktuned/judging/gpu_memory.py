@@ -105,10 +105,10 @@ class SharedMemory:
         call_driver("cuMemMap", address, whole, ctypes.c_size_t(0), handle, zero)
         call_driver("cuMemSetAccess", address, whole, access, ctypes.c_size_t(1))
         self.address = address.value
-        weakref.finalize(self, _release, address, whole, handle).atexit = False
+        weakref.finalize(self, _release_memory, address, whole, handle).atexit = False
 
 
-def _release(address: ctypes.c_ulonglong, whole: ctypes.c_size_t, handle: ctypes.c_ulonglong) -> None:
+def _release_memory(address: ctypes.c_ulonglong, whole: ctypes.c_size_t, handle: ctypes.c_ulonglong) -> None:
     call_driver("cuMemUnmap", address, whole)
     call_driver("cuMemAddressFree", address, whole)
     call_driver("cuMemRelease", handle)

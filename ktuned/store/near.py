@@ -60,7 +60,7 @@ def measure_distance(problem: Problem, near: Problem) -> float | None:
 
 
 def count_octaves(one: Problem, other: Problem) -> float:
-    """Return the distance of two problems: the octaves between their numbers, and `OTHER_KIND` for other fields."""
+    """Return the octaves between two problems; a field that differs in kind or is missing counts :data:`OTHER_KIND`."""
     octaves = []
     for name in one.keys() | other.keys():
         value, another = one.get(name), other.get(name)
