@@ -580,6 +580,8 @@ class MeasureStage:
         for one in arrived:
             attempt, measured = turn.in_request.popleft(), one.measured
             turn.charge_trial(attempt, seconds=measured.seconds, until=one.at)
+            if measured.leftover:
+                _log.info("worker_spent", device=turn.lane.device.name, trial=attempt.trial, reason=measured.leftover)
             await brief.learn_names(measured.observed)
             if attempt.content and self._prior is not None:
                 attempt.read = await self._prior.store_read_digest()

@@ -153,6 +153,8 @@ def _list_installed_directories() -> tuple[bytes, ...]:
     places = [*system, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
     with suppress(Exception):
         places += [*site.getsitepackages(), site.getusersitepackages()]
+    # An environment may add those of another one by a file `*.pth`.
+    places += [place for place in sys.path if os.path.basename(place) in ("site-packages", "dist-packages")]
     directories = {os.path.realpath(place) for place in places} | set(places)
     return tuple(os.fsencode(place.rstrip("/")) + b"/" for place in sorted(directories) if len(place) > 1)
 
