@@ -138,6 +138,27 @@ class Worker(ABC):
         Without ``why``, a request under way fails as if the worker had been killed from outside.
         """
 
+    @property
+    def can_pause(self) -> bool:
+        """Whether it can be paused; a worker on another host cannot."""
+        return False
+
+    def pause(self) -> None:
+        """Stop the worker and what it has started, until :meth:`resume`; the time does not count for deadlines.
+
+        Raises:
+            NotImplementedError: it cannot be paused.
+        """
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """Let the paused worker go on.
+
+        Raises:
+            NotImplementedError: it cannot be paused.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def measure_memory(self) -> None:
         """Set :attr:`memory_bytes` to the memory that the worker and its children use now."""

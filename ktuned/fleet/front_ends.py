@@ -211,8 +211,9 @@ class _FrontEnd:
         async with self._turns.hold_turn(job):
             worker = await self._get_opened_worker(opening, job, deadlines)
             # The gate is not held during the import: an import that hangs would keep finalists waiting for quiet.
-            async with self._gate.hold_for_compile():
-                lowered, _ = await self._send_request(worker, request, deadlines)
+            async with self._gate.hold_for_compile() as gate_pass:
+                with gate_pass.allow_pause(worker):
+                    lowered, _ = await self._send_request(worker, request, deadlines)
             self.used_at = monotonic()
             return lowered
 

@@ -60,6 +60,8 @@ class Phases:
         self._deadlines: Mapping[str, float] = {}
         self._entered = [PhaseEntry(Phase.SPAWN, clock())]
         self._held = HeldItems(0, b"")
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
 
     @property
     def current(self) -> Phase:
@@ -81,9 +83,20 @@ class Phases:
         self._entered = [PhaseEntry(phase, self._clock())]
         self._deadlines = deadlines
         self._held = HeldItems(0, b"")
+        self._paused_s = 0.0
         if self._journal is not None:
             self._journal.begin_request(request, phase)
         self._timer.watch_request(min(deadlines.values()))
+
+    def pause(self) -> None:
+        """Let time count for no phase until :meth:`resume`."""
+        self._paused_at = self._clock()
+
+    def resume(self) -> None:
+        """Let time count again."""
+        if self._paused_at is not None:
+            self._paused_s += self._clock() - self._paused_at
+            self._paused_at = None
 
     def end_request(self) -> None:
         """End the request, and watch no deadline."""
@@ -126,7 +139,9 @@ class Phases:
     def _find_phase_end(self) -> float:
         self._before_look()
         self.read_journal()
-        return self._entered[-1].at + self.deadline_s
+        # A pause in an earlier phase of the request counts, too: it may come late, but no phase is blamed for a pause.
+        pausing_s = 0.0 if self._paused_at is None else self._clock() - self._paused_at
+        return self._entered[-1].at + self.deadline_s + self._paused_s + pausing_s
 
 
 class DeadlineTimer:

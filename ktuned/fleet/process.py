@@ -23,6 +23,7 @@ import contextlib
 import errno
 import os
 import shutil
+import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -317,6 +318,21 @@ class WorkerProcess(Worker):
         """SIGKILL the whole process group; :attr:`gone` is set when the process has ended."""
         self._kill_reason = why or self._kill_reason
         self._group.kill()
+
+    @property
+    def can_pause(self) -> bool:
+        """True: its process group can be stopped."""
+        return True
+
+    def pause(self) -> None:
+        """Stop the process group; a process that has left it goes on."""
+        self._phases.pause()
+        self._group.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process group go on."""
+        self._group.send_signal(signal.SIGCONT)
+        self._phases.resume()
 
     def remove_traces(self) -> None:
         """After :attr:`gone`: kill processes that left the group, and remove the scratch directory. Blocks for ms."""

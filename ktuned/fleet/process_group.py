@@ -94,9 +94,13 @@ class ProcessGroup:
 
     def kill(self) -> None:
         """SIGKILL the whole group, unless the process has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the whole group, unless the process has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, number)
 
     def _read_output(self, tail: OutputTail) -> None:
         if not tail.read_available():

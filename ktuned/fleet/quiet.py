@@ -6,17 +6,19 @@ config. Six kinds of work pass the gate:
 =================================  ================================================================================
 a compile                          waits while it is quiet, and while anything waits for quiet or for several cores;
                                    during a wide timing it needs a core that the timing leaves free; while it uses no
-                                   processor it does not count
+                                   processor it does not count; while it is quiet its worker is paused
 a timing on one core               waits only if wide timings leave no core; compilers are pinned to other cores
 a *wide* timing, on several cores  waits until its cores are free, and one more if anything compiles or starts
-*quiet*, for finalists             waits until no compile runs
+*quiet*, for finalists             pauses the compiles; waits for those that cannot be paused (on another host)
 a worker's start                   never waits
 computing: an inspection, a        waits for wide timings on all cores, but not longer than its patience
 strategy, a lane's opening
 =================================  ================================================================================
 
-A timing waits without limit only for other timings and for compiles. Both end without needing the gate again, and
-nobody waits while holding something, so there is no deadlock. Starts and computing may hang (a constraint for its
+A timing waits without limit only for other timings and for compiles that run. Both end without needing the gate again,
+and nobody waits while holding something, so there is no deadlock. A paused compile goes on as soon as it is not quiet
+any more, and a wide timing leaves it a core. A compile may take half a minute, and the rounds of finalists a second: so
+they do not wait for it. Starts and computing may hang (a constraint for its
 30 s), so a wide timing waits for them only for a limited time: a disturbed timing can be repeated, but the time of an
 idle lane is lost.
 
@@ -38,6 +40,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 
+from ktuned.fleet.executor import Worker
+
 ALL_CORES = 1 << 16
 """More cores than any machine has: requests all of them."""
 
@@ -48,8 +52,50 @@ PATIENCE_S = 3.0
 """How long a wide timing waits for an inspection or a worker's start; importing torch takes less."""
 
 
+class GatePass:
+    """What a compile has while it holds the gate.
+
+    Attributes:
+        is_paused: whether its worker is paused.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.is_paused = False
+        self._worker: Worker | None = None
+        self._on_change = on_change
+
+    @property
+    def can_pause(self) -> bool:
+        """True during a request to a worker that can be paused."""
+        return self._worker is not None and self._worker.can_pause
+
+    @contextmanager
+    def allow_pause(self, worker: Worker) -> Iterator[None]:
+        """Let a worker be paused during the block, in which it has a request. It is not paused any more afterwards."""
+        self._worker = worker
+        self._on_change()
+        try:
+            yield
+        finally:
+            self.resume()
+            self._worker = None
+
+    def pause(self) -> None:
+        """Pause the worker, which must be possible."""
+        assert self._worker is not None
+        self._worker.pause()
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Let the worker go on, if it is paused."""
+        if self.is_paused:
+            assert self._worker is not None
+            self._worker.resume()
+            self.is_paused = False
+
+
 class QuietGate:
-    """Decides which work may proceed. The gate only counts; it starts and stops nothing.
+    """Decides which work may proceed.
 
     Args:
         cores: Cores of the machine for compiles and timing together; without it no timing waits.
@@ -68,7 +114,7 @@ class QuietGate:
         self._on_extra_cores = on_extra_cores
         self._patience_s = patience_s
         self._changed = anyio.Event()
-        self._compiling = 0
+        self._compiles: list[GatePass] = []
         self._patience_ends: list[float] = []
         """For each start or computing under way, the time at which wide timings stop waiting for it."""
         self._timing_cores: list[int] = []
@@ -85,7 +131,7 @@ class QuietGate:
             return "quiet"
         if self._is_wide:
             return "timing"
-        return "compiling" if self._compiling else "open"
+        return "compiling" if self._compiles else "open"
 
     @property
     def extra_cores(self) -> int:
@@ -93,15 +139,16 @@ class QuietGate:
         return sum(self._timing_cores) - len(self._timing_cores)
 
     @asynccontextmanager
-    async def hold_for_compile(self) -> AsyncIterator[None]:
+    async def hold_for_compile(self) -> AsyncIterator[GatePass]:
         """Hold the gate for one compile, after waiting until it may run."""
         while not self._may_compile:
             await self._changed.wait()
-        self._compiling += 1
+        gate_pass = GatePass(self._wake_waiters)
+        self._compiles.append(gate_pass)
         try:
-            yield
+            yield gate_pass
         finally:
-            self._compiling -= 1
+            self._compiles.remove(gate_pass)
             self._wake_waiters()
 
     @contextmanager
@@ -130,10 +177,10 @@ class QuietGate:
 
     @asynccontextmanager
     async def hold_quiet(self) -> AsyncIterator[None]:
-        """Wait until the running compiles are over, and let no compile begin during the block."""
+        """Pause the compiles, wait for those that cannot be paused, and let no compile begin during the block."""
         self._waiting_for_quiet += 1
         try:
-            while self._is_quiet or self._compiling:
+            while self._is_quiet or not all(one.can_pause for one in self._compiles):
                 await self._changed.wait()
             self._is_quiet = True
         finally:
@@ -141,6 +188,8 @@ class QuietGate:
             # Also after a cancellation: nothing else would wake the compiles that waited because of this.
             self._wake_waiters()
         try:
+            for one in self._compiles:
+                one.pause()
             yield
         finally:
             self._is_quiet = False
@@ -179,9 +228,18 @@ class QuietGate:
 
     @property
     def _may_compile(self) -> bool:
-        if self._is_quiet or self._waiting_for_quiet or self._waiting_for_cores:
+        return not (self._waiting_for_quiet or self._waiting_for_cores) and self._has_room_for_compile
+
+    @property
+    def _has_room_for_compile(self) -> bool:
+        """Whether it is not quiet, and wide timings leave a core."""
+        if self._is_quiet:
             return False
-        return not self._is_wide or self._compiling + 1 <= self._cores - sum(self._timing_cores)
+        return not self._is_wide or self._running_compiles + 1 <= self._cores - sum(self._timing_cores)
+
+    @property
+    def _running_compiles(self) -> int:
+        return sum(not one.is_paused for one in self._compiles)
 
     def _may_start_timing(self, cores: int) -> bool:
         if cores == 1 and not self._is_wide:
@@ -189,7 +247,7 @@ class QuietGate:
         # All running compiles and starts are confined to the cores that are left; one core is enough for them.
         now = anyio.current_time()
         starting = sum(until > now for until in self._patience_ends)
-        compiling = min(1, self._compiling + starting) if cores > 1 else 0
+        compiling = min(1, self._running_compiles + starting) if cores > 1 else 0
         return cores + sum(self._timing_cores) + compiling <= self._cores
 
     @property
@@ -198,7 +256,10 @@ class QuietGate:
         return min((until for until in self._patience_ends if until > now), default=math.inf)
 
     def _wake_waiters(self) -> None:
-        """Wake all waiters, so that they check their condition again."""
+        """Let paused compiles go on if they may, and wake all waiters, so that they check their condition again."""
+        for one in self._compiles:
+            if one.is_paused and self._has_room_for_compile:
+                one.resume()
         self._changed.set()
         self._changed = anyio.Event()
 

@@ -375,7 +375,6 @@ class CompileStage:
             self._fleet.lend_worker(Role.COMPILE, environment) as worker,
             self._register_request(group) as began,
         ):
-            slot.worker = worker
             until = time()
             request = requests.Compile(
                 brief.kernel_ref,
@@ -388,15 +387,15 @@ class CompileStage:
                 announced=slots.most_inside > slots.total_tokens,
             )
             try:
-                await worker.send_request(
-                    request,
-                    deadlines,
-                    on_item=lambda unit: reported.update({unit.key: unit}),
-                    # The slot is free once the compiler is done, although sealing may still fail.
-                    on_computed=slot.give_back,
-                )
+                with slot.lend_to(worker):
+                    await worker.send_request(
+                        request,
+                        deadlines,
+                        on_item=lambda unit: reported.update({unit.key: unit}),
+                        # The slot is free once the compiler is done, although sealing may still fail.
+                        on_computed=slot.give_back,
+                    )
             finally:
-                slot.worker = None
                 for attempt in group:
                     if attempt.unit.key in reported:
                         attempt.record_place("compile", place, until)

@@ -60,6 +60,21 @@ def test_each_phase_has_its_own_deadline(followed_request: FollowedRequest) -> N
     assert (followed_request.phases.current, followed_request.phases.deadline_s) == (Phase.CHECK, 30.0)
 
 
+def test_a_pause_counts_for_no_phase(followed_request: FollowedRequest) -> None:
+    """The deadline moves by the pause, also while it lasts; the next request has none of it."""
+    followed_request.loop.turn_to(150.0)
+    followed_request.phases.pause()
+    followed_request.loop.turn_to(1000.0)
+    followed_request.phases.resume()
+    followed_request.loop.turn_to(1009.0)
+    assert followed_request.over_at == []
+    followed_request.loop.turn_to(2000.0)
+    assert followed_request.over_at == [910.0]
+    followed_request.phases.begin_request(2, Phase.LOAD, DEADLINES)
+    followed_request.loop.turn_to(3000.0)
+    assert followed_request.over_at == [910.0, 1960.0]
+
+
 def test_a_phase_that_begins_again_has_the_whole_deadline(followed_request: FollowedRequest) -> None:
     """Each of several configs does, whatever the earlier ones took."""
     for index in range(10):

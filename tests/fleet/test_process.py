@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Never
 
 import anyio
 import msgspec
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -37,6 +38,7 @@ from tests.fleet.playground import (
     HANG,
     Playground,
     is_running,
+    wait_until,
     wait_until_gone,
 )
 
@@ -160,6 +162,47 @@ async def test_each_phase_has_its_own_deadline(worker: WorkerProcess, playground
     with pytest.raises(DeadlineExpired, match=r"^compile timed out") as caught:
         await send_and_collect(worker, playground.make_compile_request({"does": "compile_hang"}), compile=BRIEF_S)
     assert (caught.value.phase, caught.value.deadline_s) == ("compile", BRIEF_S)
+
+
+async def test_a_paused_worker_goes_on_where_it_was(worker: WorkerProcess, playground: Playground) -> None:
+    """Neither it nor its child runs meanwhile, and it answers afterwards."""
+    body = """\
+        import pathlib, subprocess
+        here = pathlib.Path(__file__).parent
+        child = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+        (here / "pids.part").write_text(str(child.pid))
+        (here / "pids.part").rename(here / "pids")
+        while not (here / "go").exists():
+            pass
+        child.kill()
+        child.wait()
+    """
+    found: list[object] = []
+
+    async def run_user_code() -> None:
+        items, _ = await send_and_collect(worker, playground.write_and_request(body))
+        found.extend(items)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_user_code)
+        (child,) = await playground.read_child_pids()
+        worker.pause()
+        await wait_until(lambda: {psutil.Process(pid).status() for pid in (worker.pid, child)} == {"stopped"})
+        (playground.root / "go").touch()
+        await anyio.sleep(BRIEF_S)
+        assert found == []
+        worker.resume()
+    assert len(found) == 1
+
+
+async def test_a_paused_worker_can_be_killed(worker: WorkerProcess, playground: Playground) -> None:
+    """A caller that is cancelled leaves nothing behind."""
+    with anyio.move_on_after(BRIEF_S):
+        worker.pause()
+        await send_and_collect(worker, playground.write_and_request(HANG))
+    with anyio.fail_after(DEADLINE_S):
+        await worker.gone.wait()
+    assert not is_running(worker.pid)
 
 
 @pytest.mark.parametrize("end", ["deadline", "exit", "cancel"])

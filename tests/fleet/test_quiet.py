@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from ktuned.fleet.executor import Worker
 from ktuned.fleet.quiet import QuietGate
 from tests.fleet.playground import DEADLINE_S
 
@@ -40,10 +42,41 @@ STORIES = {
     "finalists on a GPU delay no strategy": "2 cores: open; +q +p: q p quiet",
     "finalists on many cores need no second quiet": "2 cores: open; +c +q +t2: c compiling; -c: q t2 quiet +1",
     "a timing that gives up waiting holds nothing back": "2 cores: open; +c1 +t2 !t2 +c2: c1 c2 compiling",
+    "quiet pauses the compiles": "+w1 +w2 +q +c: W1 W2 q quiet; -q: w1 w2 c compiling",
+    "quiet waits for what cannot be paused": "+w +c +q: w c compiling; -c: W q quiet; -q: w compiling",
+    "a compile may end while it is paused": "+w +q: W q quiet; -w: q quiet; -q: open",
+    "a cancelled quiet window lets compiles go on": "+w +q: W q quiet; !q: w compiling",
+    "one quiet window follows another": "+w +q1 +q2: W q1 quiet; -q1: W q2 quiet; -q2: w compiling",
+    "a paused compile waits until a timing leaves it a core": (
+        "2 cores: open; +w +q +t2: W q t2 quiet +1; -q: W t2 timing +1; -t2: w compiling"
+    ),
+    "of the paused compiles as many go on as a timing leaves cores": (
+        "4 cores: open; +w1 +w2 +q +t3: W1 W2 q t3 quiet +2; -q: w1 W2 t3 timing +2; -t3: w1 w2 compiling"
+    ),
 }
 """Steps of ``actions: who is in, and the gate's state``. A task enters (+), leaves (-) or is cancelled (!). Its first
-letter says what it does: compile, quiet, start, propose, propose impatiently (i), or time on so many cores (t2).
+letter says what it does: compile, compile by a worker that can be paused (w, and W while it is), quiet, start, propose,
+propose impatiently (i), or time on so many cores (t2).
 """
+
+
+class PausableWorker:
+    """A worker that knows whether it is paused."""
+
+    can_pause = True
+
+    def __init__(self) -> None:
+        self.is_paused = False
+
+    def pause(self) -> None:
+        """Pause it; it must run."""
+        assert not self.is_paused
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Let it go on; it must be paused."""
+        assert self.is_paused
+        self.is_paused = False
 
 
 class Gate:
@@ -54,14 +87,17 @@ class Gate:
         self.gate = QuietGate()
         self.moves: list[int] = []
         self.inside: list[str] = []
+        self._workers: dict[str, PausableWorker] = {}
         self._leave: dict[str, anyio.Event] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
 
     def set_cores(self, cores: int) -> None:
         self.gate = QuietGate(cores, on_extra_cores=lambda: self.moves.append(self.gate.extra_cores))
 
-    def _enter(self, task: str) -> AbstractAsyncContextManager[None]:
+    def _enter(self, task: str) -> AbstractAsyncContextManager[object]:
         match task[0]:
+            case "w":
+                return self._compile_by_worker(task)
             case "c":
                 return self.gate.hold_for_compile()
             case "q":
@@ -74,6 +110,14 @@ class Gate:
                 return self._start_worker()
             case _:
                 return self._time_config(int(task[1]))
+
+    @asynccontextmanager
+    async def _compile_by_worker(self, task: str) -> AsyncIterator[None]:
+        worker = self._workers[task] = PausableWorker()
+        async with self.gate.hold_for_compile() as gate_pass:
+            with gate_pass.allow_pause(cast(Worker, worker)):
+                yield
+            assert not worker.is_paused
 
     @asynccontextmanager
     async def _start_worker(self) -> AsyncIterator[None]:
@@ -111,7 +155,10 @@ class Gate:
 
     def describe(self) -> str:
         """Return who is in, the gate's state, and the cores that timings have beyond one each, as last reported."""
-        return " ".join([*self.inside, self.gate.state, *(f"+{cores}" for cores in self.moves[-1:] if cores)])
+        inside = [
+            task.upper() if task in self._workers and self._workers[task].is_paused else task for task in self.inside
+        ]
+        return " ".join([*inside, self.gate.state, *(f"+{cores}" for cores in self.moves[-1:] if cores)])
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
@@ -129,9 +176,30 @@ async def test_who_is_in(story: str) -> None:
         tasks.cancel_scope.cancel()
 
 
+async def test_quiet_begins_when_the_last_compile_has_its_worker() -> None:
+    """Until then nothing could be paused."""
+    gate, worker = QuietGate(), PausableWorker()
+    async with anyio.create_task_group() as tasks:
+        async with gate.hold_for_compile() as gate_pass:
+
+            is_quiet = anyio.Event()
+
+            async def find_quiet() -> None:
+                async with gate.hold_quiet():
+                    assert worker.is_paused
+                    is_quiet.set()
+
+            tasks.start_soon(find_quiet)
+            await anyio.lowlevel.checkpoint()
+            assert gate.state == "compiling"
+            with gate_pass.allow_pause(cast(Worker, worker)), anyio.fail_after(DEADLINE_S):
+                await is_quiet.wait()
+        assert not worker.is_paused
+
+
 async def test_the_gate_never_jams() -> None:
     """It is open at the end, however many tasks come, leave and are cancelled."""
-    names = [f"{'c' if index % 3 else 'q'}{index}" for index in range(60)]
+    names = [f"{'cqw'[index % 3]}{index}" for index in range(60)]
     async with anyio.create_task_group() as tasks:
         gate = Gate(tasks)
         for index, name in enumerate(names):
