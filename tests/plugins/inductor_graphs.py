@@ -22,7 +22,7 @@ from ktuned.dropin import account  # noqa: E402
 from ktuned_inductor import hooks, seams  # noqa: E402
 
 SIZES = {"xnumel": 256, "r0_numel": 1024}
-DTYPES = {"*bf16": torch.bfloat16, "*fp32": torch.float32}
+DTYPES = {"*bf16": torch.bfloat16, "*fp32": torch.float32, "*i64": torch.int64}
 
 
 def collect_kernels() -> list[Any]:
@@ -42,12 +42,14 @@ def collect_kernels() -> list[Any]:
 
 
 def compile_all() -> None:
-    """Compile a graph with reductions, two matrix products and a convolution."""
+    """Compile a graph with reductions, some of them to one number, two matrix products and a convolution."""
 
     def work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         products = x @ y.t(), torch.bmm(x.view(4, 64, 1024), y.view(4, 1024, 64))
         images = torch.conv2d(x.view(4, 64, 32, 32), y.view(64, 64, 8, 8), stride=2)
-        return torch.softmax(x + y, -1), x.sum(0), *products, images
+        # Kernels that give one number have an xnumel of 1.
+        loss = torch.nn.functional.cross_entropy(x, torch.argmax(y, -1))
+        return torch.softmax(x + y, -1), x.sum(0), *products, images, loss, x.sum()
 
     with config.patch(max_autotune=True, coordinate_descent_tuning=True):
         compile_graph(work, [((256, 1024), "bfloat16")] * 2)
@@ -55,11 +57,10 @@ def compile_all() -> None:
 
 def launch(kernel: Any) -> None:
     """Launch a kernel on tensors of the host; nothing runs."""
-    signature = kernel.triton_meta["signature"]
+    signature, numbers = kernel.triton_meta["signature"], {**SIZES, **kernel.triton_meta["constants"]}
     args = [
-        torch.zeros(1 << 20, dtype=DTYPES[kind]) if kind.startswith("*") else SIZES[name]
-        for name, kind in signature.items()
-        if kind != "constexpr"
+        numbers[name] if name in numbers else torch.zeros(1 << 20, dtype=DTYPES[signature[name]])
+        for name in (parameter.name for parameter in kernel.fn.params if not parameter.is_constexpr)
     ]
     kernel.run(*args, stream=0)
 

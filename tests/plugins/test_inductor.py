@@ -24,14 +24,27 @@ from ktuned.declaration.loader import load_file
 from ktuned.dropin import Account, Answer
 from ktuned.dropin import account as process_account
 from ktuned.ipc import decoding
+from ktuned.model import canonical
 from ktuned.search import choose_strategy
 from ktuned.spool import CALL_KEY, RECORD_SUFFIX, CallRecord
 from ktuned.worker.prior import ask_prior
 from ktuned_inductor import hooks, seams, self_test, takeover
 from ktuned_inductor.decisions import LEAST_GAIN, Decisions, Origin, decisions
-from ktuned_inductor.generated import MAX_CANDIDATES, list_candidates, list_first, locate_origin, make_plain_source
+from ktuned_inductor.generated import (
+    KERNEL,
+    MAX_CANDIDATES,
+    describe_launch,
+    list_candidates,
+    list_first,
+    locate_origin,
+    make_plain_source,
+)
 from ktuned_inductor.seams import SEAMS, Seam
 from ktuned_triton.call import Call
+from ktuned_triton.compiler import _redirect_triton
+from ktuned_triton.library import find_function
+from ktuned_triton.lowering import run_front_end
+from ktuned_triton.signature import make_call_arguments
 
 DEADLINE_S = 400.0
 """The suite's other processes may have the processors."""
@@ -138,8 +151,9 @@ def test_record_of_generated_kernel_is_a_plain_triton_file(recorded: tuple[Place
         source = (file.parent / "calls" / f"{record.declaration['module']}.py").read_text()
         assert "triton_heuristics." not in source
         assert "def triton_kernel(" in source
-        first, *others = call.recipes.values()
-        assert any(other.grid != first.grid for other in others)
+        grids = {recipe.grid for recipe in call.recipes.values()}
+        # One number is computed by one program.
+        assert len(grids) > 1 or call.recipes[canonical(record.configs[0])].constants["xnumel"] == 1
         assert len(record.configs) == len(call.recipes)
 
 
@@ -443,12 +457,59 @@ def test_candidates_hold_the_default_the_list_and_neighbours() -> None:
 
 
 def test_plain_source_has_no_decorator() -> None:
-    """What generated files do for Inductor is left out; helpers stay."""
+    """What generated files do for Inductor is left out, but for the parameters' types; helpers stay."""
     source = (
         "triton_helpers.set_driver_to_gpu()\n\n@triton.jit\ndef _add(a, b):\n    return a + b\n\n"
-        "@triton_heuristics.reduction(\n    size_hints={'x': 2},\n    inductor_meta={'a': (1)}\n)\n@triton.jit\n"
-        "def triton_red_fused_3(x):\n    pass\n"
+        "@triton_heuristics.reduction(\n    size_hints={'x': 2},\n    triton_meta={'signature': {'x': 'i64', "
+        "'y': 'constexpr'}, 'constants': {}, 'configs': [{}]},\n    inductor_meta={'a': (1)}\n)\n@triton.jit\n"
+        "def triton_red_fused_3(x, y : tl.constexpr):\n    pass\n"
     )
     assert make_plain_source("triton_red_fused_3", source) == (
-        "\n\n@triton.jit\ndef _add(a, b):\n    return a + b\n\n@triton.jit\ndef triton_kernel(x):\n    pass\n"
+        "\n\n@triton.jit\ndef _add(a, b):\n    return a + b\n\n"
+        "@triton.jit(do_not_specialize=['x'])\ndef triton_kernel(x: 'i64', y: 'constexpr'):\n    pass\n"
     )
+
+
+PARAMETERS: dict[str, tuple[str, Any, bool]] = {
+    "in_ptr0": ("*fp32", torch.zeros(64), True),
+    "in_ptr1": ("*bf16", torch.zeros(64, dtype=torch.bfloat16), False),
+    # Tensors of the host without dimensions, whose value is passed.
+    "in_ptr2": ("i64", 1, False),
+    "in_ptr3": ("fp64", 0.5, False),
+    "in_ptr4": ("u1", True, False),
+    "in_ptr5": ("constexpr", None, False),
+    "ks0": ("i64", 1, False),
+    "ks1": ("i64", 4096, False),
+    "ks2": ("i64", 64, True),
+    "xnumel": ("constexpr", 1, False),
+    "r0_numel": ("i32", 4096, True),
+}
+"""The parameters of a generated kernel: their types, values of a launch, and whether all values are multiples of 16."""
+
+
+def test_kernel_is_compiled_for_the_types_that_inductor_gives(tmp_path: Path) -> None:
+    """Signature, constants and attributes are those that Inductor gives to Triton, whatever the values of a launch."""
+    knobs = {"XBLOCK": 64, "num_warps": 4, "num_stages": 1}
+    places = {name: (place,) for place, name in enumerate([*PARAMETERS, "XBLOCK"])}
+    signature = {name: kind for name, (kind, _, _) in PARAMETERS.items()} | {"XBLOCK": "constexpr"}
+    constants = {name: value for name, (kind, value, _) in PARAMETERS.items() if kind == "constexpr"}
+    attributes = {places[name]: [["tt.divisibility", 16]] for name, (_, _, is_known) in PARAMETERS.items() if is_known}
+    meta = {"signature": signature, "constants": constants, "configs": [attributes]}
+    source = (
+        "import triton\nimport triton.language as tl\n\n"
+        f"@triton_heuristics.reduction(\n    triton_meta={meta!r},\n    inductor_meta={{}}\n)\n@triton.jit\n"
+        f"def triton_red_fused_0({', '.join(PARAMETERS)}, XBLOCK : tl.constexpr):\n"
+        "    xnumel = 1\n    tl.store(in_ptr0, (ks0).to(tl.float32) + (in_ptr2).to(tl.float32))\n"
+    )
+    file = tmp_path / "plain.py"
+    file.write_text(make_plain_source("triton_red_fused_0", source))
+    values = [value for _, value, _ in PARAMETERS.values()]
+    call, _ = describe_launch(meta, {"grid_type": "Grid1D"}, [knobs], values)
+    build = call.make_build(canonical(knobs), KERNEL)
+    with _redirect_triton(90, tmp_path):
+        function = find_function(KERNEL, build, file)
+        arguments = make_call_arguments(function, build, file)
+        found = run_front_end(function, arguments, grid=build.grid, **build.compiler_options).source
+    assert found.signature == signature
+    assert found.constants == {places[name]: value for name, value in {**constants, "XBLOCK": 64}.items()}
+    assert found.attrs == attributes

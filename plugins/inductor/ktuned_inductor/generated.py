@@ -3,6 +3,10 @@
 *Identity.* The source with the kernel's name and the device's number replaced, and the versions of torch and Triton. So
 equal kernels of several layers and ranks are one. The source holds the flags of max-autotune, and with them the list.
 
+*Types.* Triton's launcher derives a parameter's type from each value: a 1 becomes a constant, and a small number has 32
+bits. Inductor decides the types when it generates a kernel. So the plain Triton file annotates each parameter with
+Inductor's type.
+
 *Search.* The configs that Inductor lists, and then neighbours of the best ones: a block size or the warps are halved or
 doubled, the stages are one more or less. This stands for Inductor's coordinate descent.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +40,11 @@ MAX_WARPS, MAX_STAGES = 16, 6
 MAX_CANDIDATES: Final = 128
 """Most configs of a kernel's space."""
 
-_DECORATOR = re.compile(r"@triton_heuristics\.(\w+)\(\n.*?\n\)\n(?=@triton\.jit)", re.DOTALL)
+_KERNEL = re.compile(r"@triton_heuristics\.(\w+)\(\n.*?\n\)\n@triton\.jit\ndef \w+\(.*?\):\n", re.DOTALL)
+_SIGNATURE = re.compile(r"'signature': (\{[^}]*\})")
+_ATTRIBUTES = re.compile(r"'configs': \[(\{[^}]*\})\]")
+"""What Inductor knows of the parameters' values, by their places: which are multiples of 16."""
+
 _DEVICE = re.compile(r"(DeviceProperties\(type='cuda', index=)(\d+)")
 _DTYPE = re.compile(r"'\w+': '\*(\w+)'")
 _SIZES = re.compile(r"size_hints=\{([^}]*)\}")
@@ -94,7 +103,7 @@ def locate_origin(nodes: Iterable[Any]) -> Origin:
 
 def find_decorator(source: str) -> re.Match[str] | None:
     """Return a generated source's decorator; ``None`` if it leaves nothing to choose, or if Inductor must choose."""
-    decorator = _DECORATOR.search(source)
+    decorator = _KERNEL.search(source)
     if decorator is None or decorator[1] not in _LISTED or not _FLAGS.search(decorator[0]):
         return None
     if _NOT_REPEATABLE.search(decorator[0]) or _DETERMINISTIC.search(decorator[0]):
@@ -122,9 +131,21 @@ def decide_kernel(kernel_name: str, source: str) -> Decision:
 
 
 def make_plain_source(kernel_name: str, source: str) -> str:
-    """Return a generated source as a plain Triton file: without Inductor's decorator, and without a GPU's driver."""
-    plain = _DECORATOR.sub("", source.replace(kernel_name, KERNEL))
+    """Return a generated source as a plain Triton file, with Inductor's types, and without its decorator and driver."""
+    plain = _KERNEL.sub(_annotate_parameters, source.replace(kernel_name, KERNEL))
     return plain.replace("triton_helpers.set_driver_to_gpu()", "")
+
+
+def _annotate_parameters(kernel: re.Match[str]) -> str:
+    signature, attributes = (literal_eval(meta.findall(kernel[0])[0]) for meta in (_SIGNATURE, _ATTRIBUTES))
+    parameters = ", ".join(f"{name}: {kind!r}" for name, kind in signature.items())
+    # Inductor compiles them for all values, even if this launch passes a 1 or a multiple of 16.
+    unspecialised = [
+        name
+        for place, (name, kind) in enumerate(signature.items())
+        if kind != "constexpr" and (place,) not in attributes
+    ]
+    return f"@triton.jit(do_not_specialize={unspecialised})\ndef {KERNEL}({parameters}):\n"
 
 
 def _name_module(kernel_name: str, source: str) -> str:

@@ -8,17 +8,14 @@ Triton file like any other: its tensors and sizes are the arguments, and its blo
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned_inductor.generated import KERNEL
+from ktuned_inductor.generated import make_plain_source
 from ktuned_inductor.made_up_gpu import H100, make_up_gpu
 from ktuned_inductor.operators import CONVOLUTION, OUTPUT, apply_settings, name_choice, name_config
 from ktuned_inductor.seams import CHOICES, CONVOLUTIONS, SELECT, hook_seam
-
-_DECORATOR = re.compile(r"@triton_heuristics\.template\(\n.*?\n\)\n(?=@triton\.jit)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -130,12 +127,12 @@ def _lower_operator(operator: Mapping[str, Any]) -> None:
 def _read_template(caller: Any, inputs: int) -> Rendered:
     request = caller.bmreq
     with open(request.module_path) as file:
-        source = file.read().replace(request.kernel_name, KERNEL)
+        source = make_plain_source(request.kernel_name, file.read())
     if getattr(request, "workspace_size", None):
         raise LookupError("its template needs a workspace")
     *sizes, x, y, z = request.extra_args
     return Rendered(
-        _DECORATOR.sub("", source).replace("triton_helpers.set_driver_to_gpu()", ""),
+        source,
         (*(f"in{number}" for number in range(inputs)), OUTPUT, *map(int, sizes)),
         (int(x), int(y), int(z)),
         int(request.num_warps),
