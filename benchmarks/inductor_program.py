@@ -82,7 +82,7 @@ def make_encoder(layers: int, compiled: Callable[[nn.Module], Any]) -> Callable[
     from transformers import BertConfig, BertModel
 
     model = BertModel(BertConfig(num_hidden_layers=layers)).to("cuda", torch.bfloat16).eval()
-    run, tokens = compiled(model), torch.randint(0, 30000, (16, 512), device="cuda")
+    run, tokens = compiled(model), torch.randint(0, 30000, (64, 512), device="cuda")
 
     def step() -> torch.Tensor:
         with torch.no_grad():

@@ -20,17 +20,14 @@ queue; they count from the next :class:`Reviewed`.
 Jobs overlap::
 
     job 1   explores │ compiles ───────│
-                     │   measures ───────│··················│ decides │
-    job 2            └ explores │ compiles │                          │
-                                │        │ measures ────────│·········│ decides │
-    job 3                       └ explores │ compiles ... │ measures ...
+                     │   measures ───────│ decides │
+    job 2            └ explores │ compiles ─────────────│
+                                │                  │ measures ─│ decides │
+    job 3                       └ explores │ compiles ───────│           │ measures ...
 
 The next job of a device model starts when no config of the running jobs waits for a compile slot, so that it takes no
-slot from them. The lanes belong to the running job of the highest rank until all its configs are measured; among equal
-ranks, to the job that started first. Then the next job of that rank measures. When no such job is left, or when one has
-waited for :data:`PATIENCE_S` since it measured all its configs, all jobs in that state decide, one after the other.
-They decide together because finalists compete while nothing compiles: otherwise slots and lanes would stand idle for
-each job until the running compiles had ended.
+slot from them. The lanes belong to the running job of the highest rank; among equal ranks, to the job that started
+first. A job of a higher rank takes them, but not from a job whose finalists compete.
 
 Two jobs that do the same work never run at once: the second starts later and finds the first one's results.
 
@@ -43,7 +40,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Container
 from enum import StrEnum
-from math import inf
 from time import monotonic, time
 from typing import Final, assert_never
 
@@ -61,10 +57,6 @@ from ktuned.tuning import JobBrief, JobStage
 MOST_RUNNING = 16
 """Most jobs that run at once on a device model. Sixteen jobs with three configs each keep 48 slots busy. Each running
 job takes a little of the daemon's memory, and if it is cancelled, its configs were compiled for nothing."""
-
-PATIENCE_S = 10.0
-"""A job that has measured all its configs decides after this long even if others still measure, because a client may
-wait for its result. The quiet window in which slots stand idle is short compared with this time."""
 
 CHANGES_EXCUSED = 5
 """How often a job may find its files changed since they were inspected, without progress in between."""
@@ -400,15 +392,12 @@ class _Run(msgspec.Struct):
         job: The job as it runs.
         inspections: How often the job's kernel had been inspected when the run started.
         stage: The stage that its pipeline has reached.
-        decides_at: The time, by the machine's clock, from which it decides before others measure, once all its configs
-            are measured.
         stop_reason: Why it was asked to stop.
     """
 
     job: Job
     inspections: int
     stage: JobStage = JobStage.EXPLORING
-    decides_at: float = inf
     stop_reason: str = ""
 
 
@@ -638,26 +627,9 @@ class JobMachine:
 
     def _advance_stage(self, job: Job, stage: JobStage) -> None:
         run = self._runs.get(job.id)
-        if run is None or run.stage >= stage:
-            # The job waits again by now, or has reached this stage before.
-            return
-        run.stage = stage
-        if stage is JobStage.MEASURED:
-            run.decides_at = self._clock() + PATIENCE_S
-            if self._lane_holders.get(job.device) == job.id:
-                # The job gives the lanes up here, and gets them again when it decides.
-                del self._lane_holders[job.device]
-                self.queue.end_turn(job.id)
-        elif stage is JobStage.DECIDING:
-            # The slots stand idle now, so all jobs that have measured their configs decide.
-            for other in self.list_running_on(job.device):
-                if self._runs[other.id].stage is JobStage.MEASURED:
-                    self._runs[other.id].decides_at = self._clock()
-
-    def _decides_before_others(self, job_id: int) -> bool:
-        """Return whether a job decides before others measure on."""
-        run = self._runs[job_id]
-        return run.stage is JobStage.MEASURED and self._clock() >= run.decides_at
+        # Without a run, the job waits again by now.
+        if run is not None:
+            run.stage = max(run.stage, stage)
 
     def _may_run(self, waiting: Job) -> bool:
         """Return whether no running job of the same or a higher rank does the same work."""
@@ -677,8 +649,7 @@ class JobMachine:
         running = self.list_running_on(waiting.device)
         return len(running) < MOST_RUNNING and all(
             self._lives[job.id].place is JobPlace.RUNNING
-            and self._runs[job.id].stage in (JobStage.COMPILING, JobStage.MEASURED)
-            and not self._decides_before_others(job.id)
+            and self._runs[job.id].stage is not JobStage.EXPLORING
             and not _try_same_configs(job, waiting)
             for job in running
         )
@@ -691,34 +662,21 @@ class JobMachine:
         self._add(Start(started))
 
     def _grant_lanes(self, device: str) -> None:
-        """Give the lanes to a job of the highest rank.
-
-        Among those, a job that is due to decide comes first, then one that measures, then one that waits to decide.
-
-        A job whose finalists compete keeps the lanes. A job that measures loses them only to a job of a higher rank, or
-        to an equal one that is due to decide.
-        """
+        """Give the lanes to a job of the highest rank; a job whose finalists compete keeps them."""
         able = [job.id for job in self.list_running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
         holder = self._lane_holders.get(device)
         if not able:
             return
-        best = max(able, key=self._compute_lane_precedence)
+        best = max(able, key=self.queue.find_rank)
         if holder in able:
-            is_first = self._compute_lane_precedence(holder) >= self._compute_lane_precedence(best)
-            if self._runs[holder].stage in (JobStage.MEASURED, JobStage.DECIDING) or is_first:
+            is_first = self.queue.find_rank(holder) >= self.queue.find_rank(best)
+            if self._runs[holder].stage is JobStage.DECIDING or is_first:
                 return
         if holder in self._runs:
             self.queue.end_turn(holder)
         self._lane_holders[device] = best
         self.queue.begin_turn(best)
         self._add(GrantLanes(best))
-
-    def _compute_lane_precedence(self, job_id: int) -> tuple[int, bool, bool]:
-        return (
-            self.queue.find_rank(job_id),
-            self._decides_before_others(job_id),
-            self._runs[job_id].stage < JobStage.MEASURED,
-        )
 
     def _stop_job(self, job: Job, reason: str) -> None:
         self._runs[job.id].stop_reason = reason

@@ -231,10 +231,7 @@ class Pipeline:
                 if self._was_offered:
                     self._outcomes.skip_unoffered_served()
                 # Let the finalists decide, unless a served config has no outcome: nothing may take its place then.
-                # Other jobs may measure first, so that the finalists of several jobs compete in one quiet window.
                 if self._outcomes.served_configs.are_judged:
-                    self._access.withdraw_lanes()
-                    self._report_stage(JobStage.MEASURED)
                     # A hopeless job needs no lanes: it has no finalists, and its client waits for the message.
                     if not self._outcomes.hopelessness.reason:
                         await self._await_lanes()

@@ -40,11 +40,7 @@ class JobStage(IntEnum):
     COMPILING = 1
     """All configs are compiled, or being compiled: the next job may use the idle compile slots."""
 
-    MEASURED = 2
-    """All configs are measured, and the finalists wait for the quiet window, in which no job may compile. Several jobs
-    share one window."""
-
-    DECIDING = 3
+    DECIDING = 2
     """The finalists compete, and keep the lanes to themselves."""
 
 

@@ -23,7 +23,6 @@ from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_machine import (
     CHANGES_EXCUSED,
     MOST_RUNNING,
-    PATIENCE_S,
     Advanced,
     Arrived,
     BeginAgainAsked,
@@ -363,18 +362,10 @@ STORIES = {
     "the next job starts as soon as no config of the running ones waits for a slot": """
         arrive 1; arrive 2; arrive 3; review: Start 1, GrantLanes 1; review:; advance 1 compiling; review: Start 2
         review:; advance 2 compiling; review: Start 3; lanes: 1; end 1 done: Close 1; review: GrantLanes 2""",
-    "jobs that have measured all decide together when none measures any more, and nothing starts meanwhile": """
-        arrive 1; arrive 2; arrive 3; start 1; start 2; advance 1 measured; review: Start 3, GrantLanes 2
-        advance 3 compiling; advance 2 measured; review: GrantLanes 3; advance 3 measured; review: GrantLanes 1
-        arrive 4; advance 1 deciding; review:; end 1 done: Close 1; review: GrantLanes 2; advance 2 deciding; review:
-        end 2 done: Close 2; review: GrantLanes 3; advance 3 deciding; review:
-        end 3 done: Close 3; review: Start 4, GrantLanes 4""",
-    "a job that measured all waits no longer than a bound; the equal that measures goes on afterwards": f"""
-        arrive 1; arrive 2; start 1; start 2; advance 1 measured; review: GrantLanes 2
-        clock {PATIENCE_S - 0.1}; review:; clock 0.1; arrive 3; review: GrantLanes 1; advance 1 deciding
-        end 1 done: Close 1; review: Start 3, GrantLanes 2""",
-    "a more important job decides before others measure": """
-        arrive 1 priority=300; arrive 2; start 1; start 2; advance 1 measured; review: GrantLanes 1""",
+    "a job keeps the lanes until it has decided, and another one may start meanwhile": """
+        arrive 1; arrive 2; start 1; start 2; advance 1 deciding; arrive 3; review: Start 3; advance 3 compiling
+        end 1 done: Close 1; review: GrantLanes 2; advance 2 deciding; review:; end 2 done: Close 2
+        review: GrantLanes 3""",
     "jobs that do the same work run one after the other, by another objective too; others pass them": """
         arrive 1; arrive 2 problem=1 seed=1; arrive 3 problem=1 objective=min:energy; arrive 4; start 1; review: Start 4
         advance 4 compiling; wait 2; review: Stop 1, Stop 4; end 4 stopped; review:; end 1 stopped
@@ -384,8 +375,7 @@ STORIES = {
         review: Stop 2, Stop 3; review:; end 2 stopped; end 3 stopped; review: Start 4; lanes: 1""",
     "the lanes go to the highest rank, but an equal or a waiting client takes none from who decides": """
         arrive 1; arrive 2; arrive 3; start 1; start 2; start 3; wait 3; review: GrantLanes 3; leave; review:
-        advance 3 measured; review: GrantLanes 1; wait 3; review: GrantLanes 3; advance 3 deciding; leave; wait 2
-        review:; end 3 done: Close 3; review: GrantLanes 2""",
+        advance 3 deciding; wait 2; review:; end 3 done: Close 3; review: GrantLanes 2""",
     "a job that is paused leaves the lanes at once": """
         arrive 1; arrive 2; start 1; start 2; pause 1; review: GrantLanes 2""",
     "a job that is cancelled leaves the lanes at once": """
@@ -508,8 +498,7 @@ class RandomEvents(RuleBasedStateMachine):
             if isinstance(one, Start):
                 assert one.job.id not in self.pipelines
                 beside = [other for other in self.machine.list_running_on(one.job.device) if other.id != one.job.id]
-                between = (JobStage.COMPILING, JobStage.MEASURED)
-                assert all(self.stages[other.id] in between for other in beside)
+                assert all(self.stages[other.id] is not JobStage.EXPLORING for other in beside)
                 assert all(self.pipelines[other.id] for other in beside)
                 self.stages[one.job.id] = JobStage.EXPLORING
                 self.pipelines[one.job.id] = True
@@ -611,7 +600,7 @@ class RandomEvents(RuleBasedStateMachine):
             able = [one for one in self.machine.list_running_on(device) if self.pipelines[one.id]]
             holder = self.machine.find_lane_holder(device)
             assert bool(able) <= (holder in able)
-            if holder in able and self.stages[holder.id] < JobStage.MEASURED:
+            if holder in able and self.stages[holder.id] < JobStage.DECIDING:
                 assert rank(holder.id) == max(rank(one.id) for one in able)
 
     @invariant()
