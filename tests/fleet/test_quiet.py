@@ -181,7 +181,6 @@ async def test_quiet_begins_when_the_last_compile_has_its_worker() -> None:
     gate, worker = QuietGate(), PausableWorker()
     async with anyio.create_task_group() as tasks:
         async with gate.hold_for_compile() as gate_pass:
-
             is_quiet = anyio.Event()
 
             async def find_quiet() -> None:
