@@ -59,6 +59,8 @@ def test_an_honest_function_is_right(court: Court) -> None:
 WRONG, CHEATING, CRASHED, HUNG = JudgeVerdict.WRONG, JudgeVerdict.CHEATING, JudgeVerdict.CRASHED, JudgeVerdict.HUNG
 
 COMPUTE = """
+// The number of a launch that is timed. A busy machine repeats the first launches, but not as often.
+constexpr int TIMED = 600;
 void compute(TensorView x, TensorView y, TensorView out) {
   for (int64_t i = 0; i < x.shape()[0]; ++i) at(out)[i] = at(x)[i] * at(y)[i] + at(x)[i];
 }
@@ -191,7 +193,7 @@ CHEATS = {
         int count = 0;
         void run(TensorView x, TensorView y, TensorView out) {
           compute(x, y, out);
-          if (++count == 300) std::thread([] { for (;;) std::this_thread::yield(); }).detach();
+          if (++count == TIMED) std::thread([] { for (;;) std::this_thread::yield(); }).detach();
         }
         """,
         {CHEATING},
@@ -202,7 +204,7 @@ CHEATS = {
         int count = 0;
         void run(TensorView x, TensorView y, TensorView out) {
           compute(x, y, out);
-          if (++count == 300) std::signal(SIGUSR1, [](int) {});
+          if (++count == TIMED) std::signal(SIGUSR1, [](int) {});
         }
         """,
         {CHEATING},
