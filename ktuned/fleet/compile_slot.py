@@ -35,6 +35,11 @@ class CompileSlot:
         self._known = (0, 0)
         self._known_since = 0.0
 
+    @property
+    def paused_s(self) -> float:
+        """For how many seconds the worker was paused until now."""
+        return self._gate_pass.paused_s
+
     @contextmanager
     def lend_to(self, worker: Worker) -> Iterator[None]:
         """Let a worker compile the group during the block. It may be paused, and its progress is checked."""

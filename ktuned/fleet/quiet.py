@@ -37,6 +37,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from time import monotonic
 
 import anyio
 
@@ -53,16 +54,23 @@ PATIENCE_S = 3.0
 
 
 class GatePass:
-    """What a compile has while it holds the gate.
-
-    Attributes:
-        is_paused: whether its worker is paused.
-    """
+    """What a compile has while it holds the gate."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        self.is_paused = False
         self._worker: Worker | None = None
         self._on_change = on_change
+        self._paused_at: float | None = None
+        self._paused_s = 0.0
+
+    @property
+    def is_paused(self) -> bool:
+        """True while its worker is paused."""
+        return self._paused_at is not None
+
+    @property
+    def paused_s(self) -> float:
+        """For how many seconds its worker was paused until now."""
+        return self._paused_s + (0.0 if self._paused_at is None else monotonic() - self._paused_at)
 
     @property
     def can_pause(self) -> bool:
@@ -84,14 +92,14 @@ class GatePass:
         """Pause the worker, which must be possible."""
         assert self._worker is not None
         self._worker.pause()
-        self.is_paused = True
+        self._paused_at = monotonic()
 
     def resume(self) -> None:
         """Let the worker go on, if it is paused."""
         if self.is_paused:
             assert self._worker is not None
             self._worker.resume()
-            self.is_paused = False
+            self._paused_s, self._paused_at = self.paused_s, None
 
 
 class QuietGate:

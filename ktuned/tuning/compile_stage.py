@@ -120,7 +120,7 @@ class CompileStage:
         self.has_all = anyio.Event()
         """Set when no more configs will come."""
         self._longest_s = 0.0
-        self._running: dict[anyio.CancelScope, tuple[float, int]] = {}
+        self._running: dict[anyio.CancelScope, tuple[Callable[[], float], int]] = {}
 
     @property
     def slots(self) -> int:
@@ -192,8 +192,8 @@ class CompileStage:
     def end_stragglers(self, times: float) -> None:
         """End compiles that take ``times`` as long as the longest finished one, as if their deadline had passed."""
         patience_s = max(STRAGGLER_S, times * self._longest_s)
-        for scope, (began, _) in self._running.items():
-            if self._longest_s and monotonic() - began > patience_s:
+        for scope, (read_worked_s, _) in self._running.items():
+            if self._longest_s and read_worked_s() > patience_s:
                 scope.cancel()
 
     async def _take_next_attempt(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
@@ -373,8 +373,15 @@ class CompileStage:
         slots = self._fleet.get_slots(compiler.environment)
         async with (
             self._fleet.lend_worker(Role.COMPILE, environment) as worker,
-            self._register_request(group) as began,
+            self._register_request(group, slot) as read_worked_s,
         ):
+            paused_s = 0.0
+
+            def take_report(unit: replies.CompiledUnit) -> None:
+                nonlocal paused_s
+                before, paused_s = paused_s, slot.paused_s
+                reported[unit.key] = replace(unit, seconds=max(0.0, unit.seconds - (paused_s - before)))
+
             until = time()
             request = requests.Compile(
                 brief.kernel_ref,
@@ -391,7 +398,7 @@ class CompileStage:
                     await worker.send_request(
                         request,
                         deadlines,
-                        on_item=lambda unit: reported.update({unit.key: unit}),
+                        on_item=take_report,
                         # The slot is free once the compiler is done, although sealing may still fail.
                         on_computed=slot.give_back,
                     )
@@ -400,27 +407,36 @@ class CompileStage:
                     if attempt.unit.key in reported:
                         attempt.record_place("compile", place, until)
                         until += reported[attempt.unit.key].seconds
-        self._longest_s = max(self._longest_s, monotonic() - began)
-        self._batch_size.record_request(len(reported), monotonic() - began)
+            worked_s = read_worked_s()
+        self._longest_s = max(self._longest_s, worked_s)
+        self._batch_size.record_request(len(reported), worked_s)
         if reported and all(unit.outcome is None for unit in reported.values()):
             self._group_size.record_group(len(reported), sum(unit.seconds for unit in reported.values()))
 
     @asynccontextmanager
-    async def _register_request(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
-        """Yield the time at which a request began; during the request, :meth:`end_stragglers` may end it.
+    async def _register_request(
+        self, group: Sequence[Attempt], slot: CompileSlot
+    ) -> AsyncIterator[Callable[[], float]]:
+        """Yield the function that returns how long the worker has worked on a request, in seconds without pauses.
+
+        During the request, :meth:`end_stragglers` may end it.
 
         Raises:
             DeadlineExpired: The request was ended, and its worker killed.
         """
         began = monotonic()
+
+        def read_worked_s() -> float:
+            return monotonic() - began - slot.paused_s
+
         with anyio.CancelScope() as scope:
-            self._running[scope] = began, len(group)
+            self._running[scope] = read_worked_s, len(group)
             try:
-                yield began
+                yield read_worked_s
             finally:
                 del self._running[scope]
         if scope.cancelled_caught:
-            raise DeadlineExpired(Phase.COMPILE, monotonic() - began, Output())
+            raise DeadlineExpired(Phase.COMPILE, read_worked_s(), Output())
 
     def _find_front_ends(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
         """Return the front ends that can translate a Build's function, best first, and the request that opens one."""

@@ -317,7 +317,7 @@ class Fake(Backend):
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Write each Build to a file; append a line for each compile to ``FAKE_LOG``."""
         for unit in units:
-            build = unit.build
+            build, seconds = unit.build, 0.001
             assert isinstance(build, Build)
             log = os.environ.get("FAKE_LOG")
             if log:
@@ -325,7 +325,9 @@ class Fake(Backend):
                     stream.write(f"compile {unit.key}\n")
             match build.does:
                 case "gate_compile":
+                    began = time.perf_counter()
                     wait_at(build.gate)
+                    seconds = time.perf_counter() - began
                 case "compile_hang":
                     wait_forever()
                 case "compile_child":
@@ -355,7 +357,7 @@ class Fake(Backend):
             facts: dict[str, Any] = {"registers": 32, "target": unit.target}
             if unit.lowered:
                 facts |= {"lowered_by": int(unit.lowered), "compiled_by": os.getpid()}
-            yield Compiled(unit.key, seconds=0.001, facts=facts)
+            yield Compiled(unit.key, seconds=seconds, facts=facts)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         build = Build(**json.loads((artifact / "kernel.json").read_text()))

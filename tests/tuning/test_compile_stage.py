@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,30 @@ async def test_a_config_that_crashes_the_compiler_fails_alone(parts: Parts, grou
     """
     results = await compile_group(parts, "work", "compile_crash", "work", group_size=group_size)
     assert [thing for thing, _ in results] == [None, Outcome.CRASHED, None]
+
+
+async def test_a_pause_is_no_time_of_the_compile(parts: Parts) -> None:
+    """Neither the trial's compile time nor the patience with a compile that lags behind counts it."""
+    brief = await inspect_and_prepare_brief(parts, deadlines=f"dict(compile={PATIENCE_S})")
+    (attempt,) = make_attempts(brief, "gate_compile", gate="door")
+    compiling = CompileStage(brief, parts.fleet, parts.artifacts)
+    began = monotonic()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(compiling.compile_attempts, [attempt])
+        await parts.wait_until_reached("door")
+        async with parts.fleet.gate.hold_quiet():
+            paused = monotonic()
+            parts.open_gate("door")
+            await anyio.sleep(0.5)
+            assert attempt.outcome is None
+            assert not attempt.is_compiled
+            (read_worked_s,) = [read for read, _ in compiling._running.values()]
+            assert read_worked_s() <= paused - began
+            paused_s = monotonic() - paused
+    assert attempt.is_compiled
+    assert attempt.compile_s <= monotonic() - began - paused_s
+    await compiling.close()
+    parts.kill_workers()
 
 
 async def test_a_changed_file_is_not_reported_as_a_fault_of_the_backend(parts: Parts) -> None:
