@@ -10,6 +10,7 @@ from ktuned.dropin.adopted_files import AdoptedFiles
 from ktuned.dropin.application import (
     FunctionName,
     find_device_model,
+    find_import_directory,
     list_application_paths,
     name_function,
     shorten_dtype,
@@ -101,6 +102,7 @@ __all__ = [
     "digest_content",
     "explain_bypass",
     "find_device_model",
+    "find_import_directory",
     "find_log",
     "find_user_directories",
     "forget_texts",

@@ -34,11 +34,29 @@ class FunctionName:
         return f"{self.package}.{self.function}"
 
 
-def list_application_paths() -> tuple[str, ...]:
-    """Return the application's own entries of ``sys.path``: all that do not come with the interpreter."""
+def find_import_directory(module: str) -> str | None:
+    """Return the directory in which an import finds a module, or its package; ``None`` if it is of no file."""
+    package = sys.modules.get(module.partition(".")[0])
+    file: str | None = getattr(package, "__file__", None)
+    if not file:
+        return None
+    directory = os.path.dirname(os.path.abspath(file))
+    return os.path.dirname(directory) if hasattr(package, "__path__") else directory
+
+
+def list_application_paths(module: str) -> tuple[str, ...]:
+    """Return the entries of ``sys.path`` that a worker needs to import a module, and does not have by itself.
+
+    They are the application's own entries, and the directory of the module's package: a library may have added that one
+    only for as long as it imported the package.
+    """
     brought = tuple(f"{os.path.abspath(prefix)}{os.sep}" for prefix in {sys.prefix, sys.base_prefix})
     paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
-    return tuple(path for path in paths if not f"{path}{os.sep}".startswith(brought))
+    own = [path for path in paths if not f"{path}{os.sep}".startswith(brought)]
+    directory = find_import_directory(module)
+    if directory and directory not in own and os.path.basename(directory) not in ("site-packages", "dist-packages"):
+        own.append(directory)
+    return tuple(own)
 
 
 def name_function(module: str, qualname: str) -> FunctionName:

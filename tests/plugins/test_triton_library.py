@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import triton
 
 from ktuned.backends import Compiled, Unit
+from ktuned.dropin import list_application_paths
 from ktuned.model import BackendError
 from ktuned.model.values import Outcome
 from ktuned_triton import Build, Triton
@@ -146,9 +148,9 @@ def test_a_function_is_found_through_a_librarys_own_wrappers(library: Library) -
 
 
 def test_a_function_that_no_import_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script's, a closure's, and one of a module that the program loaded itself."""
-    for name in ("__main__", "loaded_by_path", "tests.leaks"):
-        file = tmp_path / f"{name}.py"
+    """A script's, a closure's, and one of a module that the program loaded under a name of its own."""
+    for name in ("__main__", "named", "tests.leaks"):
+        file = tmp_path / f"{name.replace('named', 'file')}.py"
         file.write_text(SOURCE)
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
@@ -163,6 +165,25 @@ def test_a_function_that_no_import_finds(tmp_path: Path, monkeypatch: pytest.Mon
         return x
 
     assert not is_importable(closure)
+
+
+def test_a_function_of_a_directory_that_is_no_longer_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some libraries add a directory for as long as they import from it. A worker gets the directory, too."""
+    package = tmp_path / "passing_by"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "ops.py").write_text(SOURCE)
+    with monkeypatch.context() as searched:
+        searched.syspath_prepend(str(tmp_path))
+        module: Any = importlib.import_module("passing_by.ops")
+    monkeypatch.setitem(sys.modules, "passing_by", sys.modules["passing_by"])
+    monkeypatch.setitem(sys.modules, "passing_by.ops", module)
+    assert is_importable(module.doubled)
+    paths = list_application_paths("passing_by.ops")
+    assert paths[-1] == str(tmp_path)
+    code = f"import sys; sys.path += {paths!r}; import passing_by.ops; print(passing_by.ops.doubled.cache_key)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == module.doubled.cache_key
 
 
 def test_a_function_that_is_gone_is_the_configs_error(library: Library) -> None:

@@ -241,7 +241,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
         with contextlib.suppress(ImportError):
             from ktuned_triton.build import Library
 
-            wanted = Library(library, list_application_paths()).to_plain()
+            wanted = Library(library, list_application_paths(library)).to_plain()
             daemon_link().prepare_workers("triton", find_deciding_variables(), wanted)
 
     return make_and_announce

@@ -40,7 +40,7 @@ class Library:
 
     Attributes:
         module: the package to import ahead of the first function, such as ``fla``; empty if there is none.
-        paths: the application's own entries of ``sys.path``; they are appended to the worker's.
+        paths: further entries of ``sys.path``; they are appended to the worker's.
     """
 
     module: str = ""

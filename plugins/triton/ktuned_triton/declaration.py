@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ktuned import dropin
-from ktuned.dropin import digest_content, list_application_paths, name_function
+from ktuned.dropin import digest_content, find_import_directory, list_application_paths, name_function
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, read_knobs
 from ktuned_triton.environment import find_deciding_variables
@@ -33,7 +33,7 @@ class Declaration(dropin.Declaration):
     Attributes:
         cache_key: Triton's digest of its source, of all functions that it calls, and of the constants that these read.
         configs: the texts of all its configs.
-        paths: the entries that the application added to ``sys.path``.
+        paths: the entries of ``sys.path`` that a worker needs for its module.
         constants: the values of globals that it is compiled with and that ``cache_key`` does not cover.
         is_timed_by_graph: whether the application asked for CUDA graphs.
         tensors: its tensor parameters. All are restored before each run and compared after it, because it is not known
@@ -68,7 +68,7 @@ def describe_function(tuner: Any) -> Declaration:
         qualname=function.__qualname__,
         cache_key=function.cache_key,
         configs=tuple(dict.fromkeys(canonical(read_knobs(config)) for config in tuner.__dict__["configs"])),
-        paths=list_application_paths(),
+        paths=list_application_paths(module),
         constants=list_constants_read(function),
         variables=find_deciding_variables(),
         is_timed_by_graph=bool(getattr(tuner, "use_cuda_graph", False)),
@@ -93,16 +93,23 @@ def is_importable(function: Any) -> bool:
 def _is_module_importable(name: str) -> bool:
     """Return whether an import of ``name`` in another process finds the same module as in this process.
 
-    It does not for a module that the program made itself, or loaded from a file or with ``runpy``.
+    It does not for a module that the program made itself, or loaded with ``runpy`` or under another name than its
+    file's. A worker also looks into the directory that the module's package was loaded from.
     """
     parent = name.rpartition(".")[0]
-    module = sys.modules.get(name)
-    if module is None or (parent and not _is_module_importable(parent)):
+    if name not in sys.modules or (parent and not _is_module_importable(parent)):
         return False
     path = getattr(sys.modules[parent], "__path__", None) if parent else None
     finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    spec: ModuleSpec | None = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    specs = [next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)]
+    directory = None if parent else find_import_directory(name)
+    if directory:
+        specs.append(PathFinder.find_spec(name, [directory]))
+    return any(spec is not None and _leads_to(spec, sys.modules[name]) for spec in specs)
+
+
+def _leads_to(spec: ModuleSpec, module: Any) -> bool:
     file = getattr(module, "__file__", None)
-    if spec is None or file is None or not spec.has_location or spec.origin is None:
-        return spec is not None
+    if file is None or not spec.has_location or spec.origin is None:
+        return True
     return Path(spec.origin).resolve() == Path(file).resolve()
