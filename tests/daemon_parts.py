@@ -307,6 +307,7 @@ async def assemble_daemon(
             async with parts.fleet.lend_worker(Role.INSPECT, parts.environment):
                 # This worker stays for all jobs, so run_jobs() does not kill it.
                 pass
+            await parts.jobs.take_up_jobs()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(parts.lookups.run_until_cancelled)
                 yield parts

@@ -172,6 +172,7 @@ class Daemon:
         parts = self.parts
         place = parts.settings.socket
         parts.artifacts.clean_staging()
+        await parts.jobs.take_up_jobs()
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
             # Before the first request, so that clients find the last winners in the table even if the daemon is slow.

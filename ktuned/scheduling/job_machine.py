@@ -453,9 +453,7 @@ class JobMachine:
         match event:
             case TakenUp(jobs):
                 for job in jobs:
-                    # A request that came before this event may have queued the job already, with a higher priority.
-                    if job.id not in self._lives:
-                        self._queue_job(job)
+                    self._queue_job(job)
             case Arrived(job, is_fixed):
                 self._queue_job(job, is_fixed=is_fixed)
                 self._add(Publish(JobQueued, job))

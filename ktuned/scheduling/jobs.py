@@ -163,14 +163,12 @@ class Jobs:
         self._arriving = anyio.Lock()
         self._outdated: set[int] = set()
 
-    async def run_until_cancelled(self) -> None:
-        """Take up the previous daemon's unfinished jobs, and work until cancelled."""
-        async with self._arriving:
-            unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
-            for key, launches in self._store.load_launches().items():
-                self._record_launches(key, launches)
-            await self._handle(TakenUp(unfinished))
-        await self._work_until_cancelled()
+    async def take_up_jobs(self) -> None:
+        """Queue the previous daemon's unfinished jobs, before the first request, which may be about one of them."""
+        for key, launches in self._store.load_launches().items():
+            self._record_launches(key, launches)
+        unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
+        await self._handle(TakenUp(unfinished))
 
     @property
     def stalled(self) -> str:
@@ -429,7 +427,8 @@ class Jobs:
 
     # The machine's instructions
 
-    async def _work_until_cancelled(self) -> None:
+    async def run_until_cancelled(self) -> None:
+        """Run jobs until cancelled."""
         machine = self._machine
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._watch_host_use)

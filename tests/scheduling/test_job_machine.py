@@ -319,10 +319,10 @@ def test_a_job_whose_files_change_all_the_while_fails_unless_it_gets_on(gets_on:
     assert ("Close 1" in summarize(last)) is not gets_on
 
 
-def test_what_the_last_daemon_left_is_taken_up_once() -> None:
-    """A job that was asked for meanwhile keeps what it has become."""
-    machine = make_machine(Arrived(make_job(1)), Joined(1, 350, "asked for"))
-    machine.handle(TakenUp([make_job(1), make_job(2, state=JobState.PAUSED), make_job(3, priority=100)]))
+def test_what_the_last_daemon_left_is_taken_up() -> None:
+    """Its jobs keep their priorities and pauses."""
+    machine = make_machine()
+    machine.handle(TakenUp([make_job(1, priority=350), make_job(2, state=JobState.PAUSED), make_job(3, priority=100)]))
     assert [(one.id, one.priority, one.state) for one in machine.queue] == [
         (1, 350, JobState.QUEUED),
         (3, 100, JobState.QUEUED),

@@ -217,6 +217,10 @@ async def test_unfinished_jobs_are_taken_up_again(tmp_path: Path) -> None:
         assert [state for _, state in list_states(parts)] == ["running", "running", "paused"]
     async with assemble_daemon(tmp_path) as parts:
         assert [state for _, state in list_states(parts)] == ["queued", "queued", "paused"]
+        # Requests about them are answered before the first one runs.
+        assert (await parts.jobs.resume_job(3)).state is JobState.QUEUED
+        await parts.jobs.pause_job(3)
+        assert not (await submit_job(parts, {"n": 1})).is_new
         parts.open_gate("door")
         await parts.inspect_file(make_kernel_text(configs=GATED))
         async with parts.run_jobs():
