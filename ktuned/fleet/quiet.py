@@ -9,8 +9,8 @@ a compile                          waits while it is quiet, and while anything w
                                    processor it does not count; while it is quiet its worker is paused
 a timing on one core               waits only if wide timings leave no core; compilers are pinned to other cores
 a *wide* timing, on several cores  waits until its cores are free, and one more if anything compiles or starts
-*quiet*, for finalists             pauses the compiles; waits for those that cannot be paused, because their worker is on
-                                   another host, or has no request yet
+*quiet*, for finalists             pauses the compiles; waits for those that cannot be paused, because their worker is
+                                   on another host, or has no request yet
 a worker's start                   never waits
 computing: an inspection, a        waits for wide timings on all cores, but not longer than its patience
 strategy, a lane's opening
