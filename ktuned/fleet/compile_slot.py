@@ -1,9 +1,9 @@
 """A compile slot: a turn of a machine's compile slots, and the machine's gate between compiles and timing.
 
 A compiler that waits for a pipe, a lock or a server uses no processor, and may do so until its deadline passes. It
-would hold up other projects: their compiles wait for its slot, and their final rounds for its end. So once neither the
-worker nor its children have used a processor for :data:`STALL_S`, the slot goes to others while the compile goes on. If
-it finds work again, one compile more than there are slots is under way.
+would hold up other projects: their compiles wait for its slot, and timings on all cores for its end. So once neither
+the worker nor its children have used a processor for :data:`STALL_S`, the slot goes to others while the compile goes
+on. If it finds work again, one compile more than there are slots is under way.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ class CompileSlot:
         self._gate = gate
         self._known = (0, 0)
         self._known_since = 0.0
-
-    @property
-    def paused_s(self) -> float:
-        """For how many seconds the worker was paused until now."""
-        return self._gate_pass.paused_s
 
     @contextmanager
     def lend_to(self, worker: Worker) -> Iterator[None]:

@@ -143,15 +143,20 @@ class Worker(ABC):
         """Whether it can be paused; a worker on another host cannot."""
         return False
 
-    def pause(self) -> None:
-        """Stop the worker and what it has started, until :meth:`resume`; the time does not count for deadlines.
+    @property
+    def paused_s(self) -> float:
+        """For how many seconds it was paused in the present request, or in the last one."""
+        return 0.0
+
+    def pause_work(self) -> None:
+        """Stop the worker and what it has started until :meth:`resume_work`; the time counts for no deadline.
 
         Raises:
             NotImplementedError: it cannot be paused.
         """
         raise NotImplementedError
 
-    def resume(self) -> None:
+    def resume_work(self) -> None:
         """Let the paused worker go on.
 
         Raises:

@@ -88,15 +88,18 @@ class Phases:
             self._journal.begin_request(request, phase)
         self._timer.watch_request(min(deadlines.values()))
 
-    def pause(self) -> None:
-        """Let time count for no phase until :meth:`resume`."""
+    @property
+    def paused_s(self) -> float:
+        """For how many seconds the clock was stopped since the request began."""
+        return self._paused_s + (0.0 if self._paused_at is None else self._clock() - self._paused_at)
+
+    def stop_clock(self) -> None:
+        """Let time count for no phase until :meth:`continue_clock`."""
         self._paused_at = self._clock()
 
-    def resume(self) -> None:
+    def continue_clock(self) -> None:
         """Let time count again."""
-        if self._paused_at is not None:
-            self._paused_s += self._clock() - self._paused_at
-            self._paused_at = None
+        self._paused_s, self._paused_at = self.paused_s, None
 
     def end_request(self) -> None:
         """End the request, and watch no deadline."""
@@ -140,8 +143,7 @@ class Phases:
         self._before_look()
         self.read_journal()
         # A pause in an earlier phase of the request counts, too: it may come late, but no phase is blamed for a pause.
-        pausing_s = 0.0 if self._paused_at is None else self._clock() - self._paused_at
-        return self._entered[-1].at + self.deadline_s + self._paused_s + pausing_s
+        return self._entered[-1].at + self.deadline_s + self.paused_s
 
 
 class DeadlineTimer:

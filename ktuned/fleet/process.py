@@ -324,15 +324,20 @@ class WorkerProcess(Worker):
         """True: its process group can be stopped."""
         return True
 
-    def pause(self) -> None:
+    @property
+    def paused_s(self) -> float:
+        """For how many seconds it was paused in the present request, or in the last one."""
+        return self._phases.paused_s
+
+    def pause_work(self) -> None:
         """Stop the process group; a process that has left it goes on."""
-        self._phases.pause()
+        self._phases.stop_clock()
         self._group.send_signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
+    def resume_work(self) -> None:
         """Let the process group go on."""
         self._group.send_signal(signal.SIGCONT)
-        self._phases.resume()
+        self._phases.continue_clock()
 
     def remove_traces(self) -> None:
         """After :attr:`gone`: kill processes that left the group, and remove the scratch directory. Blocks for ms."""

@@ -38,7 +38,6 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from time import monotonic
 
 import anyio
 
@@ -55,23 +54,16 @@ PATIENCE_S = 3.0
 
 
 class GatePass:
-    """What a compile has while it holds the gate."""
+    """What a compile has while it holds the gate.
+
+    Attributes:
+        is_paused: whether its worker is paused.
+    """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
+        self.is_paused = False
         self._worker: Worker | None = None
         self._on_change = on_change
-        self._paused_at: float | None = None
-        self._paused_s = 0.0
-
-    @property
-    def is_paused(self) -> bool:
-        """True while its worker is paused."""
-        return self._paused_at is not None
-
-    @property
-    def paused_s(self) -> float:
-        """For how many seconds its worker was paused until now."""
-        return self._paused_s + (0.0 if self._paused_at is None else monotonic() - self._paused_at)
 
     @property
     def can_pause(self) -> bool:
@@ -86,21 +78,21 @@ class GatePass:
         try:
             yield
         finally:
-            self.resume()
+            self.resume_worker()
             self._worker = None
 
-    def pause(self) -> None:
+    def pause_worker(self) -> None:
         """Pause the worker, which must be possible."""
         assert self._worker is not None
-        self._worker.pause()
-        self._paused_at = monotonic()
+        self._worker.pause_work()
+        self.is_paused = True
 
-    def resume(self) -> None:
+    def resume_worker(self) -> None:
         """Let the worker go on, if it is paused."""
         if self.is_paused:
             assert self._worker is not None
-            self._worker.resume()
-            self._paused_s, self._paused_at = self.paused_s, None
+            self._worker.resume_work()
+            self.is_paused = False
 
 
 class QuietGate:
@@ -198,7 +190,7 @@ class QuietGate:
             self._wake_waiters()
         try:
             for one in self._compiles:
-                one.pause()
+                one.pause_worker()
             yield
         finally:
             self._is_quiet = False
@@ -268,7 +260,7 @@ class QuietGate:
         """Let paused compiles go on if they may, and wake all waiters, so that they check their condition again."""
         for one in self._compiles:
             if one.is_paused and self._has_room_for_compile:
-                one.resume()
+                one.resume_worker()
         self._changed.set()
         self._changed = anyio.Event()
 

@@ -46,6 +46,7 @@ from ktuned.fleet import (
     HostLost,
     Output,
     RequestFailed,
+    Worker,
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
@@ -373,13 +374,13 @@ class CompileStage:
         slots = self._fleet.get_slots(compiler.environment)
         async with (
             self._fleet.lend_worker(Role.COMPILE, environment) as worker,
-            self._register_request(group, slot) as read_worked_s,
+            self._register_request(group, worker) as read_worked_s,
         ):
             paused_s = 0.0
 
             def take_report(unit: replies.CompiledUnit) -> None:
                 nonlocal paused_s
-                before, paused_s = paused_s, slot.paused_s
+                before, paused_s = paused_s, worker.paused_s
                 reported[unit.key] = replace(unit, seconds=max(0.0, unit.seconds - (paused_s - before)))
 
             until = time()
@@ -414,9 +415,7 @@ class CompileStage:
             self._group_size.record_group(len(reported), sum(unit.seconds for unit in reported.values()))
 
     @asynccontextmanager
-    async def _register_request(
-        self, group: Sequence[Attempt], slot: CompileSlot
-    ) -> AsyncIterator[Callable[[], float]]:
+    async def _register_request(self, group: Sequence[Attempt], worker: Worker) -> AsyncIterator[Callable[[], float]]:
         """Yield the function that returns how long the worker has worked on a request, in seconds without pauses.
 
         During the request, :meth:`end_stragglers` may end it.
@@ -427,7 +426,7 @@ class CompileStage:
         began = monotonic()
 
         def read_worked_s() -> float:
-            return monotonic() - began - slot.paused_s
+            return monotonic() - began - worker.paused_s
 
         with anyio.CancelScope() as scope:
             self._running[scope] = read_worked_s, len(group)

@@ -63,9 +63,9 @@ def test_each_phase_has_its_own_deadline(followed_request: FollowedRequest) -> N
 def test_a_pause_counts_for_no_phase(followed_request: FollowedRequest) -> None:
     """The deadline moves by the pause, also while it lasts; the next request has none of it."""
     followed_request.loop.turn_to(150.0)
-    followed_request.phases.pause()
+    followed_request.phases.stop_clock()
     followed_request.loop.turn_to(1000.0)
-    followed_request.phases.resume()
+    followed_request.phases.continue_clock()
     followed_request.loop.turn_to(1009.0)
     assert followed_request.over_at == []
     followed_request.loop.turn_to(2000.0)

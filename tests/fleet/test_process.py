@@ -186,19 +186,19 @@ async def test_a_paused_worker_goes_on_where_it_was(worker: WorkerProcess, playg
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run_user_code)
         (child,) = await playground.read_child_pids()
-        worker.pause()
+        worker.pause_work()
         await wait_until(lambda: {psutil.Process(pid).status() for pid in (worker.pid, child)} == {"stopped"})
         (playground.root / "go").touch()
         await anyio.sleep(BRIEF_S)
         assert found == []
-        worker.resume()
+        worker.resume_work()
     assert len(found) == 1
 
 
 async def test_a_paused_worker_can_be_killed(worker: WorkerProcess, playground: Playground) -> None:
     """A caller that is cancelled leaves nothing behind."""
     with anyio.move_on_after(BRIEF_S):
-        worker.pause()
+        worker.pause_work()
         await send_and_collect(worker, playground.write_and_request(HANG))
     with anyio.fail_after(DEADLINE_S):
         await worker.gone.wait()

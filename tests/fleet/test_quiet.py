@@ -68,12 +68,12 @@ class PausableWorker:
     def __init__(self) -> None:
         self.is_paused = False
 
-    def pause(self) -> None:
+    def pause_work(self) -> None:
         """Pause it; it must run."""
         assert not self.is_paused
         self.is_paused = True
 
-    def resume(self) -> None:
+    def resume_work(self) -> None:
         """Let it go on; it must be paused."""
         assert self.is_paused
         self.is_paused = False

@@ -107,6 +107,8 @@ async def test_a_changed_file_is_not_reported_as_a_fault_of_the_backend(parts: P
 class SlowWritingWorker:
     """A worker whose artifacts are not written until ``written`` is set."""
 
+    paused_s = 0.0
+
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.pid, self.read_cpu_ticks = worker.pid, worker.read_cpu_ticks
@@ -186,7 +188,9 @@ async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
 
                 return await worker.send_request(*arguments, on_computed=kill_first, **named)
 
-            yield SimpleNamespace(send_request=send_request, pid=worker.pid, read_cpu_ticks=worker.read_cpu_ticks)
+            yield SimpleNamespace(
+                send_request=send_request, pid=worker.pid, read_cpu_ticks=worker.read_cpu_ticks, paused_s=0.0
+            )
 
     monkeypatch.setattr(parts.fleet, "lend_worker", lend_doomed_worker)
     attempt = Attempt(0, {}, brief.make_unit({}))
