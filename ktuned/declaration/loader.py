@@ -81,7 +81,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     path, root = normalize_path(path), root.resolve()
     is_used = OBSERVER.may_restart and OBSERVER.generation > 0
     if OBSERVER.may_restart and (ACCESSES.has_stale_start or (is_used and OBSERVER.has_stale_extensions)):
-        raise FreshProcessNeeded
+        raise FreshProcessNeeded(f"it had read an earlier version of something that {path} needs")
     OBSERVER.observe_kernel_file(path, root)
     if not ACCESSES.survives_load:
         ACCESSES.begin_epoch()
@@ -91,7 +91,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
             ACCESSES.check_trust()
         except BaseException as error:
             if is_used and not isinstance(error, _LASTING_ERRORS):
-                raise FreshProcessNeeded from error
+                raise FreshProcessNeeded(f"{path} failed, perhaps because of what was loaded before") from error
             collector.kernels.clear()
             collector.errors.append(_make_import_error(error, path))
     if backends is not None:

@@ -39,12 +39,13 @@ _get_bytecode = SourcelessFileLoader.get_code
 class FreshProcessNeeded(BaseException):
     """This process cannot load a kernel file as a fresh one would, because it cannot drop what it loaded before.
 
-    The worker starts again as a fresh process, with the same request, or with ``rest`` instead. This is no
-    ``Exception``, because the kernel file's code may catch those.
+    The worker starts again as a fresh process, with the same request, or with ``rest`` instead. The ``reason`` is for
+    the log. This is no ``Exception``, because the kernel file's code may catch those.
     """
 
-    def __init__(self, rest: Any = None) -> None:
-        super().__init__()
+    def __init__(self, reason: str, rest: Any = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.rest = rest
 
 

@@ -179,7 +179,6 @@ class _FrontEnd:
         self._gate = gate
         self._turns = Turns(rank_of=rank_of)
         self._worker: Worker | None = None
-        self._has_lowered = False
         self._health = Health()
         self._opened_for: set[int] = set()
         """Jobs for which it has also imported the modules of their functions."""
@@ -215,10 +214,6 @@ class _FrontEnd:
             async with self._gate.hold_for_compile() as gate_pass:
                 with gate_pass.allow_pause(worker):
                     lowered, _ = await self._send_request(worker, request, deadlines)
-            if not self._has_lowered:
-                # The first function may import the rest of a compiler, which is no growth either.
-                worker.settle_memory()
-                self._has_lowered = True
             self.used_at = monotonic()
             return lowered
 
@@ -297,5 +292,4 @@ class _FrontEnd:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
-        self._has_lowered = False
         self._opened_for.clear()

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import structlog
 
 from ktuned import observer
 from ktuned.fleet import memory, warden
@@ -48,6 +49,8 @@ from ktuned.ipc import (
     requests,
 )
 from ktuned.model import Phase, Role, WorkerError
+
+_log = structlog.get_logger()
 
 _NO_ANSWERS = "the worker sent an invalid answer: its code writes to files that it did not open"
 
@@ -268,13 +271,16 @@ class WorkerProcess(Worker):
                 self._handle_message(message)
 
     def _handle_message(self, message: bytes) -> None:
-        """Handle one message: the end of computing at once; items and replies are kept for the caller."""
+        """Handle one message: the end of computing and a restart at once; items and replies are kept for the caller."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
         if isinstance(answer, replies.Computed):
             if self._on_computed is not None:
                 self._on_computed()
+            return
+        if isinstance(answer, replies.Restarting):
+            _log.info("worker_restarted", pid=self.pid, role=self.role, reason=answer.reason)
             return
         if isinstance(answer, replies.Item):
             self._item_count += 1

@@ -1,7 +1,7 @@
 """Answers of a worker: its replies to requests, the items that precede them, and failures.
 
-A request is answered by any number of :class:`Item` and :class:`Computed`, then one :class:`Done` or :class:`Failed`.
-Phases are no messages: the worker writes them into its journal (:mod:`ktuned.ipc.journal`).
+A request is answered by any number of :class:`Item`, :class:`Computed` and :class:`Restarting`, then one :class:`Done`
+or :class:`Failed`. Phases are no messages: the worker writes them into its journal (:mod:`ktuned.ipc.journal`).
 """
 
 from __future__ import annotations
@@ -275,6 +275,12 @@ class Computed(msgspec.Struct, frozen=True):
     """Computing has ended: the rest of the request only waits for the disk."""
 
 
+class Restarting(msgspec.Struct, frozen=True):
+    """The worker starts again as a fresh process, and then goes on with the request."""
+
+    reason: str
+
+
 class Done(msgspec.Struct, frozen=True):
     """The operation's reply."""
 
@@ -287,7 +293,7 @@ class Failed(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-Answer = Item | Computed | Done | Failed
+Answer = Item | Computed | Restarting | Done | Failed
 """An answer of a worker."""
 
 
@@ -302,6 +308,8 @@ def encode(answer: Answer) -> bytes:
             return frames.encode({"item": value})
         case Computed():
             return frames.encode({"computed": True})
+        case Restarting(reason):
+            return frames.encode({"restarting": reason})
         case Done(value):
             return frames.encode({"done": value})
         case Failed(failure):
@@ -315,6 +323,7 @@ class _Message(msgspec.Struct, frozen=True):
     done: msgspec.Raw = msgspec.Raw()
     failed: Failure | None = None
     computed: bool = False
+    restarting: str | None = None
 
 
 def decode(data: bytes, reply: type[Any], item: type[Any] | None) -> Answer:
@@ -330,6 +339,8 @@ def decode(data: bytes, reply: type[Any], item: type[Any] | None) -> Answer:
         return Done(decoding.decode(message.done, reply))
     if message.computed:
         return _COMPUTED
+    if message.restarting is not None:
+        return Restarting(message.restarting)
     if message.failed is not None:
         return Failed(message.failed)
     raise InvalidMessage("a message that is no answer")

@@ -107,8 +107,11 @@ class Bench:
             DeviceCrowded: an application leaves too little memory.
         """
         self._state.begin_problem()
-        if self._state.leftover or self._state.find_outdated_file():
-            raise FreshProcessNeeded
+        if self._state.leftover:
+            raise FreshProcessNeeded(self._state.leftover)
+        outdated = self._state.find_outdated_file()
+        if outdated:
+            raise FreshProcessNeeded(f"{outdated} has changed since it was mapped")
         ACCESSES.end_run()
         kernel = load_kernel(request.kernel, self._places)
         reply.begin_phase(Phase.LOAD)

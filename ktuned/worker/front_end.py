@@ -118,8 +118,9 @@ def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | N
         FreshProcessNeeded: a file that this process has imported has changed since.
     """
     reply.begin_phase(Phase.INSPECT)
-    if _imported.find_changed_file():
-        raise FreshProcessNeeded
+    changed = _imported.find_changed_file()
+    if changed:
+        raise FreshProcessNeeded(f"{changed} has changed since it was imported")
     try:
         backend.open_library(library, build)
     finally:

@@ -91,7 +91,8 @@ class Inspector:
             try:
                 item = self._inspect_file(name, path, root, request)
             except FreshProcessNeeded as needed:
-                raise FreshProcessNeeded(replace(request, files=request.files[position:])) from needed
+                rest = replace(request, files=request.files[position:])
+                raise FreshProcessNeeded(needed.reason, rest) from needed
             reply.send_item(item)
         return replies.Empty()
 

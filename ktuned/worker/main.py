@@ -236,7 +236,7 @@ def main(argv: list[str]) -> int:
             return frames.OUT_OF_MEMORY
         except FreshProcessNeeded as needed:
             flush_output()
-            reply.send_held_frames()
+            reply.announce_restart(needed.reason)
             assert not isinstance(request, InvalidMessage)
             start.restart_process(needed.rest or request, descriptors)
         flush_output()

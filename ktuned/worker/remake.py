@@ -35,7 +35,7 @@ def remake_winner(registry: Registry, places: Places, request: requests.Remake, 
         KernelFileError: the kernel file's code fails.
     """
     if OBSERVER.generation:
-        raise FreshProcessNeeded
+        raise FreshProcessNeeded("it has loaded a kernel file before")
     began_s = _read_cpu_seconds()
     if not request.is_awaited:
         with suppress(OSError):

@@ -122,6 +122,11 @@ class Reply:
         self.send_held_frames()
         self._write_frames(replies.encode(replies.Computed()))
 
+    def announce_restart(self, reason: str) -> None:
+        """Report that this process starts again as a fresh one, and then goes on with the request."""
+        self.send_held_frames()
+        self._write_frames(replies.encode(replies.Restarting(reason)))
+
     def send_answer(self, answer: replies.Answer) -> None:
         """Write the held frames, and then the answer's. Blocks while the daemon does not read."""
         frame = replies.encode(answer)

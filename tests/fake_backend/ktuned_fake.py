@@ -307,9 +307,6 @@ class Fake(Backend):
             os.kill(os.getpid(), signal.SIGSEGV)
         if build.does == "lower_hang":
             wait_forever()
-        if build.does == "lower_import":
-            # What a compiler's modules take, the first time.
-            self.imported = b"x" * (200 << 20)
         if build.does == "lower_error":
             return Compiled(unit.key, Outcome.COMPILE_ERROR, "fake.c:1: error: no meaning")
         return b"" if build.does == "lower_not" else str(os.getpid()).encode()

@@ -3,6 +3,7 @@
 ``python -m tests.plugins.inductor_graphs STAGE`` prints one JSON object. No daemon runs.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -149,9 +150,11 @@ def build(state: str) -> dict[str, Any]:
     from ktuned.backends import Unit
     from ktuned.dropin import AdoptedFiles, spool_directory
     from ktuned.spool import CALL_KEY, CallRecord
+    from ktuned.worker.front_end import ImportedFiles
     from ktuned_inductor import adoption
     from ktuned_inductor.backend import Build, Inductor
 
+    imported = ImportedFiles(itertools.count(1.0).__next__)
     declared: dict[str, Any] = {}
 
     def declare(files: Any, backend: str, name: str, declaration: Any, *functions: Any, **options: Any) -> None:
@@ -172,7 +175,11 @@ def build(state: str) -> dict[str, Any]:
             libraries.add(json.dumps(plain["library"]))
             unit = Unit("unit", Build.from_plain(plain), (), file, record.function, "sm_90a")
             backend.open_library(plain["library"], unit.build)
-            lowered = backend.lower(unit)
+            # A choice is rendered to the same source for another problem, or with other warps.
+            for _ in range(2):
+                lowered = backend.lower(unit)
+                assert not imported.find_changed_file()
+                imported.record_imports()
             assert isinstance(lowered, bytes), lowered
             unit = Unit("unit", unit.build, (), file, record.function, "sm_90a", lowered)
             with TemporaryDirectory() as scratch:

@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from ktuned.fleet import RequestFailed
-from ktuned.model import Role
 from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.job_brief import JobBrief
@@ -65,25 +64,6 @@ async def test_a_front_end_imports_before_there_is_a_config(parts: Parts) -> Non
     await stage.close()
     parts.kill_workers()
     assert busy_pids == {attempt.facts["lowered_by"]}
-
-
-async def test_what_the_first_function_imports_wears_no_front_end_out(parts: Parts) -> None:
-    """Otherwise every other function would import it again."""
-    brief = await prepare_lowering_brief(parts)
-    stage = CompileStage(brief, parts.fleet, parts.artifacts)
-    # The fake backend's import takes half of it.
-    parts.fleet.machine.memory_limits[Role.COMPILE] = 400 << 20
-    found = set()
-    for number, does in enumerate(("lower_import", "work", "work")):
-        (attempt,) = make_attempts(brief, does, tag=str(number))
-        await stage.compile_attempts([attempt])
-        found.add(attempt.facts["lowered_by"])
-        # The watch of busy workers may have measured it at any time.
-        for worker in parts.fleet._executor.workers:
-            worker.measure_memory()
-    await stage.close()
-    parts.kill_workers()
-    assert len(found) == 1
 
 
 async def test_an_early_import_error_is_raised_with_the_first_config(parts: Parts) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from ktuned.fleet import FrontEndKey
 from ktuned.fleet.front_ends import MAX_FRONT_ENDS
@@ -178,15 +179,18 @@ async def test_a_library_that_hangs_delays_no_other(library_project: LibraryProj
 
 
 async def test_an_edited_library_is_imported_again(library_project: LibraryProject) -> None:
-    """The same worker imports it in a fresh process."""
+    """The same worker imports it in a fresh process, and the log says why."""
     with library_project.kill_workers_afterwards():
         library = library_project.write_module("edited")
         before = await library_project.compile_configs(await library_project.prepare_brief(), library, "work")
         library_project.write_module("edited", "# another state\n")
         # The worker looks for changes at most this often.
         await anyio.sleep(0.3)
-        after = await library_project.compile_configs(await library_project.prepare_brief(), library, "work")
+        with capture_logs() as logs:
+            after = await library_project.compile_configs(await library_project.prepare_brief(), library, "work")
         assert find_front_ends(before) == find_front_ends(after)
+        (reason,) = [line["reason"] for line in logs if line["event"] == "worker_restarted"]
+        assert reason.endswith("edited.py has changed since it was imported")
         assert library_project.read_imports == ["edited", "edited"]
 
 

@@ -145,7 +145,11 @@ def _render_unit(unit: Unit) -> Unit:
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     module = f"inductor_{digest_content(rendered.source)}"
-    (scratch / f"{module}.py").write_text(rendered.source)
+    file = scratch / f"{module}.py"
+    if not file.exists():
+        # Choices that differ only in warps or stages have one source. A front end starts again, for seconds, if a file
+        # that it has imported changes.
+        file.write_text(rendered.source)
     function = Build(
         function=f"{module}:{KERNEL}",
         args=rendered.args,
