@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import relu
 
-STEADY_STEPS = 20
+STEADY_ROUNDS, STEADY_STEPS = 3, 20
 
 
 class Block(nn.Module):
@@ -132,6 +132,18 @@ def count_benchmarks() -> dict[str, int]:
     return counts
 
 
+def time_steps(step: Callable[[], torch.Tensor]) -> float:
+    """Return the median time of some steps, in ms."""
+    times = []
+    for _ in range(STEADY_STEPS):
+        torch.cuda.synchronize()
+        began = perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(perf_counter() - began)
+    return round(sorted(times)[STEADY_STEPS // 2] * 1e3, 3)
+
+
 def main() -> None:
     """Run some steps and print their times."""
     parser = argparse.ArgumentParser()
@@ -149,18 +161,13 @@ def main() -> None:
     first_s = perf_counter() - began
     for _ in range(3):
         step()
-    times = []
-    for _ in range(STEADY_STEPS):
-        torch.cuda.synchronize()
-        began = perf_counter()
-        step()
-        torch.cuda.synchronize()
-        times.append(perf_counter() - began)
+    steady = sorted(time_steps(step) for _ in range(STEADY_ROUNDS))
     from torch._dynamo.utils import counters
 
     found = {
         "first_s": round(first_s, 2),
-        "steady_ms": round(sorted(times)[len(times) // 2] * 1e3, 3),
+        "steady_ms": steady[STEADY_ROUNDS // 2],
+        "steady_range_ms": [steady[0], steady[-1]],
         "first_result": first,
         "timed": counts,
         "graph_cache": {name: n for name, n in counters["inductor"].items() if name.startswith("fxgraph_cache")},

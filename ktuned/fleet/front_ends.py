@@ -215,7 +215,7 @@ class _FrontEnd:
                 with gate_pass.allow_pause(worker):
                     lowered, _ = await self._send_request(worker, request, deadlines)
             self.used_at = monotonic()
-            return lowered
+            return replace(lowered, seconds=max(0.0, lowered.seconds - worker.paused_s))
 
     async def _get_opened_worker(
         self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
