@@ -157,7 +157,7 @@ def main() -> None:
     chosen = parser.parse_args()
     for model in [chosen.only] if chosen.only else MODELS:
         comparison = compare(model, chosen.layers, chosen.out, set(chosen.sides.split(",")))
-        shown = ("what", "first_s", "steady_ms", "timed", "graph_cache", "tuned_after_s")
+        shown = ("what", "first_s", "steady_ms", "kernels_ms", "timed", "graph_cache", "tuned_after_s")
         show(
             f"torch.compile, {model}",
             [{name: row.get(name) for name in shown} for row in comparison.rows],
