@@ -79,6 +79,11 @@ class Daemon:
 
     def start(self, *flags: str) -> None:
         """Start the daemon with these flags of the interpreter, and wait until it answers."""
+        self.launch(*flags)
+        self.wait_until(self._is_answering, "the daemon to answer")
+
+    def launch(self, *flags: str) -> None:
+        """Start the daemon with these flags of the interpreter; what it takes up may kill it before it answers."""
         if SHARED_HEADERS in os.environ:
             _link_headers(Path(os.environ[SHARED_HEADERS]), self.home / "cache" / "tvm_ffi")
         with self.log.open("ab") as log:
@@ -92,7 +97,6 @@ class Daemon:
                     stdout=log,
                     stderr=log,
                 )
-        self.wait_until(self._is_answering, "the daemon to answer")
 
     def _is_answering(self) -> bool:
         assert self.process is not None
