@@ -3,5 +3,3 @@
 from ktuned.adoption.adopted_files import AdoptedDirectory, read_function
 from ktuned.adoption.adoptions import Adoptions
 from ktuned.adoption.key_tunings import KeyTunings
-
-__all__ = ["AdoptedDirectory", "Adoptions", "KeyTunings", "read_function"]

@@ -17,35 +17,3 @@ from ktuned.catalog.inspection import FileInspector, escape_path
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
 from ktuned.catalog.roots import find_project_top, make_root, name_roots, remake_root, remake_roots
 from ktuned.catalog.traces import Traces
-
-__all__ = [
-    "MAX_DIRECTORIES",
-    "PROJECT_FILE",
-    "Admission",
-    "Catalog",
-    "Changes",
-    "FileInspector",
-    "ForeignNames",
-    "Listing",
-    "Project",
-    "Traces",
-    "check_extent",
-    "complete_config",
-    "decide_by_declaration",
-    "decide_config",
-    "escape_path",
-    "find_kernel_files",
-    "find_project_top",
-    "guess_backend",
-    "is_below",
-    "is_kernel_file",
-    "make_root",
-    "make_root_environment",
-    "may_hold_kernel_files",
-    "name_roots",
-    "read_problem",
-    "read_project",
-    "remake_root",
-    "remake_roots",
-    "walk_directories",
-]

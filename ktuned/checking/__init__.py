@@ -18,20 +18,3 @@ from ktuned.checking.reference import DEFAULT_CONFIG
 from ktuned.checking.tensor_library import TensorLibrary, choose_library
 from ktuned.checking.torch_tensors import GpuBytes
 from ktuned.checking.verdict import Verdict
-
-__all__ = [
-    "DEFAULT_CONFIG",
-    "PATTERN",
-    "BitsComparison",
-    "GpuBytes",
-    "Guards",
-    "JudgedOutputs",
-    "ProblemData",
-    "Region",
-    "Span",
-    "TensorLibrary",
-    "Verdict",
-    "choose_library",
-    "require_free_memory",
-    "require_free_memory_for_spare",
-]

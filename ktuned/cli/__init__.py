@@ -9,14 +9,6 @@ if TYPE_CHECKING:
     from ktuned.cli.spawn import ensure_daemon
     from ktuned.cli.trials import load_all_trials
 
-__all__ = [
-    "choose_presenter",
-    "ensure_daemon",
-    "follow_tuning",
-    "load_all_trials",
-    "main",
-    "print_message",
-]
 
 _INTERRUPTED = 130
 """The exit status if Ctrl-C comes before the program is imported."""

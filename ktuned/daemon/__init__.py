@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ktuned.daemon import logs
-from ktuned.daemon.settings import Settings, load_settings
+from ktuned.daemon.settings import load_settings
 
 if TYPE_CHECKING:
     from ktuned.daemon.process import run
-
-__all__ = ["Settings", "load_settings", "logs", "run"]
 
 
 def __getattr__(name: str) -> Any:

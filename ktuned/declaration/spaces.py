@@ -28,8 +28,6 @@ from ktuned.declaration.constraint_syntax import write_constraint
 from ktuned.declaration.user_values import Site, find_key_fault, find_mapping_fault, find_scalar_fault
 from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed, spell_values
 
-__all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
-
 NOWHERE = Site()
 
 MAX_PLAIN_VALUES = 1000

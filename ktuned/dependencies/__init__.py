@@ -11,19 +11,3 @@ from ktuned.dependencies.code_observer import OBSERVER, FreshProcessNeeded, Impo
 from ktuned.dependencies.distributions import find_distribution, find_owners, find_record_owner, read_installed_versions
 from ktuned.dependencies.origin import find_installed_place, is_ours, is_users_header
 from ktuned.dependencies.python_files import digest_meaning, mentions_source_text
-
-__all__ = [
-    "ACCESSES",
-    "OBSERVER",
-    "FreshProcessNeeded",
-    "ImportEnd",
-    "digest_meaning",
-    "find_distribution",
-    "find_installed_place",
-    "find_owners",
-    "find_record_owner",
-    "is_ours",
-    "is_users_header",
-    "mentions_source_text",
-    "read_installed_versions",
-]

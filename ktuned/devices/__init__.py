@@ -4,12 +4,3 @@ from ktuned.devices.environments import Environments
 from ktuned.devices.machine import Machine, explain_unmeasurable
 from ktuned.devices.probes import Probes
 from ktuned.devices.toolchain_survey import SurveyIntervals, ToolchainSurvey
-
-__all__ = [
-    "Environments",
-    "Machine",
-    "Probes",
-    "SurveyIntervals",
-    "ToolchainSurvey",
-    "explain_unmeasurable",
-]

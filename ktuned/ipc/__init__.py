@@ -5,7 +5,7 @@ from ktuned.ipc.decoding import InvalidMessage
 from ktuned.ipc.journal import FAULT_AT, JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.places import Places, locate_artifact, locate_staging, make_absolute, make_relative
-from ktuned.ipc.regular_files import NotRegularFile, open_regular_file, read_regular_file
+from ktuned.ipc.regular_files import NotRegularFile, read_regular_file
 from ktuned.ipc.stamps import (
     ABSENT,
     DIRECTORY,
@@ -26,51 +26,3 @@ from ktuned.ipc.stamps import (
     stamps_agree,
 )
 from ktuned.ipc.trust import Trust, Untrusted
-
-__all__ = [
-    "ABSENT",
-    "DIRECTORY",
-    "FAULT_AT",
-    "JOURNAL_VARIABLE",
-    "LISTING",
-    "MANIFEST_NAME",
-    "MAX_HELD_BYTES",
-    "DamagedArtifact",
-    "HeldItems",
-    "InvalidMessage",
-    "Journal",
-    "Manifest",
-    "NotRegularFile",
-    "PhaseEntry",
-    "Places",
-    "Recipe",
-    "Sight",
-    "Trust",
-    "Untrusted",
-    "decoding",
-    "find_changed_file",
-    "follow_links",
-    "frames",
-    "is_directory_stamp",
-    "is_special_stamp",
-    "locate_artifact",
-    "locate_staging",
-    "make_absolute",
-    "make_relative",
-    "manifest",
-    "normalize_path",
-    "open_regular_file",
-    "parent",
-    "read_regular_file",
-    "read_sight",
-    "read_sight_text",
-    "replies",
-    "requests",
-    "stamp",
-    "stamp_attributes",
-    "stamp_directory",
-    "stamp_files",
-    "stamp_whole",
-    "stamps",
-    "stamps_agree",
-]

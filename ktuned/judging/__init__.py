@@ -8,5 +8,3 @@ Start reading at :mod:`~ktuned.judging.referee`, which decides. It has each cand
 from ktuned.judging.candidate import PlainUnit
 from ktuned.judging.candidate_process import Ended, Nursery, make_cheating
 from ktuned.judging.referee import Referee, make_ended_result, make_refusal
-
-__all__ = ["Ended", "Nursery", "PlainUnit", "Referee", "make_cheating", "make_ended_result", "make_refusal"]

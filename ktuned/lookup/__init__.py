@@ -3,10 +3,3 @@
 from ktuned.lookup.follow_ups import FollowUps
 from ktuned.lookup.service import SETTLE_S, Lookups
 from ktuned.lookup.winner_table import WinnerTable
-
-__all__ = [
-    "SETTLE_S",
-    "FollowUps",
-    "Lookups",
-    "WinnerTable",
-]

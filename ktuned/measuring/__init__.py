@@ -33,32 +33,3 @@ from ktuned.measuring.timed_launches import FINALIST_COMPARED, SURE_COMPARED, Ti
 
 Timer = HostTimer | CudaTimer
 """Times launches, for as many samples as the race asks for."""
-
-__all__ = [
-    "EVENTS",
-    "FINALIST_COMPARED",
-    "SURE_COMPARED",
-    "ContentionWatch",
-    "CoreCounter",
-    "Costs",
-    "CudaTimer",
-    "EnergyMeter",
-    "FileMetrics",
-    "HostTimer",
-    "LaunchObserver",
-    "Noise",
-    "ObserverGroup",
-    "RaceRules",
-    "Samples",
-    "TimedLaunches",
-    "Timer",
-    "WrongLaunch",
-    "add_check_errors",
-    "ends_batch",
-    "is_device_free",
-    "make_disputed_result",
-    "make_failed_result",
-    "make_raised_result",
-    "make_timed_result",
-    "measure_peaks",
-]

@@ -13,19 +13,3 @@ from ktuned.observer.library import (
     prepare_library,
 )
 from ktuned.observer.log import LOG_VARIABLE, Kind, Log, Note, prove_observed
-
-__all__ = [
-    "DAEMON_MARK",
-    "LOG_VARIABLE",
-    "OFF_VARIABLE",
-    "REASON_VARIABLE",
-    "WORKER_MARK",
-    "Kind",
-    "LibraryUnavailable",
-    "Log",
-    "Note",
-    "build_library",
-    "make_worker_variables",
-    "prepare_library",
-    "prove_observed",
-]

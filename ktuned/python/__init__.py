@@ -3,5 +3,3 @@
 from ktuned.protocol import ListedTrial as Trial
 from ktuned.python.request import TuningFailed, tune
 from ktuned.python.result import Result, Trials
-
-__all__ = ["Result", "Trial", "Trials", "TuningFailed", "tune"]

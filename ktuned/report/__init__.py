@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from ktuned.report.html_page import render_fragment, render_page
     from ktuned.report.store_survey import make_standing_key, survey_store
 
-__all__ = [
-    "FORMATS",
-    "Document",
-    "Standing",
-    "make_standing_key",
-    "render_fragment",
-    "render_page",
-    "render_trials",
-    "render_vllm_files",
-    "survey_store",
-]
 
 _LATER = {
     "Document": "document",

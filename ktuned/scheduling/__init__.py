@@ -6,31 +6,8 @@ from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import GIVEN_UP, Intervals, Jobs
-from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.preparation import Preparation, find_judged_trial
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.quiet_work import work_in_quiet
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.repetition import MOST_COMPARED, Repetition
-
-__all__ = [
-    "EVERYTHING",
-    "GIVEN_UP",
-    "MOST_COMPARED",
-    "POLICIES",
-    "HostObserver",
-    "IdlePolicy",
-    "Intake",
-    "Intervals",
-    "JobMachine",
-    "JobRequests",
-    "Jobs",
-    "KnownFailures",
-    "Preparation",
-    "Reading",
-    "Renewal",
-    "Repetition",
-    "TuningRequest",
-    "find_judged_trial",
-    "work_in_quiet",
-]

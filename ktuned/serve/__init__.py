@@ -12,41 +12,10 @@ from ktuned.serve.kernel_methods import KernelMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable, remove_socket
 from ktuned.serve.lock import LOCK_NAME, LockHeld, find_holder, hold_lock
 from ktuned.serve.lookup_methods import LookupMethods
-from ktuned.serve.method import DeferredAnswer, Handler, Peer
+from ktuned.serve.method import Handler
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.responses import Responses
 from ktuned.serve.server import Server
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.team_store import ShareSettings, TeamStore
 from ktuned.serve.trial_methods import TrialMethods
-
-__all__ = [
-    "LOCK_NAME",
-    "CallMethods",
-    "Checks",
-    "DaemonMethods",
-    "DeferredAnswer",
-    "DevicePeaks",
-    "Events",
-    "Explainer",
-    "Handler",
-    "JobMethods",
-    "JudgeMethods",
-    "KernelMethods",
-    "LockHeld",
-    "LookupMethods",
-    "Peer",
-    "Responses",
-    "Server",
-    "ShareSettings",
-    "Subscriptions",
-    "TeamStore",
-    "TrialMethods",
-    "WinnerExchange",
-    "bind_socket",
-    "find_holder",
-    "hold_lock",
-    "inherit_socket",
-    "keep_reachable",
-    "remove_socket",
-]

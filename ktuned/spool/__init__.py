@@ -25,27 +25,3 @@ from ktuned.spool.records import (
     LaunchCounts,
     digest_content,
 )
-
-__all__ = [
-    "CALLS",
-    "CALL_KEY",
-    "COUNTS_SUFFIX",
-    "MAX_RECORDS",
-    "RECORD_SUFFIX",
-    "STAGED_PREFIX",
-    "TEXTS_SUFFIX",
-    "TYPES_KEY",
-    "CallRecord",
-    "InvalidRecord",
-    "KeyLaunches",
-    "LaunchCounts",
-    "RefusedFile",
-    "digest_content",
-    "forget_texts",
-    "keep_texts",
-    "leave_counts",
-    "leave_record",
-    "read_file",
-    "read_texts",
-    "spool_directory",
-]

@@ -12,28 +12,3 @@ from ktuned.store.near import count_octaves, find_stand_ins
 from ktuned.store.overview import ContextSums, Overview, TrialBuild, TrialRow
 from ktuned.store.tables import Verdict
 from ktuned.store.winners import KnownConfig, Winner
-
-__all__ = [
-    "DISK_ERRORS",
-    "IMPORTED",
-    "STORE_NAME",
-    "Artifacts",
-    "BitClasses",
-    "Context",
-    "ContextSums",
-    "InHand",
-    "KnownConfig",
-    "Overview",
-    "Store",
-    "TrialBuild",
-    "TrialRow",
-    "Verdict",
-    "Winner",
-    "compare_contexts",
-    "count_octaves",
-    "describe_price",
-    "describe_quarantine",
-    "exchange",
-    "explain_file_error",
-    "find_stand_ins",
-]

@@ -13,23 +13,3 @@ from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import JobStage, publish_winner
 from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
-
-__all__ = [
-    "DEFAULT_DEADLINES",
-    "QUICK",
-    "AwaitShared",
-    "CheckResult",
-    "CompileOnly",
-    "Compiler",
-    "Grants",
-    "JobBrief",
-    "JobStage",
-    "Judging",
-    "Pipeline",
-    "PresentKey",
-    "Sanitizers",
-    "WinnerCheck",
-    "merge_deadlines",
-    "publish_winner",
-    "restore_winner",
-]
