@@ -315,7 +315,8 @@ async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
     parts.set_variables(FAKE_DEVICES="cuda:97 cpu:0")
     async with parts.run_jobs():
-        (job,) = ended = await parts.tune()
+        (job,) = await parts.request_jobs()
+        ended = await parts.wait_for_job()
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
     states = {lane.device.name: lane.state for lane in parts.jobs.list_lanes()}
     assert states == {"cuda:97": "sick", "cpu:0": "ready"}
