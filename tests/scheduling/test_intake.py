@@ -146,11 +146,12 @@ class TestTunePath:
         """A root that is polled still is when it is tuned with another interpreter."""
         parts.write_file(make_kernel_text())
         parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
+        changes = parts.root_changes
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
-        assert (job.kernel, errors, parts.root_changes) == ("project:it", [], 1)
+        assert (job.kernel, errors, parts.root_changes) == ("project:it", [], changes + 1)
         (root,) = parts.catalog.roots
         assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python), asked=root.asked)
         assert parts.store.load_roots() == [root]
