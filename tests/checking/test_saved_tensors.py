@@ -9,8 +9,7 @@ from ktuned.checking.tensor_library import NUMPY, TORCH
 from ktuned.declaration import tensor
 from ktuned.declaration.tensors import DTYPES
 
-
-CASES = [(TORCH, dtype) for dtype in DTYPES]
+CASES: list[tuple[Any, str]] = [(TORCH, dtype) for dtype in DTYPES]
 CASES += [(NUMPY, dtype) for dtype in DTYPES if not dtype.startswith(("bfloat", "float8"))]
 
 
