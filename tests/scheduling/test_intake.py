@@ -63,9 +63,10 @@ def limit_directories(parts: Parts, directories: int) -> Intake:
 @pytest.mark.anyio
 class TestTunePath:
     async def test_tunes_what_is_below_and_tells_what_is_wrong(self, parts: Parts) -> None:
-        """Every kernel and problem gets a job; a broken file is an error beside them."""
+        """Every kernel and problem gets a job; a broken file is an error beside them; a kernel may have none."""
         parts.write_file(make_kernel_text("one", problems="[dict(n=1), dict(n=2)]"), "tune_one.py")
         parts.write_file(make_kernel_text("two"), "sub/tune_two.py")
+        parts.write_file(make_kernel_text("three", problems=""), "tune_three.py")
         parts.write_file("import nonsense_module", "tune_bad.py")
         jobs, errors = await parts.intake.tune_path(str(parts.project), None, TuningRequest())
         assert [(job.kernel, job.problem["n"]) for job in jobs] == [
