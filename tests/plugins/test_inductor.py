@@ -544,4 +544,5 @@ def test_kernel_is_compiled_for_the_types_that_inductor_gives(tmp_path: Path) ->
         found = run_front_end(function, arguments, grid=build.grid, **build.compiler_options).source
     assert found.signature == signature
     assert found.constants == {places[name]: value for name, value in {**constants, "XBLOCK": 64}.items()}
-    assert found.attrs == attributes
+    # Triton 3.8 also lists parameters of which nothing is known.
+    assert {place: known for place, known in found.attrs.items() if known} == attributes
