@@ -34,7 +34,7 @@ def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[
     if sys.pycache_prefix is None and not all(map(_has_bytecode, modules)):
         with suppress(NoHomeDirectory):
             sys.pycache_prefix = str(find_user_directories(environ).cache / "bytecode")
-            SourceFileLoader.set_data = _write_whole_file  # type: ignore[method-assign]
+            SourceFileLoader.set_data = _write_whole_file  # type: ignore[method-assign, assignment]
     sys.dont_write_bytecode = sys.pycache_prefix is None
 
 

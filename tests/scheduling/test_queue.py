@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,6 +14,7 @@ from ktuned.protocol.jobs import Job
 from ktuned.scheduling.queue import EVERYTHING, JobQueue, LaunchCost, extend_plan
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
 from tests.scheduling.waiting_jobs import make_job
+from tests.stories import check_story
 
 DEVICES = st.sampled_from(["x", "y"])
 PRIORITIES = st.sampled_from([100, 200, 300, 400])
@@ -188,10 +188,7 @@ class Story:
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_a_story_goes_as_it_is_told(story: str) -> None:
-    told = Story()
-    for step in re.split(r";|\n", story.strip()):
-        event, *expected = re.split(": |:$", step.strip(), maxsplit=1)
-        assert [told.take_step(event)] == expected or not expected, step
+    check_story(story, Story().take_step)
 
 
 def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
