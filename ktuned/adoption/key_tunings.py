@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Final
 
 import structlog
 
@@ -28,7 +27,7 @@ from ktuned.scheduling import GIVEN_UP, JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY
 from ktuned.store import Winner
 
-MAX_CONFIGS: Final = 1_000
+MAX_CONFIGS = 1_000
 """Most measured configs of a key that are searched for its neighbour's config."""
 
 _log = structlog.get_logger()

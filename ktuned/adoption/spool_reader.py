@@ -23,7 +23,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import time
-from typing import Final
 
 import anyio.to_thread
 import structlog
@@ -44,19 +43,19 @@ from ktuned.watch import DirectoryGone, Notifications, WatchError
 
 _log = structlog.get_logger()
 
-MAX_AGE_S: Final = 30 * 86400.0
+MAX_AGE_S = 30 * 86400.0
 """A record that has waited this long comes from a program that nobody runs any more."""
 
-SURVEY_S: Final = 30.0
+SURVEY_S = 30.0
 """Interval at which the spool is read without a notification."""
 
-STAGED_S: Final = 3600.0
+STAGED_S = 3600.0
 """An unfinished file of this age was left by a process that was killed."""
 
-MAX_NOTICES: Final = 20
+MAX_NOTICES = 20
 """Most refused files in the notices; the log has all of them."""
 
-_STEP_MS: Final = 100
+_STEP_MS = 100
 
 
 class SpoolReader:

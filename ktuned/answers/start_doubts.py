@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -19,12 +19,12 @@ from ktuned.devices import Environments
 from ktuned.ipc import stamp_whole, stamps_agree
 from ktuned.model import ENVIRONMENT, KernelInfo, digest_variable, read_variable
 
-MAX_FILES: Final = 100
-MAX_BYTES: Final = 2**20
+MAX_FILES = 100
+MAX_BYTES = 2**20
 """A kernel with more files or bytes is in doubt until the watcher has looked at them: a lookup has 5 ms, and reading
 this much takes 2 ms."""
 
-LOOK_S: Final = 1.0
+LOOK_S = 1.0
 """After a comparison, a kernel's files are not read again for this long."""
 
 

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ktuned.backends.contract import Compiled, Unit
 from ktuned.model import BackendError, Outcome, Scalar, Unsupported
 
-MAX_MESSAGE_CHARS: Final = 4000
+MAX_MESSAGE_CHARS = 4000
 """Limit for a compiler's message: some forty lines, with the first errors."""
 
-_IN_DEFINES: Final = "<command-line>:"
+_IN_DEFINES = "<command-line>:"
 
-_DISK_IS_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def compile_singly(

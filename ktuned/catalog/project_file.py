@@ -18,9 +18,9 @@ import msgspec
 from ktuned.ipc import Trust, read_regular_file
 from ktuned.model import NUMERICS, PRESETS, TOML_HINT, PlanDefaults, SettingsError, listed
 
-PROJECT_FILE: Final = "ktuned.toml"
+PROJECT_FILE = "ktuned.toml"
 
-MAX_BYTES: Final = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Largest project file. It has a few lines of settings; a larger file belongs to another program."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")

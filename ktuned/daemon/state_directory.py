@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
 
 from ktuned.ipc import Trust, Untrusted
 from ktuned.model import StoreError
 from ktuned.serve import LOCK_NAME, LockHeld, hold_lock
 
-PRIVATE_UMASK: Final = 0o077
+PRIVATE_UMASK = 0o077
 """Files of the daemon and its workers are readable only by their user."""
 
-_PRIVATE_DIRECTORY: Final = 0o700
+_PRIVATE_DIRECTORY = 0o700
 
 
 @contextmanager

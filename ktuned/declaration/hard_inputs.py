@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ktuned.declaration import draws
 from ktuned.declaration.draws import Arrays
 
-HARD_FILLS: Final = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
+HARD_FILLS = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
 
-EVERYWHERE: Final = frozenset({"magnitudes", "cancelling"})
+EVERYWHERE = frozenset({"magnitudes", "cancelling"})
 """Fills that all tensors of a kernel get at once; the others go to every second one."""
 
 _RARE = 15
@@ -72,7 +72,7 @@ class _Format:
         return ((1 << self.exponent) - 1) << self.mantissa
 
 
-_FORMATS: Final = {
+_FORMATS = {
     "float64": _Format(11, 52),
     "float32": _Format(8, 23),
     "float16": _Format(5, 10),

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Final, Self
+from typing import Self
 
 import anyio
 import anyio.abc
@@ -63,7 +63,7 @@ WARDEN_S = 15.0
 """Interval in seconds at which the warden is checked, and started again if it was killed."""
 
 
-SET_IN_WORKERS: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+SET_IN_WORKERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Variables of workers, unless the daemon's environment or a project sets them. Inductor's pool of processes would run
 during the timing on the cores of other lanes, and a process that a config leaves behind costs the lane its worker."""
 

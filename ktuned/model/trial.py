@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -207,7 +207,7 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     judged: Judgement = Judgement()
 
 
-NO_DETAIL: Final = TrialDetail()
+NO_DETAIL = TrialDetail()
 
 
 class TrialResult(msgspec.Struct, frozen=True):

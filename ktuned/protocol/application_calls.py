@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -63,5 +63,5 @@ class PrepareParams(Params, frozen=True):
     variables: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-CALLS: Final = Method("calls", CallsParams, CallsAnswer)
-PREPARE_WORKERS: Final = Method("prepare_workers", PrepareParams, EmptyAnswer)
+CALLS = Method("calls", CallsParams, CallsAnswer)
+PREPARE_WORKERS = Method("prepare_workers", PrepareParams, EmptyAnswer)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
@@ -14,7 +13,7 @@ from ktuned.model import BackendReport, DeviceModel, DeviceName, Fault, Peaks
 from ktuned.protocol.kernels import RootInfo
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params
 
-VERSION: Final = "0.1.0"
+VERSION = "0.1.0"
 """The version of ktuned, which ``hello`` and ``status`` tell."""
 
 
@@ -279,8 +278,8 @@ class PeaksAnswer(msgspec.Struct, frozen=True):
         return {peaks.device: peaks for peaks in self.peaks}
 
 
-HELLO: Final = Method("hello", NoParams, HelloAnswer)
-STATUS: Final = Method("status", NoParams, StatusAnswer)
-BACKENDS: Final = Method("backends", NoParams, BackendsAnswer)
-PEAKS: Final = Method("peaks", PeaksParams, PeaksAnswer)
-SHUTDOWN: Final = Method("shutdown", NoParams, EmptyAnswer)
+HELLO = Method("hello", NoParams, HelloAnswer)
+STATUS = Method("status", NoParams, StatusAnswer)
+BACKENDS = Method("backends", NoParams, BackendsAnswer)
+PEAKS = Method("peaks", PeaksParams, PeaksAnswer)
+SHUTDOWN = Method("shutdown", NoParams, EmptyAnswer)

@@ -117,7 +117,7 @@ class JobProgress(EventOfJob, frozen=True, kw_only=True):
         return replace(job, **{name: getattr(self, name) for name in FIGURES})
 
 
-FIGURES: Final = tuple(name for name in JobProgress.__struct_fields__ if name not in Event.__struct_fields__)
+FIGURES = tuple(name for name in JobProgress.__struct_fields__ if name not in Event.__struct_fields__)
 """The names of the figures; a job has fields of the same names."""
 
 
@@ -271,5 +271,5 @@ def read_event(event: Mapping[str, Any]) -> Event | None:
     return None if kind is None else msgspec.convert(event, kind)
 
 
-SUBSCRIBE: Final = Method("subscribe", SubscribeParams, StreamPosition)
-UNSUBSCRIBE: Final = Method("unsubscribe", NoParams, EmptyAnswer)
+SUBSCRIBE = Method("subscribe", SubscribeParams, StreamPosition)
+UNSUBSCRIBE = Method("unsubscribe", NoParams, EmptyAnswer)

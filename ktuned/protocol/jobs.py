@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -300,9 +300,9 @@ class PauseAnswer(msgspec.Struct, frozen=True):
     paused: tuple[str, ...]
 
 
-TUNE: Final = Method("tune", TuneParams, TuneAnswer)
-COMPILE: Final = Method("compile", CompileParams, TuneAnswer)
-CANCEL: Final = Method("cancel", CancelParams, JobsAnswer)
-PAUSE: Final = Method("pause", PauseParams, PauseAnswer)
-RESUME: Final = Method("resume", PauseParams, PauseAnswer)
-JOBS: Final = Method("jobs", JobsParams, JobsAnswer)
+TUNE = Method("tune", TuneParams, TuneAnswer)
+COMPILE = Method("compile", CompileParams, TuneAnswer)
+CANCEL = Method("cancel", CancelParams, JobsAnswer)
+PAUSE = Method("pause", PauseParams, PauseAnswer)
+RESUME = Method("resume", PauseParams, PauseAnswer)
+JOBS = Method("jobs", JobsParams, JobsAnswer)

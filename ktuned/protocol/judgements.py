@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from ktuned.model import CompilerError, Config, DeviceModel, JudgeVerdict, KernelName, Problem, Scalar
 from ktuned.protocol.method import Method, Params
 
-SCHEMA: Final = 1
+SCHEMA = 1
 """The version of the answer. Within a version, fields are only added."""
 
-WINNER: Final = "winner"
+WINNER = "winner"
 """The value of ``against`` that stands for the current winner."""
 
 
@@ -127,4 +125,4 @@ class JudgeAnswer(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
 
 
-JUDGE: Final = Method("judge", JudgeParams, JudgeAnswer)
+JUDGE = Method("judge", JudgeParams, JudgeAnswer)

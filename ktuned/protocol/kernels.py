@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -237,6 +237,6 @@ class UnwatchParams(Params, frozen=True):
     path: str
 
 
-KERNELS: Final = Method("kernels", KernelsParams, KernelsAnswer)
-ADD: Final = Method("add", AddParams, AddAnswer)
-UNWATCH: Final = Method("unwatch", UnwatchParams, UnwatchAnswer)
+KERNELS = Method("kernels", KernelsParams, KernelsAnswer)
+ADD = Method("add", AddParams, AddAnswer)
+UNWATCH = Method("unwatch", UnwatchParams, UnwatchAnswer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -111,5 +111,5 @@ class ForgetAnswer(msgspec.Struct, frozen=True):
     winners: int
 
 
-RESULTS: Final = Method("results", ResultsParams, ResultsAnswer)
-FORGET: Final = Method("forget", ForgetParams, ForgetAnswer)
+RESULTS = Method("results", ResultsParams, ResultsAnswer)
+FORGET = Method("forget", ForgetParams, ForgetAnswer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -333,9 +333,9 @@ class ShareAnswer(msgspec.Struct, frozen=True):
     taken: int
 
 
-LOOKUP: Final = Method("lookup", LookupParams, Answer)
-LOOKUP_MANY: Final = Method("lookup_many", LookupManyParams, LookupManyAnswer)
-CHECK: Final = Method("check", CheckParams, CheckAnswer)
-EXPORT: Final = Method("export", ExportParams, ExportAnswer)
-IMPORT: Final = Method("import", ImportParams, ImportAnswer)
-SHARE: Final = Method("share", ShareParams, ShareAnswer)
+LOOKUP = Method("lookup", LookupParams, Answer)
+LOOKUP_MANY = Method("lookup_many", LookupManyParams, LookupManyAnswer)
+CHECK = Method("check", CheckParams, CheckAnswer)
+EXPORT = Method("export", ExportParams, ExportAnswer)
+IMPORT = Method("import", ImportParams, ImportAnswer)
+SHARE = Method("share", ShareParams, ShareAnswer)

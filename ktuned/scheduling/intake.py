@@ -21,7 +21,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from time import monotonic, time
-from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -53,16 +52,16 @@ from ktuned.protocol import FileError, Job, Root
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
 
-GONE_S: Final = 86_400.0
+GONE_S = 86_400.0
 """Absence after which a root is forgotten. An unplugged disk or a broken network file system returns sooner."""
 
-LOOK_S: Final = 600.0
+LOOK_S = 600.0
 """Interval of checks, each of which takes a few system calls."""
 
-MAX_SHOWN: Final = 8
+MAX_SHOWN = 8
 """Most forgotten roots that the notice names."""
 
-TOLD_S: Final = 86_400.0
+TOLD_S = 86_400.0
 """How long that notice is shown."""
 
 _log = structlog.get_logger()

@@ -41,7 +41,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Container
 from enum import StrEnum
 from time import monotonic, time
-from typing import Final, assert_never
+from typing import assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -61,7 +61,7 @@ job takes a little of the daemon's memory, and if it is cancelled, its configs w
 CHANGES_EXCUSED = 5
 """How often a job may find its files changed since they were inspected, without progress in between."""
 
-STORY_LENGTH: Final = 20
+STORY_LENGTH = 20
 """Most events that are kept as a job's story. A job may be preempted any number of times, and the latest moves are
 enough to explain an error."""
 

@@ -11,24 +11,24 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from ktuned.protocol import Event, StreamGap, StreamPosition, SubscribeParams, get_event_type
 from ktuned.serve.method import Peer
 
-RING_EVENTS: Final = 4096
+RING_EVENTS = 4096
 """Events that the ring keeps: several times as many as a job of default size publishes."""
 
-RING_BYTES: Final = 4 * 1024 * 1024
+RING_BYTES = 4 * 1024 * 1024
 """Bytes of the events in the ring: a trial's event has some 500 bytes, one with a compiler's message some KiB."""
 
-_BATCH_BYTES: Final = 64 * 1024
+_BATCH_BYTES = 64 * 1024
 """Bytes that are sent to a peer before checking again whether it accepts more."""
 
 
-_NOTIFICATION: Final = 2
+_NOTIFICATION = 2
 """The message type of MessagePack-RPC."""
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from itertools import chain
 from os.path import basename
 from time import time
-from typing import Any, Final
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -66,10 +66,10 @@ from ktuned.store import IMPORTED, Context, Winner, compare_contexts, exchange
 
 _log = structlog.get_logger()
 
-MAX_IMPORTED: Final = 200
+MAX_IMPORTED = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
 
-MAX_NAMED: Final = 5
+MAX_NAMED = 5
 """Watched directories that an error message lists; a longer list would help nobody."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -37,11 +37,11 @@ from ktuned.scheduling import EVERYTHING, Intake, Jobs, TuningRequest
 from ktuned.serve.events import Events
 from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
 
-MAX_CONFIGS: Final = 200
+MAX_CONFIGS = 200
 """Configs that one request may name: each message about its job has them all, and more should be a space of their own.
 """
 
-MAX_NAMED: Final = 4
+MAX_NAMED = 4
 """Kernels that a notice about an ambiguous name lists."""
 
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import msgspec
@@ -60,14 +60,14 @@ from ktuned.serve.job_methods import parse_configs
 from ktuned.serve.method import Handler, Peer
 from ktuned.tuning import QUICK
 
-REGISTERS: Final = frozenset({"registers"})
-SPILLS: Final = frozenset({"spill_store_bytes", "spill_bytes"})
+REGISTERS = frozenset({"registers"})
+SPILLS = frozenset({"spill_store_bytes", "spill_bytes"})
 """Facts of backends about a compiled config."""
 
-CANCEL_S: Final = 5.0
+CANCEL_S = 5.0
 """Seconds for cancelling the jobs of a client that has left."""
 
-_NOT_IN_SPACE: Final = "the space does not hold this config for this problem"
+_NOT_IN_SPACE = "the space does not hold this config for this problem"
 
 
 class JudgeMethods:

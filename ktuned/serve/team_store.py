@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Final, Never
+from typing import Any, Never
 
 import anyio
 import anyio.lowlevel
@@ -53,26 +53,26 @@ from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()
 
-COMMAND: Final = (sys.executable, "-P", "-m", "ktuned_team")
+COMMAND = (sys.executable, "-P", "-m", "ktuned_team")
 
-INSTALL: Final = "pip install 'ktuned[team]'"
+INSTALL = "pip install 'ktuned[team]'"
 
-MIN_PULL_S: Final = 5.0
+MIN_PULL_S = 5.0
 """Least ``pull_s``: more frequent looks would cost more than they find."""
 
-RUN_S: Final = 120.0
+RUN_S = 120.0
 """Deadline of one run of the program: thousands of objects over a slow link."""
 
-FIRST_LOOK_S: Final = 5.0
+FIRST_LOOK_S = 5.0
 """A job waits this long for others' winners. A remote store takes about a second, and a search costs more."""
 
-PACE_S: Final = 5.0
+PACE_S = 5.0
 """Least time between two runs because of jobs that have ended: many small jobs end in a second."""
 
-FIRST_PAUSE_S: Final = 5.0
+FIRST_PAUSE_S = 5.0
 """Pause after a failure; each further failure doubles it, up to a minute."""
 
-MAX_UNSENT: Final = 10_000
+MAX_UNSENT = 10_000
 """Most winners that wait for the store, a kilobyte each. The oldest give way: others find them in our own store."""
 
 

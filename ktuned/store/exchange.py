@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -34,7 +33,7 @@ from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 from ktuned.store.winners import Winner
 
-IMPORTED: Final = "import"
+IMPORTED = "import"
 """The ``phase`` of a trial that was not measured here."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import IntEnum
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from ktuned.protocol import FIGURES, Job, PublishEvent, Trial, TrialDone, Winner
 from ktuned.store import Winner
 from ktuned.tuning.job_brief import JobBrief
 
-COMPILED: Final = "compiled"
+COMPILED = "compiled"
 """Name under which a job that only compiles counts the configs that have their artifact."""
 
 

@@ -116,7 +116,7 @@ from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
 from ktuned.tuning.evidence import MOST_TRIES, lacked_something, was_killed
 
-CONTENDED_TRIES: Final = 3
+CONTENDED_TRIES = 3
 """How often a trial is measured while other programs use the device, before it ends as ``contended``."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Final
 
 import click
 
@@ -93,7 +92,7 @@ def _list_jobs(target: str | None, as_json: bool) -> int:
     return Exit.DONE
 
 
-_DONE: Final = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
+_DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
 
 def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: bool) -> int:
