@@ -19,10 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from ktuned.adoption.key_selection import KeySelection
-from ktuned.model import Problem, canonical
+from ktuned.model import FrozenStruct, Problem, canonical
 
 MAX_TUNED_AS_THEY_COME = 16
 """Number of keys that are tuned as they come: a function with dtypes, flags and a few sizes has no more."""
@@ -37,7 +35,7 @@ MAX_WAITING = 2_000
 """Most waiting keys of a function; beyond them the oldest is forgotten."""
 
 
-class WaitingKey(msgspec.Struct, frozen=True):
+class WaitingKey(FrozenStruct):
     """A key that may be tuned later.
 
     Attributes:

@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-import msgspec
-
 from ktuned.backends import Launch
 from ktuned.checking.problem_data import ProblemData
 from ktuned.ipc import requests
-from ktuned.model import TrialResult, have_same_bits
+from ktuned.model import FrozenStruct, TrialResult, have_same_bits
 
 LAUNCHES = 2
 """Launches of each input of ordinary numbers, to reveal a race. Hard inputs are launched once."""
@@ -29,7 +27,7 @@ FREE_US = 5_000.0
 """Time, in µs, that further inputs may take for a config that need not run on them. They show which configs agree."""
 
 
-class LaunchDigests(msgspec.Struct, frozen=True):
+class LaunchDigests(FrozenStruct):
     """Digests of what launches left.
 
     Attributes:

@@ -21,10 +21,8 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ktuned.checking.tensor_library import TensorLibrary, find_library
-from ktuned.model import Device, Problem, UsageError, canonical
+from ktuned.model import Device, FrozenStruct, Problem, UsageError, canonical
 
 if TYPE_CHECKING:
     from ktuned.declaration import Kernel as DeclaredKernel
@@ -35,7 +33,7 @@ MAX_KEPT_BYTES = 1 << 28
 copying them."""
 
 
-class TensorRoles(msgspec.Struct, frozen=True):
+class TensorRoles(FrozenStruct):
     """What launches do with each of a problem's tensors, by the tensors' names.
 
     Attributes:

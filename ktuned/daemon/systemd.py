@@ -12,9 +12,7 @@ from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
-from ktuned.model import SettingsError
+from ktuned.model import FrozenStruct, SettingsError
 
 FIRST_DESCRIPTOR = 3
 """The first descriptor that is handed over, after stdin, stdout and stderr (SD_LISTEN_FDS_START)."""
@@ -25,7 +23,7 @@ SOCKET_NAMES = frozenset({"ktuned", "ktuned.socket"})
 _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
-class Handover(msgspec.Struct, frozen=True):
+class Handover(FrozenStruct):
     """What the service manager hands over to this process.
 
     Attributes:

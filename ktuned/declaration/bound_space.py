@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
 from ktuned.declaration.user_values import Site, Values, find_mapping_fault
-from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among, spell_values
+from ktuned.model import Config, FrozenStruct, KernelFileError, Problem, Scalar, canonical, is_among, spell_values
 
 MEMBERSHIP_BOUND = 100_000
 """Most configs of a callable that a membership test reads: 0.5 s for a simple generator."""
@@ -23,7 +21,7 @@ Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
 
 
-class Conditional(msgspec.Struct, frozen=True):
+class Conditional(FrozenStruct):
     """A constraint on a knob that exists only where ``when`` holds. Elsewhere the knob keeps its first value."""
 
     knob: str

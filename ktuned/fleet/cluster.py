@@ -54,7 +54,7 @@ from ktuned.fleet.failures import DeadlineExpired, Health, HostLost, Output, Req
 from ktuned.fleet.process_group import ProcessGroup
 from ktuned.fleet.program import Programs
 from ktuned.ipc import InvalidMessage, decoding, frames, replies, requests
-from ktuned.model import BackendReport, Device, DeviceName, Phase, Role, WorkerError
+from ktuned.model import BackendReport, Device, DeviceName, FrozenStruct, Phase, Role, WorkerError
 from ktuned.protocol import ClusterInfo, HostInfo
 
 _log = structlog.get_logger()
@@ -75,7 +75,7 @@ END_S = 5.0
 """Time that the process gets to give its GPUs and CPUs back."""
 
 
-class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterSettings(FrozenStruct, forbid_unknown_fields=True):
     """The ``[cluster]`` table.
 
     Attributes:

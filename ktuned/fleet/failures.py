@@ -21,10 +21,8 @@ import signal
 from collections.abc import Callable
 from time import monotonic
 
-import msgspec
-
 from ktuned.ipc import frames, replies
-from ktuned.model import Phase, WorkerError
+from ktuned.model import FrozenStruct, Phase, WorkerError
 
 
 class WorkerDied(WorkerError):
@@ -143,7 +141,7 @@ class ReferenceUnusable(WorkerError):
         self.is_damaged = is_damaged
 
 
-class Output(msgspec.Struct, frozen=True):
+class Output(FrozenStruct):
     """The last lines that a worker's code printed during one request."""
 
     stdout: str = ""

@@ -10,13 +10,12 @@ from collections import deque
 
 import anyio
 import anyio.abc
-import msgspec
 import structlog
 
 from ktuned.answers import WantedTuning
 from ktuned.catalog import Admission
 from ktuned.fleet import COURTESY_S, QuietGate
-from ktuned.model import Config, KernelInfo, KtunedError, Problem, WinnerKey, canonical
+from ktuned.model import Config, FrozenStruct, KernelInfo, KtunedError, Problem, WinnerKey, canonical
 from ktuned.protocol import AnswersChanged, ChannelInfo, Priority, PublishEvent
 from ktuned.scheduling import Jobs
 from ktuned.store import Context
@@ -33,7 +32,7 @@ MAX_REMEMBERED = 50_000
 """Tunings that are remembered as queued, some 500 bytes each; when there are more, all are forgotten."""
 
 
-class _ConfigQuestion(msgspec.Struct, frozen=True):
+class _ConfigQuestion(FrozenStruct):
     """The question whether configs are in a kernel's space, for a problem."""
 
     kernel: KernelInfo

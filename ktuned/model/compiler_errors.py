@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import msgspec
+from ktuned.model.frozen_struct import FrozenStruct
 
 MAX_ERRORS = 10
 """Errors of one message that are returned; later ones mostly follow from the first."""
@@ -28,7 +28,7 @@ _TRITON = re.compile(r"^at (?P<line>\d+):(?P<column>\d+):$")
 """Triton counts lines from the function's own first line, and names no file."""
 
 
-class CompilerError(msgspec.Struct, frozen=True):
+class CompilerError(FrozenStruct):
     """One error in a source.
 
     Attributes:

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from ktuned.model import (
     LATENCY,
     Config,
+    FrozenStruct,
     KernelInfo,
     KernelName,
     Objective,
@@ -24,19 +25,19 @@ from ktuned.protocol.method import Method, Params
 from ktuned.protocol.winners import Status
 
 
-class RootSettings(msgspec.Struct, frozen=True):
+class RootSettings(FrozenStruct):
     """Settings of a root that ``config.toml`` or a request gives explicitly; they override all others."""
 
     name: str = ""
     python: str = ""
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: Mapping[str, str] = {}
 
 
 SPACE = "space"
 """Kind of a change that only concerns the space; its ``name`` is a sentence about the config."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(FrozenStruct):
     """One difference between two contexts.
 
     Attributes:
@@ -72,7 +73,7 @@ def describe_change(change: Change) -> str:
     return f"{what} {verb}"
 
 
-class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
+class FileError(FrozenStruct, omit_defaults=True):
     """An error in a kernel file.
 
     Attributes:
@@ -90,7 +91,7 @@ class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
     excerpt: str = ""
 
 
-class RootInfo(msgspec.Struct, frozen=True):
+class RootInfo(FrozenStruct):
     """A watched root: its directory, its project's name, and its workers' interpreter and environment variables.
 
     With ``polling`` it is polled, because its file system does not report changes.
@@ -99,7 +100,7 @@ class RootInfo(msgspec.Struct, frozen=True):
     path: str
     name: str
     python: str
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: Mapping[str, str] = {}
     polling: bool = False
 
     @classmethod
@@ -108,7 +109,7 @@ class RootInfo(msgspec.Struct, frozen=True):
         return msgspec.convert(root, cls, from_attributes=True)
 
 
-class Root(RootInfo, frozen=True):
+class Root(RootInfo):
     """A watched root, and where its settings come from.
 
     Attributes:
@@ -130,7 +131,7 @@ def find_root(path: str, roots: Iterable[RootInfo]) -> RootInfo | None:
     return max(holders, key=lambda root: len(root.path), default=None)
 
 
-class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
+class WinnerStanding(FrozenStruct, kw_only=True):
     """The standing of a winner: ``fresh``, or ``stale`` with the reasons.
 
     Attributes:
@@ -157,7 +158,7 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...] = ()
 
 
-class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
+class KernelEntry(FrozenStruct, kw_only=True):
     """A kernel as its file declares it (:class:`~ktuned.model.KernelInfo`), with its full name.
 
     If ``why`` was set, it has its winners' standings, when its winner was made again, and its configs that are
@@ -176,7 +177,7 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     specialize: tuple[str, ...] | None
     space: SpaceInfo
     plan: Plan
-    bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    bucket: Mapping[str, Any] = {}
     metrics: tuple[str, ...] = ()
     unobserved: str = ""
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
@@ -190,7 +191,7 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**shown, why=why)
 
 
-class KernelsAnswer(msgspec.Struct, frozen=True):
+class KernelsAnswer(FrozenStruct):
     """Kernels, the errors in kernel files, and all roots."""
 
     kernels: tuple[KernelEntry, ...]
@@ -198,7 +199,7 @@ class KernelsAnswer(msgspec.Struct, frozen=True):
     roots: tuple[RootInfo, ...] = ()
 
 
-class AddAnswer(msgspec.Struct, frozen=True):
+class AddAnswer(FrozenStruct):
     """The watched root, the kernels and errors at or below the path, and notices for the person who asked."""
 
     root: RootInfo
@@ -207,7 +208,7 @@ class AddAnswer(msgspec.Struct, frozen=True):
     notices: tuple[str, ...] = ()
 
 
-class UnwatchAnswer(msgspec.Struct, frozen=True):
+class UnwatchAnswer(FrozenStruct):
     """The root that is no longer watched, its project's name, and the kernels that are forgotten with it."""
 
     path: str
@@ -215,7 +216,7 @@ class UnwatchAnswer(msgspec.Struct, frozen=True):
     kernels: tuple[KernelName, ...]
 
 
-class KernelsParams(Params, frozen=True):
+class KernelsParams(Params):
     """``kernels``: one kernel, or the kernels below a path, or all. ``why`` adds each winner's standing."""
 
     kernel: str | None = None
@@ -224,14 +225,14 @@ class KernelsParams(Params, frozen=True):
     directory: str | None = None
 
 
-class AddParams(Params, frozen=True):
+class AddParams(Params):
     """``add``: a kernel file or a directory to watch, and the interpreter for its kernels."""
 
     path: str
     python: str | None = None
 
 
-class UnwatchParams(Params, frozen=True):
+class UnwatchParams(Params):
     """``unwatch``: the root to watch no longer."""
 
     path: str

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ktuned.model import FrozenStruct
 from ktuned.protocol import Job, Priority
 
 POLICIES = ("always", "idle", "manual")
@@ -34,7 +35,7 @@ REST_READINGS = 5
 """This many readings in a row must show that the machine is at rest. A build pauses between its steps."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class Reading(FrozenStruct):
     """The use of the machine since the last reading.
 
     Attributes:
@@ -48,7 +49,7 @@ class Reading(msgspec.Struct, frozen=True):
     others: float = 0.0
     pressure: float | None = None
     on_battery: bool = False
-    gpu_users: Mapping[str, int] = msgspec.field(default_factory=dict)
+    gpu_users: Mapping[str, int] = {}
 
 
 class _UseEstimate(msgspec.Struct):

@@ -24,7 +24,6 @@ from time import monotonic, time
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 from msgspec import structs
 
@@ -47,7 +46,7 @@ from ktuned.catalog import (
     remake_root,
 )
 from ktuned.ipc import read_regular_file, stamp_whole, stamps_agree
-from ktuned.model import KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
+from ktuned.model import FrozenStruct, KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
 from ktuned.protocol import FileError, Job, Root
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
@@ -67,7 +66,7 @@ TOLD_S = 86_400.0
 _log = structlog.get_logger()
 
 
-class AddedRoot(msgspec.Struct, frozen=True):
+class AddedRoot(FrozenStruct):
     """A path that is watched now.
 
     Attributes:

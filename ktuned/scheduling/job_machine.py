@@ -47,7 +47,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED
-from ktuned.model import IllegalMove, Plan, WinnerKey
+from ktuned.model import FrozenStruct, IllegalMove, Plan, WinnerKey
 from ktuned.protocol import Job, JobEvent, JobPaused, JobQueued, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy
 from ktuned.scheduling.known_failures import KnownFailures
@@ -220,20 +220,20 @@ class Ending(StrEnum):
     DAEMON_STOPPED = "daemon stopped"
 
 
-class TakenUp(msgspec.Struct, frozen=True):
+class TakenUp(FrozenStruct):
     """The previous daemon left these jobs queued or paused."""
 
     jobs: Collection[Job]
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class Arrived(FrozenStruct):
     """A new job was recorded; with ``is_fixed`` its priority stays as it is even while clients wait for it."""
 
     job: Job
     is_fixed: bool = False
 
 
-class Joined(msgspec.Struct, frozen=True):
+class Joined(FrozenStruct):
     """Another request wants the work of a live job; its ``plan`` may extend the job's, ``None`` changes nothing."""
 
     job: int
@@ -243,50 +243,50 @@ class Joined(msgspec.Struct, frozen=True):
     is_fixed: bool = False
 
 
-class CancelAsked(msgspec.Struct, frozen=True):
+class CancelAsked(FrozenStruct):
     """A job is to end; ``message`` is the reason."""
 
     job: int
     message: str = "cancelled"
 
 
-class BeginAgainAsked(msgspec.Struct, frozen=True):
+class BeginAgainAsked(FrozenStruct):
     """A job is to be prepared again, because its kernel or its environment has changed."""
 
     job: int
     message: str
 
 
-class PauseAsked(msgspec.Struct, frozen=True):
+class PauseAsked(FrozenStruct):
     """A job is to wait until it is resumed."""
 
     job: int
 
 
-class ResumeAsked(msgspec.Struct, frozen=True):
+class ResumeAsked(FrozenStruct):
     """A pause is taken back."""
 
     job: int
 
 
-class Inspected(msgspec.Struct, frozen=True):
+class Inspected(FrozenStruct):
     """The catalog knows the present state of a kernel's files."""
 
     kernel: str
 
 
-class Reviewed(msgspec.Struct, frozen=True):
+class Reviewed(FrozenStruct):
     """The order of jobs may have changed: the choice of running jobs is to be reconsidered."""
 
 
-class Advanced(msgspec.Struct, frozen=True):
+class Advanced(FrozenStruct):
     """A running job's pipeline has reached its next stage."""
 
     job: int
     stage: JobStage
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(FrozenStruct):
     """A running job's pipeline ended.
 
     Attributes:
@@ -304,7 +304,7 @@ class Ended(msgspec.Struct, frozen=True):
     brief: JobBrief | None = None
 
 
-class StoreMended(msgspec.Struct, frozen=True):
+class StoreMended(FrozenStruct):
     """The store can be written again."""
 
 
@@ -327,45 +327,45 @@ Event = (
 # Instructions
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(FrozenStruct):
     """Prepare a job and run its pipeline."""
 
     job: Job
 
 
-class Stop(msgspec.Struct, frozen=True):
+class Stop(FrozenStruct):
     """Stop a running job's pipeline; its results so far are kept."""
 
     job: int
 
 
-class GrantLanes(msgspec.Struct, frozen=True):
+class GrantLanes(FrozenStruct):
     """Let this running job, and no other, use the lanes of its device model."""
 
     job: int
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(FrozenStruct):
     """Write a job's row. If ``is_vital``, a store error is the answer to the request that caused this."""
 
     job: Job
     is_vital: bool = True
 
 
-class Publish(msgspec.Struct, frozen=True):
+class Publish(FrozenStruct):
     """Publish an event of a job, after its facts are recorded."""
 
     event: type[JobEvent]
     job: Job
 
 
-class Close(msgspec.Struct, frozen=True):
+class Close(FrozenStruct):
     """Record that a job has ended, and publish it, even if it cannot be recorded."""
 
     job: Job
 
 
-class Inspect(msgspec.Struct, frozen=True):
+class Inspect(FrozenStruct):
     """Have the files of a job's kernel inspected: the job waits for that, and the watcher may not report the change."""
 
     job: Job

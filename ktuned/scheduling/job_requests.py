@@ -19,6 +19,7 @@ from ktuned.model import (
     BackendError,
     Config,
     DeviceModel,
+    FrozenStruct,
     KernelInfo,
     Objective,
     Plan,
@@ -35,7 +36,7 @@ from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_judged_trial, find_present_key
 
 
-class TuningRequest(msgspec.Struct, frozen=True):
+class TuningRequest(FrozenStruct):
     """The options of a request to tune a kernel; ``None`` leaves an option to the kernel file.
 
     With ``is_judged``, configs are judged (:mod:`ktuned.tuning.judging_job`): the given ones, or else the default, or
@@ -118,7 +119,7 @@ def _make_config_error(kernel: KernelInfo, config: Config, why: str) -> UsageErr
     return UsageError(message, hint=f"give a config of its space{knobs}")
 
 
-class PlannedJob(msgspec.Struct, frozen=True):
+class PlannedJob(FrozenStruct):
     """A job that a request asks for.
 
     Attributes:

@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
 from time import monotonic
 
-import msgspec
 from msgspec.structs import replace
 
-from ktuned.model import LATENCY, Plan, WinnerKey
+from ktuned.model import LATENCY, FrozenStruct, Plan, WinnerKey
 from ktuned.protocol import Job, JobState
 from ktuned.scheduling.ranks import Standing
 
@@ -46,14 +45,14 @@ def extend_plan(plan: Plan, asked: Plan) -> Plan | None:
     return replace(plan, trials=max(plan.trials, asked.trials), time_limit_s=time_limit_s)
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class Arrival(FrozenStruct):
     """The result of a request: the job that does the work, and whether that job is new."""
 
     job: Job
     is_new: bool
 
 
-class LaunchCost(msgspec.Struct, frozen=True):
+class LaunchCost(FrozenStruct):
     """Applications' launches of a key, and their time in s by the latency known so far."""
 
     launches: int

@@ -39,7 +39,7 @@ class Standing(msgspec.Struct):
     base: int
     since: float
     is_fixed: bool = False
-    waiters: set[Hashable] = msgspec.field(default_factory=set)
+    waiters: set[Hashable] = set()
     began: float | None = None
     _lift: int = 0
     _heat: float = 0.0

@@ -15,7 +15,6 @@ from time import time
 from typing import Any
 
 import anyio.to_thread
-import msgspec
 import structlog
 from msgspec import UNSET, structs
 
@@ -27,6 +26,7 @@ from ktuned.model import (
     RETRIED_BY_NEXT_JOB,
     Config,
     DeviceModel,
+    FrozenStruct,
     KernelInfo,
     KeyProblem,
     KtunedError,
@@ -73,7 +73,7 @@ MAX_NAMED = 5
 """Watched directories that an error message lists; a longer list would help nobody."""
 
 
-class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
+class WinnerExchange(FrozenStruct, kw_only=True):
     """Exports winners and imports others; ``publish`` announces imported ones that became winners here.
 
     ``inspect`` has a kernel's file inspected: an import that comes right after a save judges what was saved.

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ktuned.answers import Knowledge
 from ktuned.fleet import Applications
-from ktuned.model import Config, KernelInfo, NotFound, UsageError, canonical, read_objective
+from ktuned.model import Config, FrozenStruct, KernelInfo, NotFound, UsageError, canonical, read_objective
 from ktuned.protocol import (
     CANCEL,
     COMPILE,
@@ -45,7 +45,7 @@ MAX_NAMED = 4
 """Kernels that a notice about an ambiguous name lists."""
 
 
-class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
+class JobMethods(FrozenStruct, kw_only=True):
     """Handles clients' requests for jobs and about jobs."""
 
     known: Knowledge

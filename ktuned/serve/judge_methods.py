@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
-import msgspec
 from msgspec.structs import asdict, replace
 
 from ktuned.answers import Knowledge
@@ -21,6 +20,7 @@ from ktuned.catalog import complete_config
 from ktuned.model import (
     MAX_ERRORS,
     Config,
+    FrozenStruct,
     Judgement,
     JudgeVerdict,
     KernelFileError,
@@ -250,7 +250,7 @@ class JudgeMethods:
         )
 
 
-class _Judged(msgspec.Struct, frozen=True):
+class _Judged(FrozenStruct):
     """A candidate on one problem: as it is described, and what that rests on."""
 
     described: JudgedProblem

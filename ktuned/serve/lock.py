@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from ktuned.model import FrozenStruct
 from ktuned_client import paths
 
 LOCK_NAME = "lock"
@@ -35,7 +36,7 @@ _CONNECT_S = 1.0
 _MAX_BYTES = 4096
 
 
-class Holder(msgspec.Struct, frozen=True):
+class Holder(FrozenStruct):
     """The process that holds a lock.
 
     Attributes:

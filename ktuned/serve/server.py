@@ -24,7 +24,7 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ktuned.model import KtunedError
+from ktuned.model import FrozenStruct, KtunedError
 from ktuned.protocol import TrafficInfo
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.responses import Responses
@@ -67,7 +67,7 @@ _pack = msgspec.msgpack.Encoder().encode
 log = structlog.get_logger()
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Limits(FrozenStruct):
     """Limits of each connection, and of the number of connections."""
 
     connections: int = MAX_CONNECTIONS

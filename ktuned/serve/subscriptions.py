@@ -5,15 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import msgspec
-
+from ktuned.model import FrozenStruct
 from ktuned.protocol import SUBSCRIBE, UNSUBSCRIBE, EmptyAnswer, NoParams, StreamPosition, SubscribeParams
 from ktuned.scheduling import Jobs
 from ktuned.serve.events import Events
 from ktuned.serve.method import Handler, Peer
 
 
-class Subscriptions(msgspec.Struct, frozen=True):
+class Subscriptions(FrozenStruct):
     """Handles subscriptions. A peer that names jobs counts as waiting for them while its subscription lasts."""
 
     events: Events

@@ -44,7 +44,7 @@ import structlog
 
 from ktuned.answers import Knowledge
 from ktuned.fleet import Health, ProgramFailed, Programs, run_program
-from ktuned.model import LATENCY, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
+from ktuned.model import LATENCY, FrozenStruct, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
 from ktuned.protocol import SHARE, Event, ExportedWinner, JobDone, ShareAnswer, ShareInfo, ShareParams, WinnersDocument
 from ktuned.serve.exchange import MAX_IMPORTED, WinnerExchange
 from ktuned.serve.method import Handler, Peer
@@ -76,7 +76,7 @@ MAX_UNSENT = 10_000
 """Most winners that wait for the store, a kilobyte each. The oldest give way: others find them in our own store."""
 
 
-class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShareSettings(FrozenStruct, forbid_unknown_fields=True):
     """The ``[share]`` table of ``config.toml``.
 
     Attributes:
@@ -112,7 +112,7 @@ class TeamStoreDown(KtunedError):
     code = "team_store_down"
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class _Reply(FrozenStruct):
     """The program's reply; :mod:`ktuned_team.__main__` explains the fields."""
 
     objects: dict[str, str] = {}

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 
 from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, locate_artifact, locate_staging, manifest
+from ktuned.model import FrozenStruct
 from ktuned.protocol import ArtifactsInfo
 from ktuned.store.faults import explain_file_error
 
@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 _PROBE_BYTES = 256 * 1024
 
 
-class _Sealed(msgspec.Struct, frozen=True):
+class _Sealed(FrozenStruct):
     """One artifact, as :meth:`Artifacts.collect_garbage` sees it."""
 
     key: str

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.model import (
     DeviceModel,
     FailureFacts,
+    FrozenStruct,
     KernelName,
     Outcome,
     Plan,
@@ -37,7 +37,7 @@ IMPORTED = "import"
 """The ``phase`` of a trial that was not measured here."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(FrozenStruct):
     """A decision about an offered winner, with the reason in words."""
 
     takes: bool

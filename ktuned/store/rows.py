@@ -108,7 +108,7 @@ def decode_trial(row: Row) -> Trial:
     return Trial(**values)
 
 
-class _KeptDetail(TrialDetail, frozen=True):
+class _KeptDetail(TrialDetail):
     metrics: Mapping[str, float] = {}
 
 

@@ -19,10 +19,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
-import msgspec
 import structlog
 
-from ktuned.model import StoreError
+from ktuned.model import FrozenStruct, StoreError
 from ktuned.protocol import ChannelInfo
 
 _log = structlog.get_logger()
@@ -33,7 +32,7 @@ MAX_PENDING_WRITES = 1024
 """Writes that may wait for the disk. Beyond this, :meth:`Writer.write` waits, which slows its callers down."""
 
 
-class _Write(msgspec.Struct, frozen=True):
+class _Write(FrozenStruct):
     operation: Callable[[sqlite3.Connection], Any]
     future: asyncio.Future[Any]
 

@@ -15,6 +15,7 @@ from ktuned.model import (
     Bits,
     Config,
     FailureFacts,
+    FrozenStruct,
     KeyProblem,
     NotFound,
     Objective,
@@ -41,7 +42,7 @@ NOISE = 1.05
 """Two figures whose ratio is at most this may differ by noise alone."""
 
 
-class Recovered(msgspec.Struct, frozen=True):
+class Recovered(FrozenStruct):
     """How many trials were under way, and how many jobs were running, when the last daemon died."""
 
     trials: int

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ktuned.backends import Backend, Launch, Unit
-from ktuned.model import BackendError, Device
+from ktuned.model import BackendError, Device, FrozenStruct
 
 SLEEP_CYCLES = 500_000_000
 """A quarter of a second on a GPU: a launch and a comparison of tensors are over long before."""
@@ -50,7 +50,7 @@ class FunctionPlace:
         return getattr(module, self.name)
 
 
-class LoadRequest(msgspec.Struct, frozen=True):
+class LoadRequest(FrozenStruct):
     """What the process is to load.
 
     Attributes:

@@ -14,10 +14,9 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
-import msgspec
 from msgspec.structs import replace
 
-from ktuned.model import FAILURES, RETRIED_BY_NEXT_JOB, Outcome, Phase, Role, TrialResult
+from ktuned.model import FAILURES, RETRIED_BY_NEXT_JOB, FrozenStruct, Outcome, Phase, Role, TrialResult
 from ktuned.protocol import Trial
 
 MOST_TRIES = 3
@@ -59,7 +58,7 @@ class Grant(StrEnum):
     EXECUTION = "execution"
 
 
-class Grants(msgspec.Struct, frozen=True):
+class Grants(FrozenStruct):
     """What configs are granted now.
 
     Attributes:
@@ -69,7 +68,7 @@ class Grants(msgspec.Struct, frozen=True):
     """
 
     deadlines: Mapping[str, float]
-    memory_bytes: Mapping[Role, int] = msgspec.field(default_factory=dict)
+    memory_bytes: Mapping[Role, int] = {}
     artifacts: str = "/"
 
     def read(self, grant: str, phase: str) -> float:

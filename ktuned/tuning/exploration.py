@@ -39,7 +39,7 @@ class SearchSummary(msgspec.Struct):
     size_is_estimate: bool = False
     prior_fault: str = ""
     converged: bool = False
-    best_after: list[tuple[int, float]] = msgspec.field(default_factory=list)
+    best_after: list[tuple[int, float]] = []
 
     def record_space(self, found: replies.Explored) -> None:
         """Take note of the space and the strategy that a worker has opened."""

@@ -48,7 +48,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Outcome, TrialResult, canonical, needs_metric
+from ktuned.model import FrozenStruct, Outcome, TrialResult, canonical, needs_metric
 from ktuned.protocol import Trial
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
@@ -179,7 +179,7 @@ class Reference:
         del self._candidates[0]
 
 
-class _Arrived(msgspec.Struct, frozen=True):
+class _Arrived(FrozenStruct):
     """A measurement as it arrived.
 
     Attributes:
@@ -218,8 +218,8 @@ class _Turn(msgspec.Struct, eq=False):
     record: RecordEnds
     waiting: deque[Attempt]
     in_request: deque[Attempt] = msgspec.field(default_factory=deque)
-    later: list[Attempt] = msgspec.field(default_factory=list)
-    lost: list[Attempt] = msgspec.field(default_factory=list)
+    later: list[Attempt] = []
+    lost: list[Attempt] = []
     began: tuple[float, float] = (0.0, 0.0)
     spent_s: float = 0.0
 

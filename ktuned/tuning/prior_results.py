@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from heapq import heappop, heappush
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Admission
@@ -25,6 +24,7 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
+    FrozenStruct,
     Objective,
     Outcome,
     TrialResult,
@@ -236,7 +236,7 @@ for each slot, all slots would end with long compiles, and a single expectation 
 nothing, and undo the strategy's order."""
 
 
-class TrialOrder(msgspec.Struct, frozen=True):
+class TrialOrder(FrozenStruct):
     """The order in which a job tries its configs.
 
     Attributes:

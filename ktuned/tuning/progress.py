@@ -95,7 +95,7 @@ class Progress(msgspec.Struct):
     reference_us: float | None = None
     reference_spread_us: float | None = None
     reused: int = 0
-    cost: dict[str, float] = msgspec.field(default_factory=dict)
+    cost: dict[str, float] = {}
     time_limit_s: float | None = None
     lost: str = ""
     began: float = msgspec.field(default_factory=monotonic)
