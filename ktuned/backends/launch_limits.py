@@ -6,7 +6,7 @@ occupancy from CUDA's own calculator (``cuda_occupancy.h``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ktuned.model import FrozenStruct
 
 MAX_THREADS = 1024
 MAX_REGISTERS = 65536
@@ -24,8 +24,7 @@ _WARP_REGISTER_UNIT = 256
 _SHARED_UNIT = 128
 
 
-@dataclass(frozen=True, slots=True)
-class _Multiprocessor:
+class _Multiprocessor(FrozenStruct):
     """Limits of a multiprocessor: warps and blocks that it holds at once, and its shared memory in KiB.
 
     The system reserves ``reserved_bytes`` of that memory for each block, so that one block can use the rest.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ktuned.model import FrozenStruct
 
 if TYPE_CHECKING:
     import torch
@@ -114,8 +115,7 @@ class NumPyArrays:
         return bits | (sign if kind.has_negative_zero else np.where(bits == 0, 0, sign))
 
 
-@dataclass(frozen=True, slots=True)
-class _NarrowFormat:
+class _NarrowFormat(FrozenStruct):
     """A floating-point format that NumPy lacks."""
 
     sign_bit: int

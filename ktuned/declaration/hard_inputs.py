@@ -23,11 +23,11 @@ is special, but the product of two special numbers often is not. All numbers are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ktuned.declaration import draws
 from ktuned.declaration.draws import Arrays
+from ktuned.model import FrozenStruct
 
 HARD_FILLS = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
 
@@ -44,8 +44,7 @@ _WIDEST = 30
 """Magnitudes range from 2^-30 to 2^30, so that their products are finite in float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
+class _Format(FrozenStruct):
     """A floating-point format: the bits of its exponent and of its significand."""
 
     exponent: int

@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+from msgspec.structs import replace
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
