@@ -87,9 +87,9 @@ def redirect_compiler(variables: Mapping[str, str], scratch: Path | None = None)
                 os.environ[name] = value
 
 
-def cut_message(message: str, most: int = MAX_MESSAGE_CHARS) -> str:
-    """Return a message, cut to a number of characters."""
-    return message if len(message) <= most else message[: most - 1] + "…"
+def cut_message(message: str) -> str:
+    """Return a message, cut to :data:`MAX_MESSAGE_CHARS` characters."""
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def move_error_first(log: str, error: re.Pattern[str]) -> str:

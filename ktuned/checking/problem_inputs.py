@@ -192,7 +192,7 @@ class ProblemInputs:
         return {name: self._make_tensor(name, spec, seed_text) for name, spec in changed if spec is not None}
 
     def write_fresh_inputs(
-        self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float, *, are_alike: bool = False
+        self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float, *, are_alike: bool
     ) -> bool:
         """Write inputs with other random numbers, drawn by a secret; return whether any were.
 

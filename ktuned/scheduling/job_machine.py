@@ -33,6 +33,9 @@ Two jobs that do the same work never run at once: the second starts later and fi
 
 An event that is illegal for its job changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message
 has the job's story.
+
+*Known failures.* If a job found no working config in a context, another job would find none. A lookup that would
+otherwise request the same job again gets the failed job's message instead.
 """
 
 from __future__ import annotations
@@ -47,12 +50,59 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED
-from ktuned.model import FrozenStruct, IllegalMove, Plan, WinnerKey
+from ktuned.model import FrozenStruct, IllegalMove, KernelInfo, Objective, Plan, WinnerKey
 from ktuned.protocol import Job, JobEvent, JobPaused, JobQueued, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy
-from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.queue import JobQueue, extend_plan
+from ktuned.store import Context
 from ktuned.tuning import JobBrief, JobStage
+
+MAX_FAILED = 10_000
+"""Most failures that are kept. If one is forgotten, the next lookup requests a job, which finds every trial known."""
+
+
+class KnownFailures:
+    """Messages of failed jobs by context, objective and kernel's plan. Beyond ``limit``, the oldest is forgotten."""
+
+    def __init__(self, limit: int = MAX_FAILED) -> None:
+        self._limit = limit
+        self._messages: dict[tuple[Context, Objective, str], str] = {}
+
+    def record_job_end(self, brief: JobBrief, state: JobState, message: str, *, is_hopeless: bool = False) -> None:
+        """Record how a job ended, if that predicts the end of the next job.
+
+        A failure does so if the job had at least the kernel's declared budget. It also does if the job ``is_hopeless``,
+        which shows that all configs fail alike; not, however, if the job was for certain configs only.
+        """
+        key = brief.context, brief.job.objective, brief.kernel.plan_digest
+        # A job with a smaller budget than the kernel declares has not tried every config that another job would.
+        declared = replace(brief.kernel.plan, objective=brief.job.objective)
+        went_all_the_way = extend_plan(brief.job.plan, declared) == brief.job.plan
+        is_conclusive = bool(brief.devices) and (went_all_the_way or (is_hopeless and not brief.job.plan.configs))
+        if state is JobState.DONE:
+            self._messages.pop(key, None)
+        elif state is JobState.FAILED and is_conclusive:
+            if len(self._messages) >= self._limit:
+                del self._messages[next(iter(self._messages))]
+            self._messages[key] = message
+
+    def list_messages(self, kernel: KernelInfo) -> dict[tuple[Context, Objective], str]:
+        """Return how the newest jobs of a kernel failed, for its present plan, by context and objective."""
+        return {
+            (context, objective): message
+            for (context, objective, plan), message in self._messages.items()
+            if context.kernel == kernel.name and plan == kernel.plan_digest
+        }
+
+    def forget_failures(self, kernel: str | None = None) -> bool:
+        """Forget a kernel's failures, or all of them: something outside of contexts makes another try worthwhile.
+
+        Return whether there were any.
+        """
+        before = len(self._messages)
+        self._messages = {key: said for key, said in self._messages.items() if kernel not in (None, key[0].kernel)}
+        return len(self._messages) < before
+
 
 MOST_RUNNING = 16
 """Most jobs that run at once on a device model. Sixteen jobs with three configs each keep 48 slots busy. Each running

@@ -185,7 +185,7 @@ class Renewal:
             await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
 
     async def _restore_winner(
-        self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
+        self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool
     ) -> None:
         """Serve the best known config at once, after an edit was undone or removed the winner's config from the space.
 

@@ -58,9 +58,8 @@ _LATEST = 15
 class BatchSize:
     """The number of configs in a request that takes at most ``limit_s``; 1 until a request's time is known."""
 
-    def __init__(self, limit_s: float, most: int = MAX_BATCH) -> None:
+    def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._most = most
         self._each_s: deque[float] = deque(maxlen=_LATEST)
 
     def record_request(self, configs: int, seconds: float) -> None:
@@ -73,7 +72,7 @@ class BatchSize:
         """The size of the next batch."""
         if not self._each_s:
             return 1
-        return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
+        return max(1, min(MAX_BATCH, int(self._limit_s / max(median(self._each_s), 1e-6))))
 
 
 def limit_share(waiting: int, takers: int) -> int:

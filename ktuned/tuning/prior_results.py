@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from ktuned.catalog import Admission
 from ktuned.model import (
-    LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
     FrozenStruct,
@@ -67,7 +66,7 @@ def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner
     return sorted((winner for winner in winners if winner.key != key), key=measure_difference)
 
 
-def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
+def find_last_winner(measured: Sequence[Trial], objective: Objective) -> Trial | None:
     """Return the trial that won last in a context: the final round's choice, or a later trial with a lower latency.
 
     A trial that was measured before the final round has not beaten its choice, even with a lower figure, because the
@@ -131,7 +130,7 @@ async def load_admitted_trials(
 
 
 async def restore_winner(
-    store: Store, admission: Admission, key: PresentKey, finalists: int, *, decided_only: bool = False
+    store: Store, admission: Admission, key: PresentKey, finalists: int, *, decided_only: bool
 ) -> Winner | None:
     """Make the best known trial of a key's context its winner, unless it has a winner that the space still holds.
 
@@ -172,7 +171,7 @@ class PriorResults:
         """Return how long a config's compile took in an earlier state of the kernel, in s; 0 if unknown."""
         return self._compile_s.get(canonical(config), 0.0)
 
-    def plan_order(self, served: Sequence[Config], *, slots: int = 1) -> TrialOrder:
+    def plan_order(self, served: Sequence[Config], *, slots: int) -> TrialOrder:
         """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
         context, objective = self._brief.context, self._brief.search_objective
         incumbent = self._store.get_winner(self._brief.key)

@@ -178,7 +178,7 @@ def describe_state(row: BoardRow) -> str:
     return row.state
 
 
-def describe_progress(row: BoardRow, *, with_bar: bool = True) -> str:
+def describe_progress(row: BoardRow, *, with_bar: bool) -> str:
     """Return a bar, the number of configs that were tried, and the number of those that failed."""
     job = row.job
     if job is None or not (job.done or row.is_open):
