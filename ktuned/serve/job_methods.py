@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ktuned.answers import Knowledge
 from ktuned.fleet import Applications
@@ -29,7 +28,6 @@ from ktuned.protocol import (
     JobsParams,
     PauseAnswer,
     PauseParams,
-    Priority,
     TuneAnswer,
     TuneParams,
 )
@@ -69,34 +67,18 @@ class JobMethods(FrozenStruct, kw_only=True):
         """Request a tuning; ``subscribe`` with the returned position reports its progress."""
         if params.beside is not None:
             self.applications.add_process(params.beside)
-        request = msgspec.structs.replace(
-            _parse_request(params),
-            device=params.device,
-            preset=params.preset,
-            priority=Priority.REQUESTED if params.priority is None else params.priority,
-            is_fixed=params.priority is not None,
-            stale_only=params.stale_only,
-            until=params.until,
-            configs=parse_configs(params.configs),
-            again=params.again,
-            objective=None if params.objective is None else read_objective(params.objective),
-            numerics=params.numerics,
-            anchor=params.anchor,
-        )
+        options: dict[str, Any] = {"configs": parse_configs(params.configs), "is_fixed": params.priority is not None}
+        if params.objective is not None:
+            options["objective"] = read_objective(params.objective)
+        request = _parse_request(params, **options)
         return await self._create_jobs(params, request)
 
     async def handle_compile(self, params: CompileParams, peer: Peer) -> TuneAnswer:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if params.arch is not None and not params.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
-        request = msgspec.structs.replace(
-            _parse_request(params),
-            # The priority stays the same however many clients follow the job, so that tunings with clients go first.
-            is_fixed=True,
-            reason="compile",
-            compile_only=True,
-            arch=params.arch,
-        )
+        # The priority stays the same however many clients follow the job, so that tunings with clients go first.
+        request = _parse_request(params, is_fixed=True, reason="compile", compile_only=True)
         return await self._create_jobs(params, request)
 
     async def _create_jobs(self, params: JobParams, request: TuningRequest) -> TuneAnswer:
@@ -247,11 +229,11 @@ def parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:
     return tuple({canonical(config): config for config in configs}.values())
 
 
-def _parse_request(params: JobParams) -> TuningRequest:
-    return TuningRequest(
-        problem=params.problem,
-        trials=params.trials,
-        time_limit_s=params.time_limit_s,
-        strategy=params.strategy,
-        seed=params.seed,
-    )
+def _parse_request(params: JobParams, **options: Any) -> TuningRequest:
+    """Return the request that params stand for, with further options."""
+    given = {
+        name: value
+        for name, value in asdict(params).items()
+        if value is not None and name in TuningRequest.__struct_fields__
+    }
+    return TuningRequest(**(given | options))

@@ -176,13 +176,8 @@ class LearnedNames(Table):
         """Store ``changed`` names of a kernel, which already has them; extend its contexts' digests by ``fresh``."""
 
         def learn_names(connection: sqlite3.Connection) -> None:
-            connection.executemany(
-                "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
-                [(kernel.name, entry.name, msgspec.json.encode(entry).decode()) for entry in changed],
-            )
+            _save_names(connection, kernel, changed)
             _rename_contexts(connection, kernel, fresh)
-            info = json.dumps(msgspec.to_builtins(kernel))
-            connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
 
         await self._write(learn_names)
 
@@ -198,16 +193,21 @@ class LearnedNames(Table):
             connection.executemany(
                 "DELETE FROM learned WHERE kernel = ? AND name = ?", [(kernel.name, name) for name in gone]
             )
-            connection.executemany(
-                "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
-                [(kernel.name, entry.name, msgspec.json.encode(entry).decode()) for entry in entries],
-            )
+            _save_names(connection, kernel, entries)
             for winner in valid:
                 writes.move_trial(connection, winner.trial, replace(winner.context, digest=kernel.digest))
-            info = json.dumps(msgspec.to_builtins(kernel))
-            connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
 
         await self._write(replace_names)
+
+
+def _save_names(connection: sqlite3.Connection, kernel: KernelInfo, entries: Sequence[Observation]) -> None:
+    """Store names, and the kernel that has them."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
+        [(kernel.name, entry.name, msgspec.json.encode(entry).decode()) for entry in entries],
+    )
+    info = json.dumps(msgspec.to_builtins(kernel))
+    connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
 
 
 def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
