@@ -25,6 +25,7 @@ from pathlib import Path
 from time import time
 
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.spool import (
@@ -58,7 +59,7 @@ MAX_NOTICES = 20
 _STEP_MS = 100
 
 
-class SpoolReader:
+class SpoolReader(msgspec.Struct, eq=False):
     """Reads the files of the spool. A record is returned only once, unless it is put back.
 
     Attributes:
@@ -66,11 +67,10 @@ class SpoolReader:
         notices: A line for each of the last refused files.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.notices: list[str] = []
-        self._under_way: set[str] = set()
-        self._stuck: set[str] = set()
+    directory: Path
+    notices: list[str] = []
+    _under_way: set[str] = set()
+    _stuck: set[str] = set()
 
     def make_directory(self) -> None:
         """Make the spool's directory, unless it exists, so that it can be watched."""

@@ -19,7 +19,7 @@ import msgspec
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.progress import JobBegan, JobView, NewBest, News, View, begin_view, fold_event, resync_view
-from ktuned.model import escape_controls
+from ktuned.model import FrozenStruct, escape_controls
 from ktuned.protocol import (
     CANCEL,
     PEAKS,
@@ -214,23 +214,22 @@ class NotebookPresenter(Presenter):
             self._handle.update(drawn)
 
 
-class _CellOutput:
+class _CellOutput(FrozenStruct):
     """Progress of the open jobs, as a notebook draws it."""
 
-    def __init__(self, bars: Sequence[tuple[int, int | None]], standings: Sequence[str] = ()) -> None:
-        self._bars = bars
-        self._standings = standings
+    bars: Sequence[tuple[int, int | None]]
+    standings: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        return "\n".join(self._standings)
+        return "\n".join(self.standings)
 
     def _repr_html_(self) -> str:
         bars = "".join(
             f"<progress value='{done}' max='{max(total, 1)}'></progress> "
-            for done, total in self._bars
+            for done, total in self.bars
             if total is not None
         )
-        return f"{bars}<pre>{escape(chr(10).join(self._standings))}</pre>" if self._standings else ""
+        return f"{bars}<pre>{escape(chr(10).join(self.standings))}</pre>" if self.standings else ""
 
 
 def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | None = True) -> Presenter:

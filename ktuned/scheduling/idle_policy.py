@@ -66,18 +66,17 @@ class _UseEstimate(msgspec.Struct):
             self.is_used, self._contradictions = not self.is_used, 0
 
 
-class IdlePolicy:
+class IdlePolicy(msgspec.Struct, eq=False):
     """Says which jobs must not run now, and why.
 
     Attributes:
         policy: One of :data:`POLICIES`.
     """
 
-    def __init__(self, policy: str = "always") -> None:
-        self.policy = policy
-        self._cpus = _UseEstimate()
-        self._gpus: dict[str, _UseEstimate] = {}
-        self._reading = Reading()
+    policy: str = "always"
+    _cpus: _UseEstimate = msgspec.field(default_factory=_UseEstimate)
+    _gpus: dict[str, _UseEstimate] = {}
+    _reading: Reading = msgspec.field(default_factory=Reading)
 
     @property
     def needs_readings(self) -> bool:

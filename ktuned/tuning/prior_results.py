@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from heapq import heappop, heappush
 
+import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Admission
@@ -158,14 +159,13 @@ async def restore_winner(
     return await store.decide_winner(best.id, objective=key.objective, is_final=is_final)
 
 
-class PriorResults:
+class PriorResults(msgspec.Struct, eq=False):
     """The store's results that concern one job."""
 
-    def __init__(self, brief: JobBrief, store: Store) -> None:
-        self._brief = brief
-        self._store = store
-        self._compile_s: dict[str, float] = {}
-        self._kept: set[str] = set()
+    brief: JobBrief
+    store: Store
+    _compile_s: dict[str, float] = {}
+    _kept: set[str] = set()
 
     def predict_compile_s(self, config: Config) -> float:
         """Return how long a config's compile took in an earlier state of the kernel, in s; 0 if unknown."""
@@ -173,27 +173,27 @@ class PriorResults:
 
     def plan_order(self, served: Sequence[Config], *, slots: int) -> TrialOrder:
         """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
-        context, objective = self._brief.context, self._brief.search_objective
-        incumbent = self._store.get_winner(self._brief.key)
+        context, objective = self.brief.context, self.brief.search_objective
+        incumbent = self.store.get_winner(self.brief.key)
         newest: dict[str, KnownConfig] = {}
-        for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
+        for known in self.store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
             newest.setdefault(known.text, known)
             if known.compile_s:
                 self._compile_s.setdefault(known.text, known.compile_s)
         past = list(newest.values())
-        plan = self._brief.job.plan
+        plan = self.brief.job.plan
         if len(past) <= plan.trials and plan.time_limit_s is None:
             # All of them will be tried, so order them such that the last compiles end together.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = sort_by_similarity(self._brief.key, self._store.list_winners(context.kernel))
-        best = self._store.list_measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
+        winners = sort_by_similarity(self.brief.key, self.store.list_winners(context.kernel))
+        best = self.store.list_measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = choose_near_configs(winners, [known.config for known in best])
-        failed_here = self._store.list_failed_configs(context, MAX_PREDICTED)
+        failed_here = self.store.list_failed_configs(context, MAX_PREDICTED)
         return order_configs(
             None if incumbent is None else incumbent.config,
-            self._brief.kernel.default,
+            self.brief.kernel.default,
             past,
             near,
             failed_here,
@@ -205,23 +205,23 @@ class PriorResults:
 
         A job that was asked to measure ``again`` has no twins.
         """
-        twins = [] if self._brief.job.plan.again else self._store.find_twins(content)
+        twins = [] if self.brief.job.plan.again else self.store.find_twins(content)
         twin = next((one for one in twins if self._has_read_the_same(one)), None)
-        return None if twin is not None and self._brief.lacks_figure(twin) else twin
+        return None if twin is not None and self.brief.lacks_figure(twin) else twin
 
     def _has_read_the_same(self, twin: Trial) -> bool:
         """Return whether all files and variables that a trial had read are unchanged. Later additions do not count."""
         name = twin.detail.profile.read
-        read = self._store.load_fingerprint_versions(name) if name else {}
-        now = self._brief.kernel.data_read
+        read = self.store.load_fingerprint_versions(name) if name else {}
+        now = self.brief.kernel.data_read
         return read is not None and all(now.get(place) == held for place, held in read.items())
 
     async def store_read_digest(self) -> str:
         """Store the files and variables that the kernel's data depends on; return their digest, or "" without any."""
-        read = self._brief.kernel.data_read
+        read = self.brief.kernel.data_read
         digest = sha256(canonical(read).encode()).hexdigest() if read else ""
         if digest and digest not in self._kept:
-            await self._store.save_versions({digest: read})
+            await self.store.save_versions({digest: read})
             self._kept.add(digest)
         return digest
 

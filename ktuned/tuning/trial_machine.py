@@ -600,7 +600,7 @@ _MAY_BE_DEVICE = frozenset({TrialEvent.RAISED, TrialEvent.DIED, TrialEvent.EXPIR
 """Events that a broken GPU may have caused."""
 
 
-class TrialMachine:
+class TrialMachine(msgspec.Struct, eq=False):
     """The rules for one job's trials. The trials' state is in their :class:`~ktuned.tuning.trial_machine.Attempt`.
 
     Args:
@@ -609,18 +609,11 @@ class TrialMachine:
         compiles_one_by_one: Whether a compiler takes the configs of a request one after the other, and not as a group.
     """
 
-    def __init__(
-        self,
-        default: Config | None = None,
-        *,
-        suspects: Collection[int] = (),
-        compiles_one_by_one: bool = True,
-    ) -> None:
-        self._default = default
-        self._suspects = suspects
-        self.compiles_one_by_one = compiles_one_by_one
-        self._instructions: list[Instruction] = []
-        """What follows from the event that is being handled."""
+    default: Config | None = None
+    suspects: Collection[int] = ()
+    compiles_one_by_one: bool = True
+    _instructions: list[Instruction] = []
+    """What follows from the event that is being handled."""
 
     def handle(self, event: Event) -> list[Instruction]:
         """Handle an event; return the instructions that follow from it, in order.
@@ -693,7 +686,7 @@ class TrialMachine:
 
     def is_default(self, attempt: Attempt) -> bool:
         """Return whether a trial tries the declared default."""
-        return attempt.config == self._default
+        return attempt.config == self.default
 
     def may_be_disturbed(self, attempt: Attempt, *, has_application: bool) -> bool:
         """Return whether a trial's next try is checked for disturbance; beside an application, the last try is not."""
@@ -701,7 +694,7 @@ class TrialMachine:
 
     def _travels_alone(self, attempt: Attempt) -> bool:
         was_apart = TrialEvent.SET_APART in attempt.story or TrialEvent.DISTURBED in attempt.story
-        return was_apart or self.is_default(attempt) or attempt.trial in self._suspects
+        return was_apart or self.is_default(attempt) or attempt.trial in self.suspects
 
     # Compiling
 

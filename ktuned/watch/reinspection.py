@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog import (
@@ -109,21 +110,20 @@ LOOK_S = 0.5
 """Interval at which all files are looked at during a long inspection, when no events are processed."""
 
 
-class Reinspection:
+class Reinspection(msgspec.Struct, eq=False):
     """Inspects files that differ from the catalog; ``notice`` says why the last inspection failed, if it did.
 
     ``on_doubts_changed`` is called when files are found that must be inspected, and again after their inspection,
     because answers that depend on them are stale meanwhile.
     """
 
-    def __init__(self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges) -> None:
-        self.notice = ""
-        self._catalog = catalog
-        self._inspector = inspector
-        self._on_changes = on_changes
-        self._snapshot = Snapshot()
-        self._seen: frozenset[str] = frozenset()
-        self._under_way: frozenset[str] = frozenset()
+    catalog: Catalog
+    inspector: FileInspector
+    on_changes: OnChanges
+    notice: str = ""
+    _snapshot: Snapshot = msgspec.field(default_factory=Snapshot)
+    _seen: frozenset[str] = msgspec.field(default_factory=frozenset)
+    _under_way: frozenset[str] = msgspec.field(default_factory=frozenset)
 
     async def prune_stamps(self, entries: set[tuple[str, str]]) -> None:
         """Forget the stamps of all files but these."""
@@ -136,19 +136,19 @@ class Reinspection:
             return set()
         # Look at dependencies first: a generated header may lie where kernel files are not looked for.
         differing = await self.find_differing_paths(
-            self._catalog.list_inspected_stamps(self._catalog.find_dependents(changed))
+            self.catalog.list_inspected_stamps(self.catalog.find_dependents(changed))
         )
-        affected = self._catalog.find_dependents(differing)
+        affected = self.catalog.find_dependents(differing)
         if linked := await anyio.to_thread.run_sync(_resolve_links, changed):
-            alike = self._catalog.find_dependents(linked) - affected
-            recorded = {file: {path for path, _ in self._catalog.list_inspected_stamps({file})} for file in alike}
+            alike = self.catalog.find_dependents(linked) - affected
+            recorded = {file: {path for path, _ in self.catalog.list_inspected_stamps({file})} for file in alike}
             affected |= await anyio.to_thread.run_sync(_find_kernel_files_behind_links, recorded, linked)
         if self._seen:
             # An edit that was undone leaves nothing to inspect.
             await self._mark_suspects()
         for path in changed:
             if os.path.isdir(path) and not self._is_never_searched(path):
-                root = self._catalog.find_root(path)
+                root = self.catalog.find_root(path)
                 assert root is not None
                 found = await anyio.to_thread.run_sync(find_kernel_files, path, root.path)
                 affected.update(filter(self.is_new_or_gone, found))
@@ -165,20 +165,20 @@ class Reinspection:
         """Return whether a path is a new kernel file, or an inspected kernel file that is gone."""
         if not is_kernel_file(path) or os.path.isdir(path) or self._is_never_searched(path):
             return False
-        is_known = self._catalog.has_inspected(escape_path(path))
+        is_known = self.catalog.has_inspected(escape_path(path))
         if not os.path.exists(path):
             return is_known
-        root = self._catalog.find_root(path)
+        root = self.catalog.find_root(path)
         return not is_known and root is not None and bool(find_kernel_files(path, root.path))
 
     async def inspect_new_roots(self, paths: Iterable[str]) -> None:
         """Inspect newly watched roots. Their files may have changed, but were not saved just now."""
         async with self._look_for_suspects_meanwhile():
             for path in sorted(paths):
-                root = self._catalog.find_root(path)
+                root = self.catalog.find_root(path)
                 if root is not None and root.path == path and os.path.isdir(path):
                     try:
-                        await self._on_changes(await self._inspector.inspect_root(root), False)
+                        await self.on_changes(await self.inspector.inspect_root(root), False)
                     except Exception as error:
                         self._record_failure(error)
 
@@ -188,7 +188,7 @@ class Reinspection:
         if not by_root:
             return
         for _, files in by_root:
-            self._catalog.mark_suspect_files({*files})
+            self.catalog.mark_suspect_files({*files})
         async with self._look_for_suspects_meanwhile():
             for root, files in by_root:
                 # While a project file's kernels are not inspected yet, noting the project file must clear no doubt.
@@ -196,10 +196,10 @@ class Reinspection:
                 seen = await self._look_at_files(files)
                 present = [file for file in files if os.path.isfile(file)]
                 try:
-                    changes = await self._inspector.inspect_files(root, present, set(files) - set(present))
-                    self._snapshot.accept_differences(self._catalog.list_inspected_stamps(set(files)), seen)
-                    self._catalog.clear_suspect_files({*files})
-                    await self._on_changes(changes, True)
+                    changes = await self.inspector.inspect_files(root, present, set(files) - set(present))
+                    self._snapshot.accept_differences(self.catalog.list_inspected_stamps(set(files)), seen)
+                    self.catalog.clear_suspect_files({*files})
+                    await self.on_changes(changes, True)
                     self.notice = ""
                 except Exception as error:
                     self._seen |= {*files}
@@ -227,16 +227,16 @@ class Reinspection:
     async def _mark_suspects(self) -> None:
         """Mark all files as suspect that differ from what was inspected, and unmark those that no longer do."""
         found = frozenset(
-            self._catalog.find_dependents(await self.find_differing_paths(self._catalog.list_inspected_stamps()))
+            self.catalog.find_dependents(await self.find_differing_paths(self.catalog.list_inspected_stamps()))
         )
         if found != self._seen:
-            self._catalog.clear_suspect_files(self._seen - found - self._under_way)
-            self._catalog.mark_suspect_files(found)
+            self.catalog.clear_suspect_files(self._seen - found - self._under_way)
+            self.catalog.mark_suspect_files(found)
             self._seen = found
 
     async def _look_at_files(self, files: Iterable[str]) -> dict[str, SeenFile]:
         """Return the present state of kernel files and of all their dependencies."""
-        entries = self._catalog.list_inspected_stamps(set(files))
+        entries = self.catalog.list_inspected_stamps(set(files))
         return await anyio.to_thread.run_sync(self._snapshot.look_at_files, {*files, *(path for path, _ in entries)})
 
     def _record_failure(self, error: Exception) -> None:
@@ -251,7 +251,7 @@ class Reinspection:
 
     def _is_never_searched(self, path: str) -> bool:
         """Return whether kernel files are not looked for at a path."""
-        root = self._catalog.find_root(path)
+        root = self.catalog.find_root(path)
         if root is None:
             return True
         return not all(map(may_hold_kernel_files, path[len(root.path) :].strip("/").split("/")))
@@ -259,7 +259,7 @@ class Reinspection:
     def _by_root(self, files: set[str]) -> list[tuple[Root, list[str]]]:
         grouped: dict[str, tuple[Root, list[str]]] = {}
         for file in sorted(files):
-            root = self._catalog.find_root(file)
+            root = self.catalog.find_root(file)
             if root is not None:
                 grouped.setdefault(root.path, (root, []))[1].append(file)
         return list(grouped.values())
