@@ -38,11 +38,13 @@ class BoundSpace(ABC):
 
     Walking a space raises :class:`~ktuned.model.errors.KernelFileError` when user code (``where``, a callable) raises
     or yields something that is not a config, and when no config is valid.
+
+    ``where`` has the constraints, as they were declared.
     """
 
     def __init__(self, problem: Problem, where: tuple[Where, ...], site: Site) -> None:
         self.problem = dict(problem)
-        self._where = where
+        self.where = where
         self._site = site
 
     @property
@@ -54,11 +56,6 @@ class BoundSpace(ABC):
     def axes(self) -> Mapping[str, Sequence[Scalar]] | None:
         """The axes of which the space is the product, before ``where``; ``None`` for lists and callables."""
         return None
-
-    @property
-    def where(self) -> tuple[Where, ...]:
-        """The constraints, as they were declared."""
-        return self._where
 
     @cached_property
     def problem_view(self) -> Values:
@@ -108,12 +105,12 @@ class BoundSpace(ABC):
         Raises:
             KernelFileError: ``where`` raised, or a condition of ``when``.
         """
-        if not self._where:
+        if not self.where:
             return True
         view = Values(config, "knob")
-        asked = self._where[0]
+        asked = self.where[0]
         try:
-            for asked in self._where:
+            for asked in self.where:
                 if not asked(self.problem_view, view):
                     return False
         except Exception as error:

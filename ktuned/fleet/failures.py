@@ -191,19 +191,14 @@ class Health(msgspec.Struct, eq=False):
     tolerated: int = 0
     first_pause_s: float = FIRST_PAUSE_S
     clock: Callable[[], float] = monotonic
-    _failures: int = 0
+    failures: int = 0
     _retry_at: float = 0.0
     reason: str = ""
 
     @property
     def is_sick(self) -> bool:
         """True if there were more failures in a row than are tolerated, and no success since."""
-        return self._failures > self.tolerated
-
-    @property
-    def failures(self) -> int:
-        """The number of failures since the last success."""
-        return self._failures
+        return self.failures > self.tolerated
 
     @property
     def pause_s(self) -> float:
@@ -212,13 +207,13 @@ class Health(msgspec.Struct, eq=False):
 
     def record_failure(self, reason: str) -> None:
         """Count a failure, keep its reason, and begin the pause after it."""
-        self._failures += 1
+        self.failures += 1
         self.reason = reason
         if self.is_sick:
-            doublings = min(self._failures - self.tolerated - 1, 10)
+            doublings = min(self.failures - self.tolerated - 1, 10)
             self._retry_at = self.clock() + min(LAST_PAUSE_S, self.first_pause_s * 2**doublings)
 
     def record_success(self) -> None:
         """Forget all failures."""
-        self._failures = 0
+        self.failures = 0
         self.reason = ""
