@@ -51,7 +51,7 @@ class TorchArrays:
         """Return a new tensor with any content."""
         return self._torch.empty(count, dtype=getattr(self._torch, dtype), device=self._device)
 
-    def store_values(self, target: torch.Tensor, place: int, values: Any) -> None:
+    def store_values(self, target: torch.Tensor, place: int, values: Any, dtype: str) -> None:
         """Round values to a tensor's dtype, into the elements from ``place``."""
         target[place : place + values.numel()] = values
 
@@ -96,7 +96,7 @@ class NumPyArrays:
             return "uint16" if dtype == "bfloat16" else "uint8"
         return dtype
 
-    def store_values(self, target: Any, place: int, values: Any, dtype: str = "") -> None:
+    def store_values(self, target: Any, place: int, values: Any, dtype: str) -> None:
         """Round values to a dtype, into the elements from ``place``."""
         if dtype in _NARROW_FORMATS:
             values = self._round_to_format(values.astype("float32"), _NARROW_FORMATS[dtype])

@@ -83,14 +83,12 @@ _FORMATS = {
 }
 
 
-def draw_hard_numbers(
-    arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int
-) -> Iterator[tuple[int, Any]]:
-    """Yield the bits (int64) of a tensor's elements, ``chunk`` at a time, with the place of the first."""
+def draw_hard_numbers(arrays: Arrays, fill: str, dtype: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
+    """Yield the bits (int64) of a tensor's elements in chunks, each with the place of its first element."""
     form = _FORMATS[dtype]
     # Each element takes a whole word: its bits also decide whether the element is special.
-    for first in range(0, count, chunk):
-        number = min(count - first, chunk)
+    for first in range(0, count, arrays.chunk):
+        number = min(count - first, arrays.chunk)
         drawn = _make_bits(arrays, fill, form, draws.generate_words(arrays, key, first, number), is_start=not first)
         yield first, drawn * _mask_runs(arrays, first, number) if fill == "denormals" else drawn
 

@@ -56,13 +56,13 @@ from ktuned.protocol import (
     ImportParams,
     PublishEvent,
     Status,
-    WinnerChanged,
     WinnersDocument,
     describe_change,
 )
 from ktuned.scheduling import MOST_COMPARED, Repetition
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import IMPORTED, Context, Winner, compare_contexts, exchange
+from ktuned.tuning import publish_winner
 
 _log = structlog.get_logger()
 
@@ -363,18 +363,7 @@ class WinnerExchange(FrozenStruct, kw_only=True):
         device = offers[0].context.device
         job = await self.known.store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
-            self.publish(
-                WinnerChanged(
-                    kernel=kernel.name,
-                    job=job,
-                    problem=offer.problem,
-                    device=device,
-                    config=offer.config,
-                    latency_us=offer.latency_us,
-                    metrics=offer.metrics,
-                    objective=offer.objective,
-                )
-            )
+            publish_winner(self.publish, kernel, offer, job)
 
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return a kernel's full name; if it does not exist any more, the name as given."""
