@@ -172,7 +172,7 @@ def draw_board(view: View) -> Table:
         job = shown.job
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(shown)))
+        head.add_row(bar, Text(lines.format_progress(job)), Text(lines.describe_stage(shown)))
         grid.add_row(Text(escape_controls(lines.name_job(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
         grid.add_row(Text(f"  {escape_controls(_describe_best(shown))}", no_wrap=True, overflow="ellipsis"))
@@ -297,12 +297,6 @@ def cancel_jobs(client: Client, jobs: Iterable[int]) -> None:
     for job in jobs:
         with suppress(DaemonError):
             call_method(client, CANCEL, CancelParams(job=job))
-
-
-def _describe_stage(view: JobView) -> str:
-    if view.round is not None:
-        return f"finalists again, round {view.round[0]} of {view.round[1]}"
-    return text.format_time_left(view.job.left_s)
 
 
 def _describe_best(view: JobView) -> str:

@@ -239,7 +239,9 @@ class LocalExecutor(Executor):
         # started is already in the table, and is not taken for an orphan.
         async with self._orphan_search:
             for _ in range(_ORPHAN_SEARCHES if self._ends_orphans else 0):
-                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self.programs.pids}
+                orphans = (
+                    memory.list_children(os.getpid()) - self._workers.keys() - {self._warden.pid, *self.programs.pids}
+                )
                 if not orphans:
                     break
                 _log.debug("orphans_ended", count=len(orphans))
@@ -252,15 +254,6 @@ class LocalExecutor(Executor):
             for worker in list(self._workers.values()):
                 await worker.gone.wait()
                 await self._clean_up_after_worker(worker)
-
-
-def list_children() -> set[int]:
-    """Return our children, adopted ones included; none if Linux does not list any (no ``CONFIG_PROC_CHILDREN``)."""
-    found: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as stream:
-            found.update(map(int, stream.read().split()))
-    return found
 
 
 def kill_and_reap(pids: Collection[int]) -> None:

@@ -26,6 +26,7 @@ from ktuned.protocol import (
     JobParams,
     JobsAnswer,
     JobsParams,
+    JudgeParams,
     PauseAnswer,
     PauseParams,
     TuneAnswer,
@@ -84,16 +85,10 @@ class JobMethods(FrozenStruct, kw_only=True):
     async def _create_jobs(self, params: JobParams, request: TuningRequest) -> TuneAnswer:
         """Create jobs for a request; the answer has the stream's position before their first events."""
         position = self.events.position
-        errors: list[FileError] = []
         known = {kernel.name for kernel in self.known.catalog.kernels}
         watched = {root.path for root in self.known.catalog.roots}
         live = {job.id for job in self.jobs.list_live_jobs()}
-        if params.path is not None:
-            jobs, errors = await self.intake.tune_path(params.path, params.python, request, params.kernel)
-        elif params.kernel is not None:
-            jobs, errors = await self.intake.tune_named(params.kernel, request, params.directory)
-        else:
-            raise UsageError("neither a kernel nor a path is given", hint="name one of them")
+        jobs, errors = await submit_request(self.intake, params, request)
         described = tuple(map(self.jobs.describe_job, jobs))
         now_watched = {root.path for root in self.known.catalog.roots}
         notices = [f"{path} is gone, and is no longer watched" for path in sorted(watched - now_watched)]
@@ -214,6 +209,21 @@ def _explain_joined_job(job: Job) -> str:
     """Return a notice that a request has joined an older job, whose budget may be larger."""
     seconds = "" if job.plan.time_limit_s is None else f" within {job.plan.time_limit_s:g} s"
     return f"joined job {job.id}, which already does this work and tries up to {job.plan.trials:,} configs{seconds}"
+
+
+async def submit_request(
+    intake: Intake, params: JobParams | JudgeParams, request: TuningRequest
+) -> tuple[list[Job], list[FileError]]:
+    """Tune the kernel, or all kernels at the path, that params name; return the jobs, and errors in kernel files.
+
+    Raises:
+        UsageError: They name neither.
+    """
+    if params.path is not None:
+        return await intake.tune_path(params.path, params.python, request, params.kernel)
+    if params.kernel is not None:
+        return await intake.tune_named(params.kernel, request, params.directory)
+    raise UsageError("neither a kernel nor a path is given", hint="name one of them")
 
 
 def parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:

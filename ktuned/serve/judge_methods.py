@@ -57,7 +57,7 @@ from ktuned.protocol import (
     TrialDone,
 )
 from ktuned.scheduling import Intake, Jobs, TuningRequest, find_judged_trial
-from ktuned.serve.job_methods import parse_configs
+from ktuned.serve.job_methods import parse_configs, submit_request
 from ktuned.serve.method import Handler, Peer
 from ktuned.tuning import QUICK
 
@@ -163,12 +163,7 @@ class JudgeMethods(msgspec.Struct, eq=False):
             UsageError, NotFound, AmbiguousName: The kernel is not named, or there is none or more than one.
             KernelFileError: Its file has an error.
         """
-        if params.path is not None:
-            jobs, errors = await self.intake.tune_path(params.path, params.python, request, params.kernel)
-        elif params.kernel is not None:
-            jobs, errors = await self.intake.tune_named(params.kernel, request, params.directory)
-        else:
-            raise UsageError("neither a kernel nor a path is given", hint="name one of them")
+        jobs, errors = await submit_request(self.intake, params, request)
         if not jobs and errors:
             raise KernelFileError(errors[0].message, hint=errors[0].hint)
         self._ended |= {job.id: job for job in jobs if job.is_ended}
