@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from ktuned.answers.kernel_state import make_kernel_state
-from ktuned.catalog.catalog import make_root_environment
+from ktuned.catalog.catalog import Changes, make_root_environment
 from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements
 from ktuned.daemon.daemon import Daemon
@@ -30,12 +30,13 @@ from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.protocol import AnswersChanged, Event
+from ktuned.protocol import Answer, AnswersChanged, Event, Job
 from ktuned.protocol.kernels import Root
-from ktuned.scheduling import Preparation
+from ktuned.scheduling import Preparation, TuningRequest
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.jobs import Intervals
 from ktuned.serve.events import Events
+from ktuned.store.contexts import Context
 from ktuned.store.database import Store
 from ktuned.tuning.limits import merge_deadlines
 from tests.fake_tensors import add_inputs
@@ -207,14 +208,53 @@ class Parts:
             detail: fields of every trial's detail.
         """
         problem = {"n": 64} if problem is None else problem
-        device = self.machine.find_device(self.environment, "fake", None)
-        context = self.machine.build_context(kernel, self.environment, problem, device)
+        context = self.build_context(kernel, problem)
         job = await self.store.create_job(context.key, problem, priority=100, reason="asked", plan=kernel.plan, now=0.0)
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=make_detail(**detail), metrics=metrics or {})
             await self.store.finish_trial(trial, result, keeps_winner=keeps_winner)
         self.touch_answers(kernel.name)
+
+    async def save_file(self, text: str, name: str = "tune_it.py", *, saved: bool = True) -> Changes:
+        """Write a file, and react to what that changes, as the watcher does."""
+        changes = await self.inspector.inspect_files(self.root, [str(self.write_file(text, name))])
+        await self.renewal.react_to_changes(changes, saved=saved)
+        return changes
+
+    def set_variables(self, **env: str) -> None:
+        """Give the project these environment variables."""
+        self.root = msgspec.structs.replace(self.root, env=env)
+        self.catalog.add_root(self.root)
+        self.environment = make_root_environment(self.root)
+
+    def build_context(self, kernel: KernelInfo | None = None, problem: Problem | None = None) -> Context:
+        """Return the context in which a kernel is measured now; by default, the kernel ``it`` for ``n = 64``."""
+        kernel = kernel or self.catalog.resolve_kernel("it")
+        device = self.machine.find_device(self.environment, "fake", None)
+        return self.machine.build_context(kernel, self.environment, problem or {"n": 64}, device)
+
+    def look_up(
+        self, name: str = "it", problem: Problem | None = None, *, tune: bool = False, **options: Any
+    ) -> Answer:
+        """Return the answer to a lookup, for ``n = 64`` by default."""
+        return self.lookups.look_up(name, problem or {"n": 64}, None, tune=tune, **options).answer
+
+    async def request_jobs(self, kernel: str = "it", **request: Any) -> list[Job]:
+        """Request jobs of a kernel; ``request`` are fields of the request."""
+        return await self.requests.request_jobs(self.catalog.resolve_kernel(kernel), TuningRequest(**request))
+
+    async def tune(self, kernel: str = "it", **request: Any) -> dict[str, Any]:
+        """Tune a kernel as requested, while :meth:`run_jobs` runs; return the last of its jobs when all have ended."""
+        count = len(self.recorder.list_events("job_done"))
+        jobs = await self.request_jobs(kernel, **request)
+        return (await self.recorder.wait_for_ended_jobs(count + len(jobs)))[-1]
+
+    async def wait_for_job(self, count: int = 1) -> dict[str, Any]:
+        """Wait until exactly ``count`` jobs have ended, and return the last one as it was published."""
+        ended = await self.recorder.wait_for_ended_jobs(count)
+        assert len(ended) == count
+        return ended[-1]
 
     @asynccontextmanager
     async def run_jobs(self) -> AsyncIterator[None]:

@@ -22,6 +22,10 @@ MAX_LEARNED = 4_000
 """Most names of one kernel: several times a large library's headers. Each is looked at in every inspection."""
 
 
+FEW_NAMES = 3
+"""Names that a line of the log has; a large library reads thousands."""
+
+
 class SourceChanged(WorkerError):
     """A worker has read other content than the kernel was inspected with, because files have changed since."""
 
@@ -116,5 +120,5 @@ class Traces(msgspec.Struct, eq=False):
                 follower.adopt_learned_names(self.catalog.add_learned_names(follower.kernel))
             await self.store.learned.learn_names(learned, changed, fresh)
         names = tuple(entry.name for entry in fresh)
-        _log.info("names_learned", kernel=learned.name, names=list(names))
+        _log.info("names_learned", kernel=learned.name, count=len(names), first=list(names[:FEW_NAMES]))
         self.publish(NamesLearned(kernel=learned.name, names=names))

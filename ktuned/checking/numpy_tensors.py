@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 """Alignment of torch's own allocations in bytes: a cache line."""
 
+PAIRS = ":pairs"
+"""Ends the names of tensors that a safetensors file holds as pairs of float64, because it cannot hold complex128."""
+
 _NEEDS_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 """Remedy for a dtype that NumPy lacks; torch for the CPU is enough."""
 
@@ -71,13 +74,23 @@ class NumPyTensors:
         """Read the tensors of a safetensors file to the CPU."""
         from safetensors.numpy import load_file
 
-        return dict(load_file(file))
+        return {
+            name.removesuffix(PAIRS): value.view("complex128")[..., 0] if name.endswith(PAIRS) else value
+            for name, value in load_file(file).items()
+        }
 
     def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Write a safetensors file."""
         from safetensors.numpy import save_file
 
-        save_file({name: self.module.ascontiguousarray(value) for name, value in tensors.items()}, file)
+        saved = {}
+        for name, value in tensors.items():
+            copied = value.copy("C")
+            if copied.dtype == "complex128":
+                saved[f"{name}{PAIRS}"] = copied[..., None].view("float64")
+            else:
+                saved[name] = copied
+        save_file(saved, file)
 
     def find_guardable_kind(self, tensor: Any) -> str:
         """Return the kind of a tensor's device, or nothing if the tensor cannot be guarded.

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ktuned.checking.numpy_tensors import PAIRS
 from ktuned.model import UsageError
 
 if TYPE_CHECKING:
@@ -69,15 +70,27 @@ class TorchTensors:
 
     def load_tensors(self, file: Path) -> dict[str, Any]:
         """Load a file."""
+        import torch
         from safetensors.torch import load_file
 
-        return dict(load_file(file))
+        return {
+            name.removesuffix(PAIRS): torch.view_as_complex(value) if name.endswith(PAIRS) else value
+            for name, value in load_file(file).items()
+        }
 
     def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Save copies, because the format refuses tensors that share memory."""
+        import torch
         from safetensors.torch import save_file
 
-        save_file({name: value.to("cpu", copy=True).contiguous() for name, value in tensors.items()}, file)
+        saved = {}
+        for name, value in tensors.items():
+            copied = value.to("cpu", copy=True).contiguous()
+            if copied.dtype == torch.complex128:
+                saved[f"{name}{PAIRS}"] = torch.view_as_real(copied.resolve_conj())
+            else:
+                saved[name] = copied
+        save_file(saved, file)
 
     def find_guardable_kind(self, tensor: Any) -> str:
         """Guard strided tensors of plain numbers."""

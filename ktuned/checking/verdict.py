@@ -124,7 +124,7 @@ def _describe_wrong_elements(name: str, out: Any, reference: Any, wrong: Any, un
     """Return a sentence about an output's wrong elements; ``wrong`` and ``unwritten`` are masks."""
     count, wrong_count, unwritten_count = math.prod(out.shape), int(wrong.sum()), int(unwritten.sum())
     if unwritten_count == count:
-        return f"{name} was never written"
+        return f"{name} was never written; if the kernel updates it in place, name it in setup"
     # Show a value that is wrong, if there is one.
     shown = wrong & ~unwritten if unwritten_count < wrong_count else unwritten
     first = [int(index) for index in find_library(out).module.argwhere(shown)[0]]

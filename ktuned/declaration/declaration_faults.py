@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -63,8 +64,17 @@ def find_check_fault(reference: object, check: object) -> str:
         return "check=None turns checking off, but there is a reference: leave one of them out"
     if reference is not None and reference != "default" and not callable(reference):
         return "reference is not callable; it takes the inputs by name and returns a dict of outputs, or is 'default'"
-    if check is not UNSET and check is not None and not callable(check):
+    if check is UNSET or check is None:
+        return ""
+    if not callable(check):
         return "check is not callable; it takes (inputs, outputs) and raises or returns a bool"
+    try:
+        inspect.signature(check).bind({}, {})
+    except TypeError as error:
+        return f"check cannot be called with (inputs, outputs): {error}"
+    except ValueError:
+        # A builtin does not tell its parameters.
+        return ""
     return ""
 
 

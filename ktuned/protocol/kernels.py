@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ktuned.model import (
+    ALL_VARIABLES,
     LATENCY,
     Config,
     FrozenStruct,
@@ -65,7 +66,7 @@ def describe_change(change: Change) -> str:
     if kind == SPACE:
         return f"{where}: {name}"
     if kind == "environment":
-        where, name = f"${name}", ""
+        where, name = "an environment variable" if name == ALL_VARIABLES else f"${name}", ""
     verb = "changed" if before and after else "is new" if after else "is gone"
     what = f"{where}: `{name}`" if name else where
     if kind == "unknown":

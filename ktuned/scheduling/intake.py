@@ -136,6 +136,9 @@ class Intake(msgspec.Struct, eq=False):
                 environment = make_root_environment(found.root)
                 await self.known.machine.environments.probe_environment(environment)
                 await self.known.machine.environments.check_strategy(environment, request.strategy)
+            if request.problem is None:
+                # A kernel without problems is tuned for those of lookups. It does not keep the others from being tuned.
+                kernels = [kernel for kernel in kernels if kernel.problems] or kernels
             planned = [job for kernel in kernels for job in await self.requests.plan_jobs(kernel, request)]
         except KtunedError:
             if found.is_new:

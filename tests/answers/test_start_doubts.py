@@ -91,7 +91,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     parts.end_doubts()
 
     def status() -> str:
-        return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status
+        return parts.look_up().status
 
     assert status() == "fresh"
     paused, changes = Paused(parts.inspector), 0
@@ -109,7 +109,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reinspection.inspect_files, {str(parts.project / name)})
         await paused.begun.wait()
-        answer = parts.lookups.look_up("it", {"n": 64}, None, tune=True).answer
+        answer = parts.look_up(tune=True)
         assert (answer.status, changes) == ("stale", 1)
         assert answer.message == f"{parts.project / name} or a file that it depends on changed, and is being inspected"
         paused.goes_on.set()

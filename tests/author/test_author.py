@@ -292,7 +292,7 @@ def test_no_edit_leaves_a_wrong_answer_fresh(
     # Among the edits that a seed chooses are some of what an interpreter runs at its start.
     with Daemon(tmp_path, env=env, spares=True, forked=None not in script.edits) as daemon:
         author = Author(daemon, project)
-        daemon.tune(path=str(project.root))
+        daemon.tune(path=project.root)
         author.until_taken()
         truths = told(author.oracle())
         measured, _ = author.worked()

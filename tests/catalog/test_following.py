@@ -32,7 +32,7 @@ async def save_project_file(parts: Parts, text: str | None) -> None:
 
 
 def get_status(parts: Parts, name: str) -> str:
-    return str(parts.lookups.look_up(name, {"n": 64}, None, tune=False).answer.status)
+    return str(parts.look_up(name).status)
 
 
 async def test_winners_are_fresh_under_a_new_name(parts: Parts) -> None:
@@ -53,8 +53,8 @@ async def test_winners_are_fresh_under_a_new_name(parts: Parts) -> None:
 
 async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
     """The old job is cancelled, and the save requests jobs for everything that the kernel declares."""
-    kernel = await parts.inspect_file(make_kernel_text())
-    await parts.requests.request_jobs(kernel, TuningRequest())
+    await parts.inspect_file(make_kernel_text())
+    await parts.request_jobs()
     await save_project_file(parts, "name = 'gemms'")
     assert [(job.kernel, job.problem) for job in parts.jobs.list_live_jobs()] == [("gemms:it", {"n": 64})]
     parts.kill_workers()

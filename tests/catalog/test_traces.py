@@ -13,7 +13,6 @@ from ktuned.catalog.traces import SourceChanged
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, extend_digest
 from ktuned.protocol.winners import Status
-from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 
@@ -23,17 +22,13 @@ READING = make_kernel_text(configs="[dict(us=50.0, reads='cfg.txt'), dict(us=90.
 PROBLEM = {"n": 64}
 
 
-async def tune_kernel(parts: Parts, kernel: KernelInfo) -> KernelInfo:
-    """Tune a kernel, and return what the catalog has afterwards."""
-    before = len(parts.recorder.list_events("job_done"))
-    await parts.requests.request_jobs(kernel, TuningRequest())
-    ended = await parts.recorder.wait_for_ended_jobs(before + 1)
-    assert ended[-1]["state"] == "done", ended[-1]
+async def tune_kernel(parts: Parts, text: str | None = None) -> KernelInfo:
+    """Tune the kernel, if given with another text, and return what the catalog has afterwards."""
+    if text is not None:
+        await parts.inspect_file(text)
+    ended = await parts.tune()
+    assert ended["state"] == "done", ended
     return parts.catalog.resolve_kernel("it")
-
-
-def get_status(parts: Parts) -> Status:
-    return parts.lookups.look_up("it", PROBLEM, None, tune=False).answer.status
 
 
 def count_artifacts(parts: Parts) -> int:
@@ -47,72 +42,71 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
         cfg = parts.write_file("one", "cfg.txt")
         before = await parts.inspect_file(READING)
-        kernel = await tune_kernel(parts, before)
+        kernel = await tune_kernel(parts)
         assert "cfg.txt" in kernel.learned
         news = {name: entry for name, entry in kernel.learned.items() if name not in before.learned}
         assert kernel.digest == extend_digest(before.digest, news.values())
         assert str(cfg) in {path for path, _ in parts.catalog.list_inspected_stamps()}
-        assert get_status(parts) is Status.FRESH
+        assert parts.look_up().status is Status.FRESH
         assert any("cfg.txt" in event["names"] for event in parts.recorder.list_events("learned"))
 
         cfg.write_text("two")
         edited = await parts.inspect_file()
         assert edited.digest == extend_digest(before.digest, {**news, "cfg.txt": edited.learned["cfg.txt"]}.values())
         assert edited.digest != kernel.digest
-        assert get_status(parts) is Status.STALE
+        assert parts.look_up().status is Status.STALE
         why = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners(edited)
         assert [change.where for entry in why for change in entry.changes] == ["cfg.txt"]
 
         count = count_artifacts(parts)
-        assert await tune_kernel(parts, edited) == edited
-        assert get_status(parts) is Status.FRESH
+        assert await tune_kernel(parts) == edited
+        assert parts.look_up().status is Status.FRESH
         assert count_artifacts(parts) == count + 2  # of each config, as its key has the name now
 
         cfg.write_text("one")
         await parts.inspect_file()
-        await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
+        await parts.request_jobs()
         undone = (await parts.recorder.wait_for_ended_jobs(3))[-1]
         assert not undone["cost"].get("compile_s")
-        assert get_status(parts) is Status.FRESH
+        assert parts.look_up().status is Status.FRESH
 
 
 async def test_the_next_daemon_knows_what_was_learned(tmp_path: Path) -> None:
     """Names and renamed contexts are stored: after a restart the winner is fresh, and an edit makes it stale."""
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
         parts.write_file("one", "cfg.txt")
-        learned = await tune_kernel(parts, await parts.inspect_file(READING))
+        learned = await tune_kernel(parts, READING)
     async with assemble_daemon(tmp_path) as parts:
         assert parts.catalog.resolve_kernel("it") == learned
         assert await parts.inspect_file() == learned
-        assert get_status(parts) is Status.FRESH
+        assert parts.look_up().status is Status.FRESH
         parts.write_file("two", "cfg.txt")
         await parts.inspect_file()
-        assert get_status(parts) is Status.STALE
+        assert parts.look_up().status is Status.STALE
 
 
 async def test_a_file_that_was_missing_is_followed(tmp_path: Path) -> None:
     """The name is learned as absent, so the answer is stale once the file exists."""
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
-        kernel = await tune_kernel(parts, await parts.inspect_file(READING))
+        kernel = await tune_kernel(parts, READING)
         assert kernel.learned["cfg.txt"].digest == ""
-        assert get_status(parts) is Status.FRESH
+        assert parts.look_up().status is Status.FRESH
         parts.write_file("now it is", "cfg.txt")
         await parts.inspect_file()
-        assert get_status(parts) is Status.STALE
+        assert parts.look_up().status is Status.STALE
 
 
 async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -> None:
     """A kernel with the same sources and Builds that has learned nothing yet gets no artifact of an older file."""
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
         cfg = parts.write_file("one", "cfg.txt")
-        await tune_kernel(parts, await parts.inspect_file(READING))
+        await tune_kernel(parts, READING)
         cfg.write_text("two")
         other = READING.replace("def it(", "def other(")
         parts.write_file(other, "tune_other.py")
         await parts.inspect_file(name="tune_other.py")
-        await parts.requests.request_jobs(parts.catalog.resolve_kernel("other"), TuningRequest())
-        await parts.recorder.wait_for_ended_jobs(2)
-        answer = parts.lookups.look_up("other", PROBLEM, None, tune=False).answer
+        await parts.tune("other")
+        answer = parts.look_up("other")
         assert answer.config == {"us": 50.0, "reads": "cfg.txt"}
         assert answer.artifact is not None
         assert '"tag": "two"' in Path(answer.artifact, "kernel.json").read_text()
@@ -122,14 +116,14 @@ async def test_older_states_of_a_kernel_have_the_name_too(tmp_path: Path) -> Non
     """After undoing an edit, the older state is fresh again, although the name was learned later."""
     plain = make_kernel_text(rtol="1e-3")
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
-        await tune_kernel(parts, await parts.inspect_file(plain))
+        await tune_kernel(parts, plain)
         kernel = await parts.inspect_file(make_kernel_text(rtol="1e-4"))
         observed = Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)
         traces = parts.daemon.traces
         await traces.learn_names(kernel, [observed])
         undone = await parts.inspect_file(plain)
         assert "cfg.txt" in undone.learned
-        assert get_status(parts) is Status.FRESH
+        assert parts.look_up().status is Status.FRESH
 
 
 async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def tune_configs(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tu
     """Tune configs as a kernel of their own; return the trials with their details, and the job."""
     path = daemon.write_kernel(KERNEL.format(name=name, configs=configs), f"tune_{name}.py")
     (path.parent / "faults.cu").write_text(SOURCE)
-    _, (job,) = daemon.tune(path=str(path))
+    job = daemon.tune_one(path=path)
     return [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials(name).values()], job
 
 

@@ -98,7 +98,7 @@ def test_wrong_configs_on_a_gpu_are_caught_and_right_ones_measured(tmp_path: Pat
         path = daemon.write_kernel(KERNEL.format(n=N, configs=make_configs()))
         (path.parent / "wrong.cu").write_text(SOURCE)
         began = perf_counter()
-        _, (job,) = daemon.tune(path=str(path))
+        job = daemon.tune_one(path=path)
         table_row["job (s)"] = round(perf_counter() - began, 1)
         trials = [daemon.fetch_trial(trial["id"]) for trial in daemon.fetch_trials().values()]
         kinds: dict[str, list[dict[str, Any]]] = {}

@@ -91,7 +91,7 @@ def test_saves_leave_the_daemon_as_it_was(tmp_path: Path, seed: int, table_row: 
     """Its memory, descriptors, workers and files are bounded, and whoever had an answer always has one."""
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(_write_versions(1))
-        daemon.tune(path=str(path))
+        daemon.tune(path=path)
         with (
             _looking_up(daemon, CLIENTS) as told,
             daemon.client.events(types=["reloaded"]) as seen,
@@ -144,7 +144,7 @@ def test_new_processes_find_the_winner_on_a_loaded_machine(tmp_path: Path, seed:
     elsewhere.mkdir()
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(make_kernel_text(SPACE.format(us=300.0, does="work")))
-        daemon.tune(path=str(path))
+        daemon.tune(path=path)
         directories, count = [path.parent, elsewhere], NEW_PROCESSES
         with _loaded_machine():
             table_row["while it runs"] = running = _ask_in_new_processes(daemon, directories, count)

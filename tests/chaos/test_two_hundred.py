@@ -74,11 +74,11 @@ def measure_losses(daemon: ChaosDaemon) -> list[float]:
 def find_clean_winner(directory: Path, healthy: list[dict[str, Any]]) -> Mapping[str, Any] | None:
     """Return the winner of a run without bad configs."""
     with ChaosDaemon(directory) as clean:
-        _, (job,) = clean.tune(
-            path=str(clean.write_kernel(make_kernel_text(f"space({healthy})", reference=REFERENCE, **OPTIONS)))
+        job = clean.tune_one(
+            path=clean.write_kernel(make_kernel_text(f"space({healthy})", reference=REFERENCE, **OPTIONS))
         )
         assert job["outcomes"] == {"measured": len(healthy)}
-        return clean.client.lookup("it", dict(n=64)).config
+        return clean.look_up().config
 
 
 @pytest.mark.timeout(600)
@@ -91,7 +91,7 @@ def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, seed: int, ta
         before = Baseline(daemon)
         text = make_kernel_text(f"space({configs})", seed=str(seed), reference=REFERENCE, **OPTIONS)
         path = daemon.write_kernel(text)
-        _, (job,) = daemon.tune(path=str(path))
+        job = daemon.tune_one(path=path)
         trials = daemon.fetch_trials()
         expected = {
             config["tag"]: next(outcome for does, _, outcome in KINDS if does == config["does"]) for config in configs
@@ -111,7 +111,7 @@ def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, seed: int, ta
         }
         assert outcomes == expected
         assert job["state"] == "done"
-        assert daemon.client.lookup("it", dict(n=64)).config == winner
+        assert daemon.look_up().config == winner
         assert not any(leaks.values()), daemon.list_stray_files()
         check_crashes(daemon, trials)
     assert not daemon.list_processes()

@@ -194,7 +194,7 @@ PARTLY_WRITTEN = (
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ({}, "y was never written"),
+        ({}, "y was never written; if the kernel updates it in place, name it in setup"),
         ({0: 0.0, 1: 1.0}, "y: 2 of 4 elements were never written, the first at [2]"),
         (
             {0: 0.0, 1: 5.0},

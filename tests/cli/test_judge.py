@@ -110,6 +110,22 @@ def test_options_become_params(run_cli: RunCli, start_daemon: StartDaemon, tmp_p
     assert run_cli("judge", "it", "--against", "nothing").code == Exit.USAGE
 
 
+COMPARED = {**RIGHT, "problem": {"M": 128}, "factor_over": {**RIGHT["factor_over"], "against": 1.5}}
+
+
+@pytest.mark.parametrize(
+    ("problems", "is_said"),
+    [([RIGHT], True), ([RIGHT, COMPARED], False), ([make_problem("wrong")], False)],
+    ids=["no-figure", "a-figure", "nothing-right"],
+)
+def test_what_has_no_latency_is_said(
+    run_cli: RunCli, start_daemon: StartDaemon, problems: list[dict[str, Any]], is_said: bool
+) -> None:
+    """Without a figure of ``--against`` the table has no such column; a line says why."""
+    start_daemon(judge=make_judged(make_candidate("right", *problems)))
+    assert ("nothing to compare with" in run_cli("judge", "it", "--against", "winner").err) is is_said
+
+
 def test_json_is_the_daemons_answer(run_cli: RunCli, start_daemon: StartDaemon) -> None:
     answer = make_judged(make_candidate("right", RIGHT))
     start_daemon(judge=answer)

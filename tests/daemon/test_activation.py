@@ -136,7 +136,7 @@ def test_a_watched_directory_keeps_a_daemon_from_ending_idle(tmp_path: Path) -> 
         assert daemon.process is not None
         assert daemon.client.call("status")["idle"]["exit_s"] == 0
         path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
-        daemon.tune(path=str(path), trials=1)
+        daemon.tune(path=path, trials=1)
         daemon.client.lookup("nothing", {})  # over the connection that the client keeps
         (daemon.home / "config.toml").write_text("contention = false\nidle_exit_s = 0.05\n")
         daemon.stop()

@@ -13,7 +13,7 @@ def test_artifacts_of_losers_are_removed_first(tmp_path: Path) -> None:
     """Every result stays."""
     with Daemon(tmp_path) as daemon:
         daemon.write_kernel(make_kernel_text(CONFIGS))
-        daemon.tune(path=str(tmp_path / "project"))
+        daemon.tune(path=tmp_path / "project")
 
         def count_artifacts() -> int:
             return len(list((tmp_path / "home" / "cache" / "artifacts").glob("[!.]*/*/kernel.json")))
@@ -27,13 +27,13 @@ def test_artifacts_of_losers_are_removed_first(tmp_path: Path) -> None:
         assert count_artifacts() == 3
         lower_cap(daemon.client.call("status")["artifacts"]["bytes"] / 2)
         daemon.wait_until(lambda: count_artifacts() == 1, "the losers' artifacts to go")
-        hit = daemon.client.lookup("it", {"n": 64})
+        hit = daemon.look_up()
         assert hit.status == "fresh"
         assert hit.artifact is not None
         assert Path(hit.artifact, "kernel.json").exists()
 
         lower_cap(1)
         daemon.wait_until(lambda: count_artifacts() == 0, "the winner's artifact to go")
-        daemon.wait_until(lambda: daemon.client.lookup("it", {"n": 64}).artifact is None, "the lookup to know")
-        assert daemon.client.lookup("it", {"n": 64}).status == "fresh"
+        daemon.wait_until(lambda: daemon.look_up().artifact is None, "the lookup to know")
+        assert daemon.look_up().status == "fresh"
         assert {trial["outcome"] for trial in daemon.fetch_trials().values()} == {"measured"}

@@ -81,7 +81,7 @@ def test_events_of_a_trial_carry_its_job_and_id(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
     with daemon:
         daemon.write_kernel(make_kernel_text("space([dict(tag='a', does=''), dict(tag='b', does='segfault')])"))
-        _, (job,) = daemon.tune(path=str(tmp_path / "project"))
+        job = daemon.tune_one(path=tmp_path / "project")
         crashed = daemon.fetch_trials()["b"]
     assert crashed["outcome"] == "crashed"
     (line,) = [line for line in daemon.log.read_text().splitlines() if "event=trial_crashed" in line]

@@ -30,6 +30,7 @@ DECORATOR_LINE = HEADER_LINES + 1
         ({"inputs": "", "check": "", "reference": "dict"}, "inputs= is missing"),
         ({"check": ""}, "or check=None to measure without checking"),
         ({"check": "3"}, "check is not callable"),
+        ({"check": "lambda outputs: True"}, "check cannot be called with (inputs, outputs): too many positional"),
         ({"reference": "lambda A: {}"}, "check=None turns checking off, but there is a reference"),
         ({"reference": "3", "check": ""}, "reference is not callable"),
         ({"preset": "'quick'"}, "there is no preset 'quick' (there are: fast, default, thorough)"),

@@ -222,7 +222,7 @@ async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(
         assert "the toolchain changed" in parts.recorder.list_events("job_queued")[-1]["job_state"]["message"]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.daemon.toolchain_survey.run_until_cancelled)
-            (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+            ended_job = await parts.wait_for_job()
             tasks.cancel_scope.cancel()
     assert (ended_job["id"], ended_job["state"]) == (job.id, "done")
     assert look_up(parts) == ("fresh", "")

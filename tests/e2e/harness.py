@@ -15,8 +15,9 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from ktuned.model import Scalar
 from ktuned.observer import build_library
-from ktuned_client import Client, DaemonUnavailable, Event, Job
+from ktuned_client import Client, DaemonUnavailable, Event, Hit, Job
 from tests import daemon_parts
 from tests.daemon_parts import FAKE_BACKEND, PATIENCE_S
 from tests.forked_processes.forker import ForkedDaemon
@@ -78,6 +79,11 @@ class Daemon:
 
     def start(self, *flags: str) -> None:
         """Start the daemon with these flags of the interpreter, and wait until it answers."""
+        self.launch(*flags)
+        self.wait_until(self._is_answering, "the daemon to answer")
+
+    def launch(self, *flags: str) -> None:
+        """Start the daemon with these flags of the interpreter; what it takes up may kill it before it answers."""
         if SHARED_HEADERS in os.environ:
             _link_headers(Path(os.environ[SHARED_HEADERS]), self.home / "cache" / "tvm_ffi")
         with self.log.open("ab") as log:
@@ -91,7 +97,6 @@ class Daemon:
                     stdout=log,
                     stderr=log,
                 )
-        self.wait_until(self._is_answering, "the daemon to answer")
 
     def _is_answering(self) -> bool:
         assert self.process is not None
@@ -152,6 +157,15 @@ class Daemon:
             events = list(tuning)
         jobs = [event["job_state"] for event in events if event["type"] == "job_done"]
         return events, jobs
+
+    def tune_one(self, **request: Any) -> Job:
+        """Tune until the only job of the request has ended, and return it."""
+        _, (job,) = self.tune(**request)
+        return job
+
+    def look_up(self, kernel: str = "it", **problem: Scalar) -> Hit:
+        """Look a kernel up as an application does, for ``n = 64`` by default."""
+        return self.client.lookup(kernel, problem or {"n": 64})
 
     def fetch_trials(self, kernel: str = "it") -> dict[str, dict[str, Any]]:
         """Return a kernel's trials by their ``tag`` knob."""

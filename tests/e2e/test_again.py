@@ -23,7 +23,7 @@ def fetch_measurements(daemon: Daemon) -> dict[str, tuple[int, str, Any, float]]
 
 def look_up_tag(daemon: Daemon) -> tuple[str, Any]:
     """Return the status of a lookup, and the tag of the config."""
-    answer = daemon.client.lookup("it", dict(n=64))
+    answer = daemon.look_up()
     return answer.status, (answer.config or {}).get("tag")
 
 
@@ -33,7 +33,7 @@ def test_remeasure_with_config_measures_that_config_again(daemon: Daemon) -> Non
     slow, quick = daemon.make_gate("door"), daemon.make_gate("other")
     slow.open()
     quick.open()
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     before = fetch_measurements(daemon)
     slow.close()
     daemon.run_ktuned("tune", "it", "--remeasure", "--config", "us=900.0,does=work,tag=slow,gate=door", "--detach")
@@ -53,7 +53,7 @@ def test_remeasure_with_config_measures_that_config_again(daemon: Daemon) -> Non
 def test_remeasure_alone_measures_all_known_configs_again(daemon: Daemon) -> None:
     """Without the option, a second tuning ends at once."""
     path = daemon.write_kernel(make_kernel_text(SPACE.replace("'door'", "''").replace("'other'", "''")))
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     before = fetch_measurements(daemon)
     assert daemon.run_ktuned("tune", "it").returncode == 0
     assert {tag: trial[0] for tag, trial in fetch_measurements(daemon).items()} == {

@@ -19,7 +19,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
             SPACE, problems="[dict(n=90)]", bucket='dict(n="pow2")', default='dict(us=300.0, tag="a")'
         )
         path = running.write_kernel(text.replace("def it(", "def ruled("), "tune_ruled.py")
-        _, (job,) = running.tune(path=str(path))
+        job = running.tune_one(path=path)
         assert job["state"] == "done"
         running.client.lookup("none", {})
         yield running
@@ -41,10 +41,10 @@ def test_every_size_of_a_bucket_has_its_winner(daemon: Daemon) -> None:
 
 def test_a_request_for_any_size_tunes_its_bucket(daemon: Daemon) -> None:
     """Two problems of one bucket share a job."""
-    _, (first,) = daemon.tune(kernel="ruled", problem={"n": 17})
+    first = daemon.tune_one(kernel="ruled", problem={"n": 17})
     assert first["problem"] == {"n": 32}
     compiles = daemon.compile_log.read_text()
-    _, (second,) = daemon.tune(kernel="ruled", problem={"n": 30})
+    second = daemon.tune_one(kernel="ruled", problem={"n": 30})
     assert second["problem"] == {"n": 32}
     assert daemon.compile_log.read_text() == compiles
 

@@ -58,19 +58,19 @@ def test_check_names_what_is_wrong_with_a_winner(daemon: Daemon) -> None:
     )
     path = daemon.write_kernel(make_kernel_text(f"space({configs})", early_stop="100.0", reference=REFERENCE))
     assert daemon.run_ktuned("check", "it").returncode == 1
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"], winner["checks"]) == (
         0, "right", ["guards", "again after timing", "seed 1", "seed 2"]
     )  # fmt: skip
     assert "no sanitizer for the backend 'fake'" in str(check_winner(daemon, "--sanitize")[1]["message"])
-    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "it"
+    assert (daemon.look_up().config or {})["tag"] == "it"
     (daemon.gates / "spoilt").touch()
     code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"]) == (1, "wrong")
     assert "64 of 64 elements" in str(winner["message"])
     assert daemon.fetch_trials()["it"]["outcome"] == "mismatch"
-    assert (daemon.client.lookup("it", dict(n=64)).config or {})["tag"] == "next"
+    assert (daemon.look_up().config or {})["tag"] == "next"
     assert check_winner(daemon)[1]["verdict"] == "right"
 
 
@@ -80,7 +80,7 @@ def test_check_compares_with_the_first_loadable_config(daemon: Daemon) -> None:
     text = make_kernel_text(
         f"space({configs})", body="Build(**c, gate='spoilt' if c.does == 'changes' else '')", reference="'default'"
     )
-    daemon.tune(path=str(daemon.write_kernel(text)))
+    daemon.tune(path=daemon.write_kernel(text))
     code, winner, _ = check_winner(daemon)
     assert (code, winner["verdict"]) == (0, "right")
     (daemon.gates / "spoilt").touch()
@@ -95,7 +95,7 @@ def test_a_sanitizer_finds_what_guards_do_not(daemon: Daemon) -> None:
     """A read of the element before a tensor hits no guard page; AddressSanitizer, if installed, names the line."""
     path = daemon.write_kernel(KERNEL)
     (path.parent / "twice.cc").write_text(SOURCE)
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     assert check_winner(daemon)[1]["verdict"] == "right"
     known = read_learned_names(daemon)
     assert known

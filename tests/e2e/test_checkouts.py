@@ -34,27 +34,27 @@ def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(FILE)
         (path.parent / "ktuned.toml").write_text('name = "shared"\n')
-        _, (job,) = daemon.tune(path=str(path))
+        job = daemon.tune_one(path=path)
         clone = tmp_path / "clone"
         shutil.copytree(path.parent, clone)
         assert daemon.run_ktuned("add", str(clone)).returncode == 0
-        hit = daemon.client.lookup("shared-clone:it", {"n": 64})
+        hit = daemon.look_up("shared-clone:it")
         assert (hit.status, (hit.config or {})["tag"], hit.latency_us) == ("fresh", "quick", job["best_us"])
         assert len(daemon.client.call("jobs")["jobs"]) == 1
 
         # What another checkout has found is tried first, and gives way to nothing that is slower.
         daemon.tune(kernel="shared-clone:it", configs=[dict(us=300.0, tag="slow")])
-        hit = daemon.client.lookup("shared-clone:it", {"n": 64})
+        hit = daemon.look_up("shared-clone:it")
         assert (hit.status, (hit.config or {})["tag"]) == ("fresh", "quick")
-        _, (second,) = daemon.tune(kernel="shared-clone:it")
+        second = daemon.tune_one(kernel="shared-clone:it")
         assert (second["state"], second["best_us"]) == ("done", job["best_us"])
         details = [daemon.fetch_trial(trial["id"])["detail"]
                    for trial in daemon.client.call("results", kernel="shared-clone:it")["trials"]]  # fmt: skip
         assert all("carried_from" in detail["timing"] for detail in details)
 
         (clone / path.name).write_text(FILE.replace("2 * x", "x + x"))
-        daemon.wait_until(lambda: daemon.client.lookup("shared-clone:it", {"n": 64}).status == "stale", "the edit")
-        assert daemon.client.lookup("shared:it", {"n": 64}).status == "fresh"
+        daemon.wait_until(lambda: daemon.look_up("shared-clone:it").status == "stale", "the edit")
+        assert daemon.look_up("shared:it").status == "fresh"
 
 
 def test_a_clone_learns_what_its_original_has_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_clone_learns_what_its_original_has_learned(tmp_path: Path, monkeypatc
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(text)
         path.with_name("factor.txt").write_text("2")
-        daemon.tune(path=str(path))
+        daemon.tune(path=path)
         for name, factor in (("same", "2"), ("other", "3")):
             shutil.copytree(path.parent, tmp_path / name / "project")
             (tmp_path / name / "project/factor.txt").write_text(factor)
@@ -140,11 +140,11 @@ def test_winners_are_fresh_in_a_clone_of_another_user(tmp_path: Path) -> None:
         bob.client.call("add", path=str(second_clone), python=str(outside))
         decisions = json.loads(bob.run_ktuned("import", "--json", str(files)).stdout)["winners"]
         assert [(one["taken"], one["status"]) for one in decisions] == [(True, "fresh")]
-        assert bob.client.lookup("it", {"n": 64}).status == "fresh"
+        assert bob.look_up().status == "fresh"
 
         # The entry that differs is named by the import, and by what is shown afterwards.
         (second_clone / "factor.txt").write_text("3")
-        bob.wait_until(lambda: bob.client.lookup("it", {"n": 64}).status == "stale", "the edit")
+        bob.wait_until(lambda: bob.look_up().status == "stale", "the edit")
         assert bob.run_ktuned("forget", "it").returncode == 0
         (decision,) = json.loads(bob.run_ktuned("import", "--json", str(files)).stdout)["winners"]
         assert (decision["taken"], decision["status"]) == (True, "stale")
@@ -162,11 +162,11 @@ def test_the_first_of_several_environments_decides(tmp_path: Path) -> None:
     paths = os.pathsep.join([*map(str, sites), str(FAKE_BACKEND)])
     text = FILE.replace("@kernel(", "import factors\n\n@kernel(").replace("y=2 * x", "y=factors.TWO * x")
     with Daemon(tmp_path, env={"PYTHONPATH": paths}) as daemon:
-        _, (job,) = daemon.tune(path=str(daemon.write_kernel(text)))
+        job = daemon.tune_one(path=daemon.write_kernel(text))
         assert job["state"] == "done", job
 
         def find_status() -> str:
-            return str(daemon.client.lookup("project:it", {"n": 64}).status)
+            return str(daemon.look_up("project:it").status)
 
         assert find_status() == "fresh"
         (sites[0] / "factors.py").write_text("TWO = 1 + 1\n")

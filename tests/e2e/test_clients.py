@@ -29,7 +29,7 @@ def tuned_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a daemon that has tuned ``it``; all tests use it, because tuning takes long."""
     directory = tmp_path_factory.mktemp("clients")
     with Daemon(directory) as daemon:
-        daemon.tune(path=str(daemon.write_kernel(make_kernel_text(SPACE, default="dict(us=900.0)"))))
+        daemon.tune(path=daemon.write_kernel(make_kernel_text(SPACE, default="dict(us=900.0)")))
     return directory
 
 

@@ -56,7 +56,7 @@ def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
         assert all(Path(artifact, "kernel.so").is_file() for artifact in artifacts)
         (job,) = jobs
         assert (job["state"], job["outcomes"]) == ("done", {"compiled": 1, "compile_error": 1})
-        daemon.tune(path=str(path), trials=2)
+        daemon.tune(path=path, trials=2)
         trials = daemon.client.call("results", kernel="twice")["trials"]
         measured = [trial for trial in trials if trial["outcome"] == "measured"]
         assert [trial["compile_s"] for trial in measured] == [0.0]

@@ -39,7 +39,7 @@ def test_a_job_ends_if_its_file_becomes_wrong_meanwhile(daemon: Daemon) -> None:
     path = daemon.write_kernel(
         make_kernel_text("space([dict(us=20.0, gate='first', tag='a'), dict(us=20.0, tag='b', gate='')])")
     )
-    with daemon.client.tune(path=str(path)) as tuning:
+    with daemon.client.tune(path=path) as tuning:
         gate.wait_until_reached()
         path.write_text("def (\n")
         gate.open()
@@ -49,11 +49,11 @@ def test_a_job_ends_if_its_file_becomes_wrong_meanwhile(daemon: Daemon) -> None:
 
 def test_no_answer_is_fresh_after_a_stop(daemon: Daemon) -> None:
     """The table says so itself: nobody watches the files, also for an answer that a process keeps."""
-    daemon.tune(path=str(daemon.write_kernel(TEXT)))
+    daemon.tune(path=daemon.write_kernel(TEXT))
     # Once, so that the daemon publishes it, and again, from the table.
-    assert {daemon.client.lookup("it", dict(n=64)).status for _ in range(2)} == {"fresh"}
+    assert {daemon.look_up().status for _ in range(2)} == {"fresh"}
     assert daemon.stop() == 0
-    kept = daemon.client.lookup("it", dict(n=64))
+    kept = daemon.look_up()
     with Client(str(daemon.socket)) as other:
         asked = other.lookup("it", dict(n=64))
     for hit in (kept, asked):

@@ -85,7 +85,7 @@ def test_a_full_disk_ends_the_job_and_lookups_go_on(tmp_path: Path) -> None:
     try:
         daemon.wait_until(daemon._is_answering, "the daemon to answer")
         path = daemon.write_kernel(make_kernel_text(SPACE))
-        _, (job,) = daemon.tune(path=str(path))
+        job = daemon.tune_one(path=path)
         assert job["state"] == "done"
         inside = Path(f"/proc/{daemon.process.pid}/root{home}")
         ballast = inside / "ballast"
@@ -98,10 +98,10 @@ def test_a_full_disk_ends_the_job_and_lookups_go_on(tmp_path: Path) -> None:
         refused = daemon.run_ktuned("tune", "it")
         assert refused.returncode == NOT_REACHED
         assert "space" in refused.stdout + refused.stderr
-        assert daemon.client.lookup("it", dict(n=64)).config is not None
+        assert daemon.look_up().config is not None
 
         ballast.unlink()
-        _, (job,) = daemon.tune(kernel="it")
+        job = daemon.tune_one(kernel="it")
         assert job["state"] == "done", job
     finally:
         daemon.stop()
@@ -113,9 +113,9 @@ def test_the_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path)
     try:
         daemon.start("-X", "importtime")
-        _, (job,) = daemon.tune(path=str(daemon.write_kernel(make_kernel_text(SPACE))))
+        job = daemon.tune_one(path=daemon.write_kernel(make_kernel_text(SPACE)))
         assert job["state"] == "done"
-        assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+        assert daemon.look_up().status == "fresh"
     finally:
         daemon.stop()
         daemon.client.close()
@@ -134,9 +134,9 @@ def test_a_space_of_1e9_configs_starts_at_once_and_takes_no_memory(daemon: Daemo
     axes = ", ".join(f"k{index}={list(range(1, 11))}" for index in range(9))
     text = make_kernel_text(f"space({axes})", trials="20").replace("Build(**c)", "Build(us=50.0 + c.k0)")
     small = daemon.write_kernel(make_kernel_text(SPACE).replace("def it(", "def small("), "tune_small.py")
-    daemon.tune(path=str(small))
+    daemon.tune(path=small)
     before = daemon.client.call("status")["rss_bytes"]
-    _, (job,) = daemon.tune(path=str(daemon.write_kernel(text)))
+    job = daemon.tune_one(path=daemon.write_kernel(text))
     assert (job["state"], job["done"]) == ("done", 20)
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
@@ -145,7 +145,7 @@ def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     """A config that crashed is not run again by any job or daemon until its kernel is forgotten."""
     space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"
     path = daemon.write_kernel(make_kernel_text(space))
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     first = daemon.fetch_trials()["b"]
     assert first["outcome"] == "crashed"
     daemon.stop()
@@ -224,7 +224,7 @@ def test_a_save_during_a_full_disk_is_tuned_later(daemon: Daemon) -> None:
     assert "was removed or replaced" in daemon.run_ktuned("status").stderr
     store.with_name("aside").rename(store)
     daemon.wait_until(
-        lambda: (daemon.client.lookup("it", dict(n=64)).config or {}).get("tag") == "b",
+        lambda: (daemon.look_up().config or {}).get("tag") == "b",
         "the save to be tuned once it can be stored",
     )
     # The lookup may have had it tuned before the daemon tried again.

@@ -13,7 +13,7 @@ def test_a_config_that_skips_finished_work_gains_nothing(daemon: Daemon) -> None
     """Outputs are overwritten between timed launches."""
     configs = "space([dict(us=400.0, does='skips', tag='skips'), dict(us=300.0, does='work', tag='works')])"
     daemon.write_kernel(make_kernel_text(configs, **RIGHT))
-    daemon.tune(path=str(daemon.directory / "project"))
+    daemon.tune(path=daemon.directory / "project")
     trials = daemon.fetch_trials()
     assert trials["skips"]["latency_us"] >= 400
     assert daemon.client.call("lookup", kernel="it", problem={"n": 64})["config"]["tag"] == "works"
@@ -25,7 +25,7 @@ def test_a_config_that_is_wrong_at_times_does_not_win(daemon: Daemon, does: str,
     wrong, right = f"us=20.0, does={does!r}, every={every}, tag='wrong'", "us=60.0, does='work', every=1, tag='right'"
     configs = f"space([dict({wrong}), dict({right})])"
     daemon.write_kernel(make_kernel_text(configs, **RIGHT))
-    daemon.tune(path=str(daemon.directory / "project"))
+    daemon.tune(path=daemon.directory / "project")
     trials = daemon.fetch_trials()
     assert trials["wrong"]["outcome"] == "mismatch"
     assert "a later one was not" in trials["wrong"]["message"]
@@ -36,7 +36,7 @@ def test_a_config_that_leaves_threads_whenever_it_is_timed_is_not_measured(daemo
     """They may do the work that its launches did not. A pool that grows once is honest."""
     configs = "space([dict(us=20.0, every=1, does=does, tag=does) for does in ('leaves_threads', 'grows')])"
     daemon.write_kernel(make_kernel_text(configs, **RIGHT))
-    daemon.tune(path=str(daemon.directory / "project"))
+    daemon.tune(path=daemon.directory / "project")
     trials = daemon.fetch_trials()
     assert trials["leaves_threads"]["outcome"] == "mismatch"
     assert "whenever it was timed, it left a thread behind" in trials["leaves_threads"]["message"]

@@ -129,7 +129,7 @@ async def test_candidates_are_compared(daemon: Daemon) -> None:
     socket = str(daemon.socket)
     unknown = await judge_with_asyncio(socket, path=path, configs=name_configs(6), against="winner")
     assert unknown["candidates"][0]["problems"][0]["factor_over"]["against"] is None
-    daemon.tune(path=str(path), configs=name_configs(0, 6))
+    daemon.tune(path=path, configs=name_configs(0, 6))
     trials = daemon.client.call("results", kernel="scale", details=True)["trials"]
     assert {trial["outcome"] for trial in trials} <= {"measured", "slower"}
     assert all(trial["lane_s"] > 0 and "carried_from" not in trial["detail"].get("timing", {}) for trial in trials)
@@ -195,4 +195,4 @@ def test_a_daemon_that_dies_leaves_nothing_behind(daemon: Daemon) -> None:
     assert job["outcomes"]["hung"] == 1
     trials = daemon.client.call("results", kernel="scale", job=2)["trials"]
     assert {trial["config"]["MODE"]: trial["outcome"] for trial in trials}[6] == "measured"
-    assert daemon.client.lookup("scale", dict(n=64)).status == "default"
+    assert daemon.look_up("scale").status == "default"

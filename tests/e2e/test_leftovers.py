@@ -41,7 +41,7 @@ def test_the_order_of_configs_does_not_matter(daemon: Daemon, seed: int) -> None
         options = {"reference": "lambda x: dict(y=2 * x)", "strategy": "'exhaustive'", "name": f"it{number}"}
         # Some ways to change the process take longer than all else.
         daemon.write_kernel(make_kernel_text(make_space(order), early_stop="1e6", **options), f"tune_{number}.py")
-        daemon.tune(path=str(daemon.directory / "project" / f"tune_{number}.py"))
+        daemon.tune(path=daemon.directory / "project" / f"tune_{number}.py")
         trials = daemon.fetch_trials(f"it{number}")
         outcomes.append({tag: trial["outcome"] for tag, trial in trials.items()})
     assert outcomes[0] == outcomes[1]
@@ -60,5 +60,5 @@ def test_a_project_s_library_is_reloaded_for_each_config(daemon: Daemon) -> None
         reference="lambda x: dict(y=2 * x)",
     )
     daemon.write_kernel(text)
-    daemon.tune(path=str(project))
+    daemon.tune(path=project)
     assert {trial["outcome"] for trial in daemon.fetch_trials().values()} == {"measured"}

@@ -36,7 +36,7 @@ def test_a_saved_tensor_is_an_input_and_its_edit_makes_the_winner_stale(daemon: 
     """The edit is tuned with the new numbers; the old file restores the old winner."""
     saved = daemon.directory / "project/saved/x.safetensors"
     save_tensor(saved, 0.5)
-    _, (job,) = daemon.tune(path=str(daemon.write_kernel(KERNEL)))
+    job = daemon.tune_one(path=daemon.write_kernel(KERNEL))
     assert job["state"] == "done", job["message"]
     assert daemon.client.lookup("it", PROBLEM).status == "fresh"
 

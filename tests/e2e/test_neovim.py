@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).with_suffix(".lua").with_stem("neovim")
 def test_neovim_gets_answers_errors_and_events(daemon: Daemon, tmp_path: Path) -> None:
     daemon.write_kernel(make_kernel_text("space([dict(us=300.0)])", default="dict(us=300.0)"))
     daemon.client.call("tune", path=str(tmp_path / "project"), trials=1)
-    daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the first winner")
+    daemon.wait_until(lambda: daemon.look_up().status == "fresh", "the first winner")
     daemon.client.call("forget", kernel="it")
     answer = tmp_path / "answer.json"
     ended = subprocess.run(

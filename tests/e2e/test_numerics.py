@@ -36,7 +36,7 @@ def look_up_config(daemon: Daemon, **options: Any) -> dict[str, Any]:
 
 
 def test_the_true_classes_are_found_and_the_fastest_of_the_anchor_s_class_wins(daemon: Daemon) -> None:
-    _, (job,) = daemon.tune(path=known.write_family(daemon))
+    job = daemon.tune_one(path=known.write_family(daemon))
     assert (job["state"], job["objective"]) == ("done", "exact:latency")
     classes = fetch_classes(daemon)
     assert classes.pop("nondeterministic") == [known.RACY]
@@ -146,12 +146,12 @@ def test_an_anchor_that_fails_ends_the_job(daemon: Daemon) -> None:
         (known.BROKEN, "the anchor LANES=-1 FUSED=0 DOES=0 SLOW=0 failed: compile_error: "),
         (known.RACY, "the anchor LANES=1 FUSED=0 DOES=3 SLOW=0 is nondeterministic: its own outputs differ"),
     ):
-        _, (job,) = daemon.tune(kernel="rows", anchor=anchor)
+        job = daemon.tune_one(kernel="rows", anchor=anchor)
         assert job["state"] == "failed"
         assert job["message"].startswith(message)
         assert "\n" not in job["message"]
         assert look_up_config(daemon)["config"] == known.ORDERED
-        _, (second,) = daemon.tune(kernel="rows")
+        second = daemon.tune_one(kernel="rows")
         assert second["state"] == "done"
         assert look_up_config(daemon)["config"] == known.ORDERED
 
@@ -163,9 +163,9 @@ def test_a_kernel_without_a_default_fails_in_an_exact_project(daemon: Daemon) ->
     kernel = daemon.directory / "project" / "tune_it.py"
     text = kernel.read_text().replace("    numerics='exact',\n", "")
     kernel.write_text(text.replace(f"    default={known.ANCHOR!r},\n", ""))
-    _, (job,) = daemon.tune(path=path)
+    job = daemon.tune_one(path=path)
     assert job["state"] == "failed"
     assert job["message"].startswith("project:rows declares no default whose bits the winner could have")
-    _, (job,) = daemon.tune(kernel="rows", anchor=known.ANCHOR)
+    job = daemon.tune_one(kernel="rows", anchor=known.ANCHOR)
     assert job["state"] == "done"
     assert look_up_config(daemon)["config"] == known.FAST

@@ -52,7 +52,7 @@ def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon)
         make_space(*FAILURES), default=DEFAULT, deadlines=DEADLINES, early_stop="30.0", reference=REFERENCE
     )
     path = daemon.write_kernel(text)
-    events, (job,) = daemon.tune(path=str(path))
+    events, (job,) = daemon.tune(path=path)
 
     assert job["state"] == "done", job
     trials = daemon.fetch_trials()
@@ -61,7 +61,7 @@ def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon)
     assert job["done"] == job["total"] == len(FAILURES) + 2
     assert job["outcomes"]["crashed"] == 5
 
-    hit = daemon.client.lookup("it", dict(n=64))
+    hit = daemon.look_up()
     assert (hit.status, hit.config["tag"] if hit.config else None) == ("fresh", "best")
     assert hit.latency_us is not None
     assert job["default_us"] is not None
@@ -76,7 +76,7 @@ def test_without_guards_a_crash_does_not_name_the_tensor(tmp_path: Path) -> None
     """Guards need the observer's library, which needs a C compiler."""
     configs = "dict(us=300, does='beyond', tag='beyond'), dict(us=300, does='work', tag='best')"
     with Daemon(tmp_path, env={OFF_VARIABLE: "1"}) as daemon:
-        daemon.tune(path=str(daemon.write_kernel(make_kernel_text(f"space([{configs}])", reference=REFERENCE))))
+        daemon.tune(path=daemon.write_kernel(make_kernel_text(f"space([{configs}])", reference=REFERENCE)))
         crashed = daemon.fetch_trials()["beyond"]
     assert crashed["outcome"] == "crashed"
     assert crashed["message"].startswith("the worker was killed by SIGSEGV during first_launch")
@@ -87,10 +87,10 @@ def test_a_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None
     path = daemon.write_kernel(
         make_kernel_text("space([dict(us=200, does='first_seed', tag='it')])", reference=REFERENCE)
     )
-    _, (job,) = daemon.tune(path=str(path))
+    job = daemon.tune_one(path=path)
     assert job["state"] == "failed"
     assert "no config could be measured; mismatch: right on its first inputs" in job["message"]
-    assert daemon.client.lookup("it", dict(n=64)).config is None
+    assert daemon.look_up().config is None
 
 
 def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
@@ -123,7 +123,5 @@ def test_parallel_compiles_do_not_disturb_each_other(tmp_path: Path) -> None:
     """Each compile slot has its own staging directory."""
     entries = ", ".join(f"dict(us={100.0 + index}, does='work', tag='t{index}')" for index in range(18))
     with Daemon(tmp_path, config="compile_slots = 6\n") as daemon:
-        _, (job,) = daemon.tune(
-            path=str(daemon.write_kernel(make_kernel_text(f"space([{entries}])", early_stop="100.0")))
-        )
+        job = daemon.tune_one(path=daemon.write_kernel(make_kernel_text(f"space([{entries}])", early_stop="100.0")))
         assert (job["state"], job["outcomes"]) == ("done", {"measured": 18})

@@ -13,7 +13,7 @@ def test_a_new_toolchain_measures_the_best_five_again(tmp_path: Path) -> None:
     """Afterwards the winner is fresh."""
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(make_kernel_text(MANY, early_stop="100.0"))
-        _, (tuned,) = daemon.tune(path=str(path))
+        tuned = daemon.tune_one(path=path)
         assert tuned["outcomes"] == {"measured": 12}
         before = daemon.client.call("lookup", kernel="it", problem=dict(n=64), tune=False)
         assert before["status"] == "fresh"

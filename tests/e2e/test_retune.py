@@ -39,8 +39,8 @@ def test_an_edit_is_stale_and_then_fresh_and_a_comment_changes_nothing(daemon: D
     door = daemon.make_gate("door")
     door.open()
     path = daemon.write_kernel(text)
-    daemon.tune(path=str(path))
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    daemon.tune(path=path)
+    assert daemon.look_up().status == "fresh"
 
     path.write_text(f"# a comment\n{text}\n\n# and another\n")
     # A second file, saved after the comment, is the event that reports that the comment has been seen.
@@ -48,18 +48,18 @@ def test_an_edit_is_stale_and_then_fresh_and_a_comment_changes_nothing(daemon: D
     daemon.wait_until(lambda: len(list_jobs(daemon)) == 2, "the other kernel's job")
     daemon.wait_until(lambda: are_jobs_done(daemon, 2), "it to end")
     assert [job["kernel"] for job in list_jobs(daemon)] == ["project:it", "project:other"]
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    assert daemon.look_up().status == "fresh"
 
     door.close()
     daemon.write_kernel(make_text(gate="door", body=OTHER_BODY))
     door.wait_until_reached()
-    hit = daemon.client.lookup("it", dict(n=64))
+    hit = daemon.look_up()
     assert hit.status == "stale"
     assert hit.config is not None
     assert hit.config["tag"] == "a"
     door.open()
     daemon.wait_until(lambda: are_jobs_done(daemon, 3), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    assert daemon.look_up().status == "fresh"
     assert list_jobs(daemon)[-1]["reason"] == "saved"
     assert len(list_jobs(daemon)) == 3
 
@@ -67,10 +67,10 @@ def test_an_edit_is_stale_and_then_fresh_and_a_comment_changes_nothing(daemon: D
 def test_a_taken_over_measurement_keeps_its_tensors(daemon: Daemon) -> None:
     """An edit with another artifact of equal bytes: nothing is measured, and a callable still checks its tensors."""
     path = daemon.write_kernel(make_text())
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     first = find_artifact(daemon)
     path.write_text(make_text(body="Build(**{**c})"))
-    _, (job,) = daemon.tune(path=str(path))
+    job = daemon.tune_one(path=path)
     assert (job["state"], job["cost"]["reused"]) == ("done", 2)
     second = find_artifact(daemon)
     assert first != second
@@ -80,13 +80,13 @@ def test_a_taken_over_measurement_keeps_its_tensors(daemon: Daemon) -> None:
     for artifact in (first, second):
         (artifact / manifest.TENSORS_NAME).unlink()
     path.write_text(make_text(body="Build(**{**{**c}})"))
-    _, (job,) = daemon.tune(path=str(path))
+    job = daemon.tune_one(path=path)
     assert job["cost"].get("reused", 0) < 2
     assert manifest.read_tensors(find_artifact(daemon)) != {}
 
 
 def find_artifact(daemon: Daemon) -> Path:
-    hit = daemon.client.lookup("it", dict(n=64))
+    hit = daemon.look_up()
     assert hit.status == "fresh"
     assert hit.artifact is not None
     return Path(hit.artifact)
@@ -104,8 +104,8 @@ def test_an_unobservable_kernel_is_stale(daemon: Daemon) -> None:
     """A kernel that connects to another program is stale and queues nothing; ``depends`` makes it fresh."""
     asking = "import socket; socket.socket().connect_ex(('127.0.0.1', 9))"
     path = write_reading_kernel(daemon, asking)
-    daemon.tune(path=str(path))
-    answer = daemon.client.lookup("it", dict(n=64))
+    daemon.tune(path=path)
+    answer = daemon.look_up()
     assert (answer.status, answer.latency_us is not None) == ("stale", True)
     assert answer.message.startswith("not fully observed: a connection to another program")
     assert len(list_jobs(daemon)) == 1
@@ -113,24 +113,24 @@ def test_an_unobservable_kernel_is_stale(daemon: Daemon) -> None:
     assert (entry["status"], entry["message"]) == ("stale", answer.message)
     write_reading_kernel(daemon, asking, "depends='data/*.bin', ")
     daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    assert daemon.look_up().status == "fresh"
 
 
 def test_an_edit_without_a_daemon_is_tuned_at_the_next_start(daemon: Daemon) -> None:
     path = daemon.write_kernel(make_text())
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     daemon.stop()
     path.write_text(make_text(body=OTHER_BODY))
     daemon.start()
     daemon.wait_until(lambda: are_jobs_done(daemon, 2), "the re-tune")
-    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    assert daemon.look_up().status == "fresh"
 
 
 def test_lookups_during_a_retune_get_valid_configs_in_time(daemon: Daemon) -> None:
     """The last lookup gets the new winner."""
     door = daemon.make_gate("door")
     door.open()
-    daemon.tune(path=str(daemon.write_kernel(make_text(gate="door"))))
+    daemon.tune(path=daemon.write_kernel(make_text(gate="door")))
     door.close()
     deadline_s, is_over = 10.0, threading.Event()
     hits: list[tuple[float, Hit]] = []

@@ -15,5 +15,5 @@ def test_a_compiler_that_waits_for_a_pipe_leaves_slot_and_quiet_to_others(tmp_pa
         daemon.client.call("tune", path=str(daemon.write_kernel(stalled, "tune_stalled.py")))
         daemon.wait_until(daemon.compile_log.exists, "the first compile to begin")
         assert daemon.run_ktuned("tune", str(daemon.write_kernel(other, "tune_other.py"))).returncode == 0
-        assert daemon.client.lookup("other", dict(n=64)).status == "fresh"
+        assert daemon.look_up("other").status == "fresh"
         assert [job["state"] for job in daemon.client.call("jobs", kernel="stalled")["jobs"]] == ["running"]

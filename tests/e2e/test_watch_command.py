@@ -36,7 +36,7 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
         assert len(daemon.client.call("jobs")["jobs"]) == 1
 
         path.write_text(make_text(3000.0, body="Build(**{**c, 'us': c.us + 1.0})"))
-        daemon.wait_until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the save to be seen")
+        daemon.wait_until(lambda: daemon.look_up().status != "fresh", "the save to be seen")
         daemon.wait_until(lambda: bool(daemon.client.call("jobs", state="queued")["jobs"]), "its job")
         status = daemon.run_ktuned("status").stdout
         assert re.search(r"0 running, 1 queued; waiting: 1 because policy is manual: .*; policy manual", status)

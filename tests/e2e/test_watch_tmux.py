@@ -93,7 +93,7 @@ def test_the_screen_fits_every_size(daemon: Daemon, open_tmux: Callable[..., Tmu
     """At 80 and 200 columns and while the window is resized, the pages show whole words."""
     path = daemon.write_kernel(make_kernel_text(SPACE, problems=PROBLEMS, deadlines=UNHURRIED, default=DEFAULT))
     broken = daemon.write_kernel("def broken(:\n    pass\n", "tune_broken.py")
-    daemon.tune(path=str(path.parent))
+    daemon.tune(path=path.parent)
     tmux = open_tmux(str(path.parent))
     for columns, lines in SIZES:
         tmux.resize_window(columns, lines)
@@ -134,7 +134,7 @@ def test_the_screen_fits_every_size(daemon: Daemon, open_tmux: Callable[..., Tmu
 def test_saves_and_keys_work_on_the_screen(daemon: Daemon, open_tmux: Callable[..., Tmux]) -> None:
     """Keys pause, resume, tune and cancel; the page shows what each save gained."""
     path = daemon.write_kernel(make_text(900.0))
-    daemon.tune(path=str(path))
+    daemon.tune(path=path)
     tmux = open_tmux(str(path))
     tmux.resize_window(200, 40)
     tmux.wait_for_texts(r"it n=64 +(fresh|tuned)")

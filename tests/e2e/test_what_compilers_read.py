@@ -39,7 +39,7 @@ def test_edits_of_files_that_only_the_compiler_finds_are_noticed(tmp_path: Path)
     (project / "late" / "cfg.def").write_text("#define VALUE 1.f\n")
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(KERNEL)
-        daemon.tune(path=str(path))
+        daemon.tune(path=path)
         problem = dict(n=64)
         hits = [daemon.client.lookup("it", problem)]
         for name, text in [

@@ -277,15 +277,6 @@ async def test_the_warden_kills_what_a_killed_daemon_left(tmp_path: Path) -> Non
     assert not list((directory / "tmp").iterdir())
 
 
-async def test_the_status_describes_each_worker(run_fleet: RunFleet, environment: Environment) -> None:
-    async with run_fleet() as fleet:
-        await lend_and_get_pid(fleet, Role.INSPECT, environment)
-        (entry,) = fleet.describe_workers()
-        assert entry.pid > 0
-        assert (entry.role, entry.state, entry.host, entry.requests) == ("inspect", "idle", "", 1)
-        assert entry.age_s > 0
-
-
 async def test_a_warden_that_was_killed_is_replaced(run_fleet: RunFleet) -> None:
     """The warden ends the workers of a killed daemon."""
 

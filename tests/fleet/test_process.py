@@ -157,13 +157,6 @@ async def test_a_phase_past_its_deadline_kills_the_worker(worker: WorkerProcess,
         await worker.gone.wait()
 
 
-async def test_each_phase_has_its_own_deadline(worker: WorkerProcess, playground: Playground) -> None:
-    """The worker's report of its phase decides which deadline runs."""
-    with pytest.raises(DeadlineExpired, match=r"^compile timed out") as caught:
-        await send_and_collect(worker, playground.make_compile_request({"does": "compile_hang"}), compile=BRIEF_S)
-    assert (caught.value.phase, caught.value.deadline_s) == ("compile", BRIEF_S)
-
-
 async def test_a_paused_worker_goes_on_where_it_was(worker: WorkerProcess, playground: Playground) -> None:
     """Neither it nor its child runs meanwhile, and it answers afterwards."""
     body = """\

@@ -1,7 +1,8 @@
-"""Parent of daemons, or of workers of one role: it does their imports, then forks one process for each request.
+"""Parent of daemons, of programs, or of workers of one role: it does their imports, then forks one process for each
+request.
 
-Arguments are a socket's descriptor and a role (or :data:`DAEMON`). Padding in its environment reserves room for a
-forked process's own environment, as ``/proc`` shows it.
+Arguments are a socket's descriptor and a role (or :data:`DAEMON` or :data:`TRITON_PROGRAM`). Padding in its environment
+reserves room for a forked process's own environment, as ``/proc`` shows it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +27,9 @@ import msgpack
 
 DAEMON = "daemon"
 """Takes the place of a role: a parent of daemons."""
+
+TRITON_PROGRAM = "program"
+"""Takes the place of a role: a parent of programs that use torch and Triton."""
 
 LOG_VARIABLE = "KTUNED_OBSERVER"
 PARENT_LOG = "parent-of-workers"
@@ -41,7 +46,13 @@ _ABOVE = 400
 
 def main(control: socket.socket, role: str) -> None:
     """Fork a process for each request and answer with its id; answer ``wait`` with an ended process's exit code."""
-    run = _prepare_daemon() if role == DAEMON else _prepare_worker(role)
+    match role:
+        case "daemon":
+            run = _prepare_daemon()
+        case "program":
+            run = _prepare_program()
+        case _:
+            run = _prepare_worker(role)
     gc.collect()
     gc.freeze()
     _serve_requests(control, run)
@@ -64,6 +75,23 @@ def _prepare_daemon() -> Callable[[], NoReturn]:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+    return run
+
+
+def _prepare_program() -> Callable[[], NoReturn]:
+    import torch  # noqa: F401
+    import triton.runtime  # noqa: F401
+
+    def run() -> NoReturn:
+        # PYTHON PROGRAM ARGUMENT...
+        sys.argv = sys.orig_argv[1:]
+        file = sys.argv[0]
+        sys.path.insert(0, str(Path(file).parent))
+        program = sys.modules["__main__"] = types.ModuleType("__main__")
+        program.__file__ = file
+        exec(compile(Path(file).read_text(), file, "exec"), vars(program))
+        sys.exit()
 
     return run
 

@@ -26,7 +26,7 @@ from tests.forked_processes.forker import (
     Forker,
     select_import_variables,
 )
-from tests.forked_processes.parent import DAEMON, LOG_VARIABLE, PARENT_LOG
+from tests.forked_processes.parent import DAEMON, LOG_VARIABLE, PARENT_LOG, TRITON_PROGRAM
 
 _PARENT = Path(__file__).with_name("parent.py")
 _PROGRAM = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_text(), sys.argv[2], 'exec'))"
@@ -103,6 +103,12 @@ def start_daemon(env: Mapping[str, str], log: int) -> ForkedDaemon:
         return ForkedDaemon(
             forker, forker.fork_process(command, os.getcwd(), {**env, **variables}, descriptors, (log, log))
         )
+
+
+def start_triton_program(env: Mapping[str, str], words: Sequence[str], output: tuple[int, int]) -> ForkedDaemon:
+    """Fork a program, of which torch and Triton are imported already; ``words`` are its file and its arguments."""
+    forker = _get_parent(TRITON_PROGRAM, select_import_variables(env)).forker
+    return ForkedDaemon(forker, forker.fork_process([sys.executable, *words], os.getcwd(), env, (), output))
 
 
 @contextmanager

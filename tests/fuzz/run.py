@@ -183,7 +183,7 @@ def fuzz_own_daemon(count: int, seed: int) -> Report:
     """Run :func:`fuzz_daemon` on a daemon of its own, with a kernel to look up."""
     with tempfile.TemporaryDirectory(prefix="ktuned-fuzz-") as name, Daemon(Path(name)) as daemon:
         path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
-        daemon.tune(path=str(path), trials=1)
+        daemon.tune(path=path, trials=1)
         return fuzz_daemon(daemon, count, seed)
 
 

@@ -58,7 +58,7 @@ def test_random_streams_do_not_disturb_a_live_daemon(tmp_path: Path) -> None:
     """The daemon closes each connection, and other clients notice nothing."""
     with Daemon(tmp_path) as daemon:
         path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
-        daemon.tune(path=str(path), trials=1)
+        daemon.tune(path=path, trials=1)
         report = fuzz_daemon(daemon, 300, SEED)
         assert report.streams == 300
         assert report.refused > 100

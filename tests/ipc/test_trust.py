@@ -151,7 +151,7 @@ def test_a_daemon_runs_no_untrusted_file(tmp_path: Path) -> None:
         (daemon.home / "config.toml").write_text(f"contention = false\ntrusted_directories = ['{path.parent}']\n")
         daemon.stop()
         daemon.start()
-        daemon.tune(path=str(path), trials=1)
+        daemon.tune(path=path, trials=1)
         assert proof.exists()
 
 

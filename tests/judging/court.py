@@ -18,20 +18,23 @@ from ktuned.model import PRESETS, Device, Peaks, Plan, Problem, Role, TrialResul
 from ktuned.tuning.limits import merge_deadlines
 
 PROJECT = "court"
+SOURCE = "candidates.cc"
 
 HEADER = """
 #include <tvm/ffi/tvm_ffi.h>
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <map>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 using tvm::ffi::TensorView;
 inline float* at(TensorView t) { return static_cast<float*>(t.data_ptr()); }
 """
-"""What each candidate in C++ begins with."""
+"""What the library of all candidates in C++ begins with."""
 
 KERNEL_FILE = """
 import torch
@@ -64,15 +67,24 @@ class Court:
         self._decoder = frames.Decoder()
         self._messages: list[bytes] = []
         self._numbers = itertools.count()
+        self._library: str | None = None
 
-    def judge_source(self, body: str, *, n: int = 2048, is_quick: bool = True, declared: str = INPUTS) -> TrialResult:
-        """Judge a C++ source that defines ``run(TensorView x, TensorView y, TensorView out)``, on ``n`` elements."""
-        name = f"candidate_{next(self._numbers)}.cc"
-        export = "\nTVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);\n"
-        (self.root / name).write_text(HEADER + textwrap.dedent(body) + export)
-        build = "'run', args=('x', 'y', 'out')"
+    def write_candidates(self, bodies: Mapping[str, str], common: str = "") -> None:
+        """Write candidates in C++, each of which defines ``run(TensorView x, TensorView y, TensorView out)``.
+
+        They are one library, because compiling each by itself would take most of the time.
+        """
+        candidates = "".join(
+            f"namespace {name} {{\n{textwrap.dedent(body)}\n}}\nTVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {name}::run);\n"
+            for name, body in bodies.items()
+        )
+        (self.root / SOURCE).write_text(HEADER + common + candidates)
+
+    def judge_source(self, name: str, *, n: int = 2048, is_quick: bool = True, declared: str = INPUTS) -> TrialResult:
+        """Judge one of the candidates in C++ on ``n`` elements."""
+        build = f"{name!r}, args=('x', 'y', 'out')"
         return self.judge_kernel(
-            KERNEL_FILE.format(backend="tvm_ffi", sources=(name,), build=build, declared=declared, before=""),
+            KERNEL_FILE.format(backend="tvm_ffi", sources=(SOURCE,), build=build, declared=declared, before=""),
             {"n": n},
             is_quick=is_quick,
         )
@@ -112,13 +124,18 @@ class Court:
         (proposals,) = self.send_request(requests.Ask(1))
         (proposal,) = proposals.proposals
         key = f"{next(self._numbers):08x}"
-        compiling = requests.Compile(
-            kernel, self.device.target, f"staging{key}", (requests.UnitRef(key, proposal.build or {}),)
-        )
-        compiled = self.send_request(compiling)[0]
-        if compiled.outcome is not None:
-            return TrialResult(compiled.outcome, message=compiled.message)
-        unit = requests.UnitRef(compiled.artifact or key, proposal.build or {})
+        artifact = self._library if kernel.sources else None
+        if artifact is None:
+            compiling = requests.Compile(
+                kernel, self.device.target, f"staging{key}", (requests.UnitRef(key, proposal.build or {}),)
+            )
+            compiled = self.send_request(compiling)[0]
+            if compiled.outcome is not None:
+                return TrialResult(compiled.outcome, message=compiled.message)
+            artifact = compiled.artifact or key
+        if kernel.sources:
+            self._library = artifact
+        unit = requests.UnitRef(artifact, proposal.build or {})
         opened = self.send_request(requests.Open(kernel, problem, self.device.target, self.device, key))[0]
         assert not opened.unusable
         options = dict[str, Any](judged=is_judged, quick=is_quick, deadlines=self.deadlines, peaks=self.peaks)

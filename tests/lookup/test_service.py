@@ -20,7 +20,6 @@ from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.protocol.jobs import Job, JobState
-from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve import Explainer
 from ktuned.store.database import Store
 from tests.daemon_parts import ALL_ROUNDS, PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
@@ -83,31 +82,6 @@ async def test_recent_lookups_are_known(parts: Parts) -> None:
     assert parts.lookups.publication.list_used_kernels(within_s=0.0) == []
 
 
-async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
-    """Each step is reported as it becomes true, and its generation grows with it."""
-    assert look_up(parts)["status"] == "unknown"
-    await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
-    parts.touch_answers(KernelName("project:it"))
-    answers = [look_up(parts)]
-    await declare_tuned_kernel(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
-    answers += [look_up(parts, {"n": 65}), look_up(parts)]
-    await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
-    parts.touch_answers(KernelName("project:it"))
-    answers.append(look_up(parts))
-    assert [answer["status"] for answer in answers] == ["default", "near", "fresh", "stale"]
-    assert [answer["config"]["us"] for answer in answers] == [10.0, 20.0, 20.0, 20.0]
-    assert answers[0]["generation"] < answers[2]["generation"] < answers[3]["generation"]
-
-
-async def test_device_by_seat_model_or_absent(parts: Parts) -> None:
-    """A device is meant by either name; one that is not here has no fresh answer and sets nothing off."""
-    await declare_tuned_kernel(parts)
-    assert [look_up(parts, device=name)["status"] for name in ("cpu:0", "Fake CPU")] == ["fresh", "fresh"]
-    absent = look_up(parts, device="H100", tune=True)
-    assert (absent["status"], absent["device"]) == ("default", "H100")
-    assert parts.jobs.list_live_jobs() == []
-
-
 async def test_wrong_questions_are_refused(parts: Parts) -> None:
     """Another kernel's problem and a name of several kernels are errors that say what would do."""
     await declare_tuned_kernel(parts)
@@ -129,22 +103,10 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     parts.kill_workers()
 
 
-async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None:
-    """A constraint is the kernel file's code: until it was asked, and if it refuses, the default is served."""
-    await declare_tuned_kernel(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    generation = look_up(parts, {"n": 40})["generation"]
-    for n, status in ((40, "near"), (15, "default")):
-        assert look_up(parts, {"n": n})["status"] == "default"
-        await wait_for_verdict(parts, generation)
-        answer = look_up(parts, {"n": n})
-        assert (answer["status"], answer["generation"]) == (status, generation + 1)
-        generation += 1
-
-
-async def wait_for_verdict(parts: Parts, generation: int) -> None:
+async def wait_for_verdict(parts: Parts, generation: int, kernel: str = "project:it") -> None:
     """Wait until a worker's verdict made a new generation."""
     with anyio.fail_after(PATIENCE_S):
-        while parts.lookups.table.generation("project:it") == generation:  # noqa: ASYNC110 - no event reports a verdict
+        while parts.lookups.table.generation(kernel) == generation:  # noqa: ASYNC110 - no event reports a verdict
             await anyio.sleep(0.005)
 
 
@@ -153,10 +115,8 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
     await declare_tuned_kernel(parts, configs="us=[10.0, 20.0, 30.0]", default="dict(us=10.0)")
     assert (look_up(parts)["status"], look_up(parts)["config"]) == ("fresh", {"us": 20.0})
     for configs in ("us=[10.0, 30.0]", "us=[10.0, 20.0], where=lambda p, c: c.us != 20.0"):
-        parts.write_file(make_kernel_text(configs=configs, default="dict(us=10.0)"))
-        changes = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.table.generation("project:it")
-        await parts.renewal.react_to_changes(changes, saved=False)
+        await parts.save_file(make_kernel_text(configs=configs, default="dict(us=10.0)"), saved=False)
         assert parts.lookups.table.generation("project:it") > before
         assert (look_up(parts)["status"], look_up(parts)["config"]) == ("default", {"us": 10.0})
 
@@ -197,7 +157,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         explain = Explainer(parts.catalog, parts.daemon.states, parts.store).explain_winners
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
-        untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
+        untouched = parts.look_up("other", tune=True)
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert parts.daemon.follow_ups.describe_queue().used == 0
         assert parts.jobs.list_live_jobs() == left
@@ -223,21 +183,6 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     assert len(parts.store.list_jobs()) == 1
 
 
-async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
-    """Problems that differ in what the kernel does not specialise for are tuned once, and all served by that."""
-    problems: list[Problem] = [{"n": 64, "k": k} for k in range(100)]
-    await parts.inspect_file(
-        make_kernel_text(configs="us=[10.0, 20.0]", problems="[dict(n=64, k=0)]", specialize="('n',)")
-    )
-    for problem in problems:
-        assert look_up(parts, problem, tune=True)["status"] == "default"
-    async with parts.run_jobs():
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
-    assert ended["problem"] == {"n": 64, "k": 0}, "the job measures the whole problem that it was first asked for"
-    assert {look_up(parts, problem, tune=True)["status"] for problem in problems} == {"fresh"}
-    assert len(parts.store.list_jobs()) == 1
-
-
 async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts) -> None:
     """A constraint sees the whole problem: the verdict for one says nothing of another."""
     constrained = "us=[10.0, 20.0, 30.0], where=lambda p, c: all([c.us <= p.k])"
@@ -251,9 +196,7 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
     generation = parts.lookups.table.generation(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
         assert look_up(parts, {"n": 32, "k": k})["status"] == "default"
-        with anyio.fail_after(PATIENCE_S):
-            while parts.lookups.table.generation(kernel.name) == generation:  # noqa: ASYNC110 - no event reports a verdict
-                await anyio.sleep(0.005)
+        await wait_for_verdict(parts, generation)
         generation += 1
         assert look_up(parts, {"n": 32, "k": k})["status"] == status
 
@@ -294,18 +237,6 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
         )
         await parts.recorder.wait_for_ended_jobs(3)
     assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "looked up", "saved", "asked"]
-
-
-async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
-    """There is nothing better to be had."""
-    await declare_tuned_kernel(parts)
-    assert look_up(parts, tune=True)["status"] == "fresh"
-    async with parts.run_jobs():
-        await parts.jobs.submit_job(
-            make_winner_key({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
-        )
-        await parts.recorder.wait_for_ended_jobs()
-    assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "asked"]
 
 
 async def test_equal_numbers_of_other_types_are_the_declared_problem(parts: Parts) -> None:
@@ -350,12 +281,10 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     async with parts.run_jobs():
         assert look_up(parts, {"n": 65})["status"] == "default"
         await parts.wait_until_reached("door")
-        assert parts.lookups.look_up("quick", {"n": 64}, None, tune=True).answer.status == "default"
+        assert parts.look_up("quick", tune=True).status == "default"
         await parts.recorder.wait_for_ended_jobs()
-        with anyio.fail_after(PATIENCE_S):
-            while parts.lookups.table.generation("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
-                await anyio.sleep(0.005)
-        assert parts.lookups.look_up("quick", {"n": 64}, None, tune=True).answer.status == "fresh"
+        await wait_for_verdict(parts, generation, "project:quick")
+        assert parts.look_up("quick", tune=True).status == "fresh"
         parts.open_gate("door")
 
 
@@ -388,13 +317,10 @@ async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: 
 async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> None:
     """A tuning has found that it is wrong for this problem, and that nothing else works."""
     text = make_kernel_text(configs="us=[50.0]", problems="[dict(n=64), dict(n=128)]", reference=REFERENCE)
-    kernel = await parts.inspect_file(
-        text.replace("Build(**c)", "Build(us=c.us, does='wrong' if p.n == 64 else 'work')")
-    )
+    await parts.inspect_file(text.replace("Build(**c)", "Build(us=c.us, does='wrong' if p.n == 64 else 'work')"))
     async with parts.run_jobs():
-        for count, n in enumerate((128, 64), start=1):
-            await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
-            await parts.recorder.wait_for_ended_jobs(count)
+        for _count, n in enumerate((128, 64), start=1):
+            await parts.tune(problem={"n": n})
         parts.kill_workers()
     answer = look_up(parts)
     assert (answer["status"], answer["config"]) == ("default", None)
@@ -406,7 +332,7 @@ async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
     await parts.inspect_file(make_kernel_text(default="dict(us=50.0)"))
     assert look_up(parts)["message"] == UNTUNED
     assert look_up(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
-    unknown = parts.lookups.look_up("itt", {"n": 64}, None, tune=False).answer
+    unknown = parts.look_up("itt")
     assert unknown.status == "unknown"
     assert "did you mean" in unknown.message
     parts.kill_workers()
@@ -465,8 +391,7 @@ async def settle_lookups(parts: Parts, *problems: Problem, within_s: float = PAT
 async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> None:
     """Its spread is more than half of it: the answer says so, and is not final."""
     kernel = await parts.inspect_file(make_kernel_text(configs="[dict(us=1.0), dict(us=2.0)]"))
-    device = parts.machine.find_device(parts.environment, "fake", None)
-    context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
+    context = parts.build_context()
     job = await parts.store.create_job(context.key, {"n": 64}, priority=1, reason="", plan=kernel.plan, now=0.0)
     trial = await parts.store.begin_trial(context, {"n": 64}, job.id, {"us": 1.0})
     result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail=make_detail(rounds=1000))

@@ -108,7 +108,7 @@ def test_poison_is_found_where_the_reference_has_nan(tmp_path: Any) -> None:
     data.provide_expected_outputs(tmp_path / "none")
     data.reset_tensors()
     data.prepare_checked_launch()
-    assert data.check_outputs().message == "y was never written"
+    assert data.check_outputs().message.startswith("y was never written")
     data.tensors["y"].fill_(torch.nan)
     assert data.check_outputs().ok
 

@@ -13,14 +13,15 @@ from typing import Any
 
 from ktuned_inductor.made_up_gpu import compile_graph, make_up_gpu
 
-make_up_gpu()
+if sys.argv[1:] != ["cpu"]:
+    make_up_gpu()
 
-import torch  # noqa: E402
-from torch._dynamo.utils import counters  # noqa: E402
-from torch._inductor import config  # noqa: E402
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config
 
-from ktuned.dropin import account  # noqa: E402
-from ktuned_inductor import hooks, seams  # noqa: E402
+from ktuned.dropin import account
+from ktuned_inductor import hooks, loading, seams
 
 SIZES = {"xnumel": 256, "r0_numel": 1024}
 DTYPES = {"*bf16": torch.bfloat16, "*fp32": torch.float32, "*i64": torch.int64}
@@ -78,19 +79,70 @@ def record() -> dict[str, Any]:
     return {"compiled": compiled, "armed": armed, "keys": account.keys, "left_alone": account.left_alone}
 
 
-def fail() -> dict[str, Any]:
-    """Compile a graph while a hook raises."""
+def fail(where: str) -> dict[str, Any]:
+    """Compile a graph while something of this plugin raises, and launch its kernels."""
     hooks.install_hooks()
+    name = "read_knobs" if where == "worker" else "decide_kernel"
+    module = loading if where == "worker" else hooks
+    original, calls = getattr(module, name), itertools.count(1)
 
-    def raise_error(*args: Any) -> None:
+    def raise_error(*args: Any) -> Any:
+        if where == "second" and next(calls) == 1:
+            return original(*args)
         raise RuntimeError("a hook fails")
 
-    for name in ("decide_kernel", "decide_product"):
-        setattr(hooks, name, raise_error)
+    setattr(module, name, raise_error)
     kernels = collect_kernels()
     with config.patch(max_autotune_pointwise=True, coordinate_descent_tuning=True):
-        compile_graph(lambda x: (x.sum(0),), [((256, 1024), "bfloat16")])
-    return {"compiled": [len(kernel.compile_results) for kernel in kernels], "left_alone": account.left_alone}
+        compile_graph(lambda x: (x.sum(0), torch.softmax(x, -1)), [((256, 1024), "bfloat16")])
+    for kernel in kernels:
+        launch(kernel)
+    return {
+        "compiled": [len(kernel.compile_results) for kernel in kernels],
+        "keys": account.keys,
+        "left_alone": account.left_alone,
+    }
+
+
+def compile_odd() -> dict[str, Any]:
+    """Compile operators with symbolic sizes and scalars, with another dtype, and of one dimension."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+    hooks.install_hooks()
+    environment = ShapeEnv()
+    symbol = environment.create_symbol(4, source=ConstantSource("s"), dynamic_dim=DimDynamic.DYNAMIC)
+    batch = environment.create_symintnode(symbol, hint=4)
+
+    def work(
+        images: torch.Tensor, weight: torch.Tensor, row: torch.Tensor, x: torch.Tensor, scale: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return (
+            torch.conv2d(images, weight, padding=1),
+            torch.conv1d(x.view(1, 64, 64), x.view(64, 64, 1)),
+            torch.addmm(row, x, x, alpha=scale.item()),
+            torch.bmm(x.view(1, 64, 64), x.view(1, 64, 64), out_dtype=torch.float32),
+        )
+
+    given = [(batch, 64, 32, 32), (64, 64, 3, 3), (64,), (64, 64), ()]
+    with config.patch(max_autotune=True):
+        compile_graph(work, [(shape, "bfloat16") for shape in given], environment)
+    return {"keys": account.keys, "left_alone": account.left_alone}
+
+
+def share_names() -> dict[str, Any]:
+    """Compile two graphs whose kernels have one name, and then make two first launches of each, as two threads may."""
+    hooks.install_hooks()
+    kernels = collect_kernels()
+    with config.patch(max_autotune=True, coordinate_descent_tuning=True):
+        for columns in (1024, 2048):
+            compile_graph(lambda x: (torch.relu(x),), [((256, columns), "bfloat16")])
+    for kernel in kernels:
+        run = kernel.run
+        launch(kernel)
+        kernel.run = run
+        launch(kernel)
+    return {"names": [kernel.inductor_meta["kernel_name"] for kernel in kernels], "keys": account.keys}
 
 
 def kill_at(stage: str) -> None:
@@ -116,6 +168,7 @@ def compile_untuned(served: str = "") -> dict[str, Any]:
     hooks.install_hooks()
     if not served:
         hooks.find_tuner()
+    torch.compiler.config.cache_key_tag = "the program's own"
     with config.patch(max_autotune=True, coordinate_descent_tuning=True):
         compile_graph(lambda x: (x.sum(0),), [((256, 1024), "bfloat16")])
     return {"hits": counters["inductor"]["fxgraph_cache_hit"], "left_alone": account.left_alone}
@@ -193,6 +246,8 @@ if __name__ == "__main__":
     stages: dict[str, Callable[..., Any]] = {
         "record": record,
         "fail": fail,
+        "odd": compile_odd,
+        "names": share_names,
         "untuned": compile_untuned,
         "kill": kill_at,
         "cpu": multiply_on_cpu,

@@ -66,7 +66,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> TuningResults:
     with Daemon(tmp_path_factory.mktemp("command"), tensors="torch") as daemon:
         file = daemon.write_kernel(KERNEL_FILE)
         shutil.copy(SCRIPT, file.parent)
-        _, jobs_of_file = daemon.tune(path=str(file))
+        _, jobs_of_file = daemon.tune(path=file)
         jobs = {job["kernel"].rpartition(":")[2]: job for job in jobs_of_file}
         trials = daemon.client.call("results", kernel="program")["trials"]
         return TuningResults(jobs, trials, {kernel: daemon.client.lookup(kernel, dict(N=1)) for kernel in jobs})
@@ -112,7 +112,7 @@ def slow_to_start(p, c):
     return Build(argv=("sh", "-c", f"sleep 0.6; echo took {c.V} ms"), pattern=r"took ([\\d.]+) ms")
 """
     with Daemon(tmp_path) as daemon:
-        _, (job,) = daemon.tune(path=str(daemon.write_kernel(kernel)))
+        job = daemon.tune_one(path=daemon.write_kernel(kernel))
         assert job["outcomes"] == {"measured": 3}, job
         assert daemon.client.lookup("slow_to_start", dict(N=1)).config == {"V": 1}
 

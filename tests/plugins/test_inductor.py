@@ -189,11 +189,43 @@ def test_cpu_product_with_one_choice_is_not_timed(tmp_path: Path) -> None:
     assert Place(tmp_path).run("cpu") == {"timed": 0, "is_right": True}
 
 
-def test_error_in_hook_leaves_inductor_as_it_is(tmp_path: Path) -> None:
-    """One line names the error, and the kernel has all its configs again."""
-    found = Place(tmp_path).run("fail")
+@pytest.mark.parametrize(("where", "decided"), [("always", 0), ("second", 1)])
+def test_error_in_hook_leaves_inductor_as_it_is(where: str, decided: int, tmp_path: Path) -> None:
+    """One line names the error, and the kernel has all its configs again; what was decided before leaves its record."""
+    place = Place(tmp_path)
+    found = place.run("fail", where)
     assert found["left_alone"] == {"torch.compile": "RuntimeError: a hook fails"}
     assert max(found["compiled"]) > 1
+    assert len(place.read_records()) == decided
+
+
+def test_error_in_worker_gives_kernels_up(tmp_path: Path) -> None:
+    """The kernels have all their configs, each has a line, and no later start waits for them."""
+    place = Place(tmp_path)
+    for _ in range(2):
+        found = place.run("fail", "worker")
+        assert max(found["compiled"]) > 1
+        assert {line.rpartition(": ")[2] for line in found["left_alone"].values()} == {"a hook fails"}
+    assert place.list_saved("fxgraph/**/*")
+
+
+def test_unusual_operators_take_the_library_s_kernel(tmp_path: Path) -> None:
+    """A call that cannot be repeated has a line of its own; symbolic sizes are recorded with their hints."""
+    found = Place(tmp_path).run("odd")
+    assert found["keys"] == {"graph convolution 4x64x32x32x64x64x3x3 bf16": "recorded"}
+    assert {label.split()[1]: "dtype" in reason for label, reason in found["left_alone"].items()} == {
+        "addmm": False,
+        "bmm": True,
+    }
+
+
+def test_each_kernel_is_recorded_once(tmp_path: Path) -> None:
+    """Kernels of several graphs may have one name, and several threads may make a kernel's first launch."""
+    place = Place(tmp_path)
+    found = place.run("names")
+    assert len(found["names"]) == 2
+    assert len(set(found["names"])) == 1
+    assert sorted(record.problem["size"] for record in place.read_records()) == ["262144", "524288"]
 
 
 def test_start_that_nobody_tunes_keeps_its_graphs_apart(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as daemon:
         path = daemon.write_kernel(KERNEL_FILE)
         path.with_name("twice.cc").write_text(SOURCE)
-        _, jobs = daemon.tune(path=str(path))
+        _, jobs = daemon.tune(path=path)
         assert [job["state"] for job in jobs] == ["done"] * 3, jobs
         # Its connection is the fixture's, and no test's leak.
         daemon.client.lookup("none", {})

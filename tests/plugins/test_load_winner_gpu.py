@@ -164,7 +164,7 @@ def kernel(request: pytest.FixtureRequest, daemon: Daemon) -> str:
     for source in ("scale.cu", "scale.cuh"):
         shutil.copy(DIRECTORY / source, path.parent)
     (path.parent / "twice.cu").write_text(TWICE_SOURCE)
-    _, jobs = daemon.tune(path=str(path))
+    _, jobs = daemon.tune(path=path)
     assert [job["state"] for job in jobs] == ["done"], [(job["message"], job["outcomes"]) for job in jobs]
     assert set(jobs[0]["outcomes"]) <= {"measured", "slower"}, jobs
     return f"by_{backend}"

@@ -206,7 +206,7 @@ def test_a_candidate_in_python_is_not_imported_where_it_is_compiled(judge: Daemo
     (task,) = write_task_files(tmp_path, "python")
     candidate = tmp_path / task.candidate
     candidate.write_text("def candidate(x, factor, out0, out1):\n    return return\n")
-    _, (job,) = judge.tune(path=str(tmp_path / task.kernel_file))
+    job = judge.tune_one(path=tmp_path / task.kernel_file)
     assert f"{candidate.name}:2: SyntaxError: invalid syntax" in job["message"]
     imported = tmp_path / "imported"
     candidate.write_text(f"import os\nos.mkdir({str(imported)!r})\ndef candidate(x, factor, out0, out1): pass\n")

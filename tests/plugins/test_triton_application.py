@@ -4,8 +4,8 @@ An application's imports, a daemon and its first tuning take seconds of CPU each
 each has keys of its own.
 """
 
+import itertools
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +17,15 @@ import pytest
 from ktuned.spool import RECORD_SUFFIX, CallRecord, leave_record, spool_directory
 from ktuned_client.answers import ENDED_STATES
 from tests.e2e.harness import Daemon
+from tests.forked_processes.forker import ForkedDaemon
+from tests.forked_processes.starting import start_triton_program
 
 STAND_IN = Path(__file__).parent / "triton_stand_in"
 APPLICATION = Path(__file__).parent / "triton_app" / "application.py"
 DEADLINE_S = 120.0
+
+numbers = itertools.count()
+"""Tells the files of the programs' outputs apart."""
 
 
 def make_daemon(directory: Path, *, spares: bool = False) -> Daemon:
@@ -65,28 +70,23 @@ def take_record(daemon: Daemon) -> CallRecord:
     return taken
 
 
-def start_call(daemon: Daemon, sizes: str, *words: str, **variables: str) -> subprocess.Popen[str]:
-    """Start the application."""
-    return subprocess.Popen(
-        [sys.executable, str(APPLICATION), sizes, *words],
-        env={**daemon.env, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start_program(daemon: Daemon, *words: str, **variables: str) -> tuple[ForkedDaemon, Path]:
+    """Start a program and return it with the file of its output."""
+    output = daemon.directory / f"output-{next(numbers)}"
+    with output.open("wb") as stream:
+        return start_triton_program({**daemon.env, **variables}, words, (stream.fileno(), stream.fileno())), output
 
 
-def read_output(process: subprocess.Popen[str]) -> list[str]:
-    """Wait for the application's end, and return the lines that it printed."""
-    with process:
-        output, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, errors
-    return output.splitlines()
+def run_program(daemon: Daemon, *words: str, **variables: str) -> list[str]:
+    """Run a program to its end, and return the lines that it printed."""
+    process, output = start_program(daemon, *words, **variables)
+    assert process.wait(DEADLINE_S) == 0, output.read_text()
+    return output.read_text().splitlines()
 
 
 def call(daemon: Daemon, sizes: str, *words: str, **variables: str) -> list[str]:
     """Run the application to its end, and return the lines that it printed."""
-    return read_output(start_call(daemon, sizes, *words, **variables))
+    return run_program(daemon, str(APPLICATION), sizes, *words, **variables)
 
 
 def ended_jobs(daemon: Daemon, count: int, *sizes: int) -> list[dict[str, Any]]:
@@ -109,8 +109,8 @@ def list_records(daemon: Daemon) -> list[Path]:
 
 def test_programs_that_end_at_once_have_their_keys_tuned_by_a_daemon_that_starts_later(daemon: Daemon) -> None:
     """Also by ``os._exit``, each key once; the next program launches the winners at once, and is recorded no more."""
-    for process in [start_call(daemon, "4096,2048", "exit") for _ in range(2)]:
-        assert read_output(process) == ["called 128 128"]
+    for process, output in [start_program(daemon, str(APPLICATION), "4096,2048", "exit") for _ in range(2)]:
+        assert (process.wait(DEADLINE_S), output.read_text()) == (0, "called 128 128\n")
     assert len(list_records(daemon)) == 2
     daemon.start()
     jobs = ended_jobs(daemon, 2)
@@ -177,15 +177,7 @@ def test_an_edit_of_the_function_is_another_kernel(shared: Daemon, tmp_path: Pat
     )
 
     def run() -> list[str]:
-        done = subprocess.run(
-            [sys.executable, str(program), "3500"],
-            env={**shared.env, "PYTHONPATH": os.pathsep.join([str(package), shared.env["PYTHONPATH"]])},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=True,
-        )
-        return done.stdout.splitlines()
+        return run_program(shared, str(program), "3500")
 
     assert run() == ["called 128"]
     ended_jobs(shared, 1, 3500)
@@ -211,9 +203,7 @@ def test_functions_that_exec_has_made_are_tuned(shared: Daemon, tmp_path: Path) 
     program.write_text(APPLICATION.read_text().replace(importing, executing))
 
     def run(*words: str) -> list[str]:
-        command = [sys.executable, str(program), "4097", *words]
-        done = subprocess.run(command, env=shared.env, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-        return done.stdout.splitlines()
+        return run_program(shared, str(program), "4097", *words)
 
     assert run("loop", "stretch") == ["called 128", "winner"]
     (job,) = ended_jobs(shared, 1, 4097)

@@ -31,7 +31,7 @@ from ktuned_triton.lowering import Lowered
 from ktuned_triton.signature import make_call_arguments
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
-from tests.plugins.triton_calls import clean_account, link, records, spool
+from tests.plugins.triton_calls import Launches, clean_account, link, records, spool
 
 __all__ = ["clean_account", "link", "spool"]
 
@@ -82,7 +82,7 @@ class Cell:
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Have Triton compile for a GPU that is not here; return the blocks of launches, which launch nothing."""
-    launched: list[Any] = []
+    launched: Launches = []
     original = JITFunction.run
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:

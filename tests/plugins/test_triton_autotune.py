@@ -25,6 +25,7 @@ from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
     SIZE,
+    Launches,
     call,
     clean_account,
     grid,
@@ -45,7 +46,7 @@ def without_constants(problem: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in problem.items() if name != CONSTANTS_KEY}
 
 
-def chosen(launched: list[dict[str, Any]]) -> list[tuple[int, int]]:
+def chosen(launched: Launches) -> list[tuple[int, int]]:
     """Return the block and the warps of each launch."""
     return [(run["BLOCK"], run["num_warps"]) for run in launched]
 
@@ -54,7 +55,7 @@ class TestACall:
     """It launches the best config known now, and never waits."""
 
     def test_with_nothing_known_it_launches_the_first_that_the_pruning_leaves(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+        self, link: FakeDaemonLink, launched: Launches, spool: Path
     ) -> None:
         """Heuristics see it; the key is asked for and recorded once."""
         function = scale()
@@ -68,7 +69,7 @@ class TestACall:
         assert list(account.keys.values()) == [RECORDED]
 
     def test_a_winner_is_launched_at_once_and_nothing_is_recorded(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+        self, link: FakeDaemonLink, launched: Launches, spool: Path
     ) -> None:
         """Nor is it followed: it is the last word."""
         link.answer = Answer(text(256, 4), is_final=True)
@@ -76,25 +77,6 @@ class TestACall:
         assert chosen(launched) == [(256, 4)]
         assert (link.followed_keys, records(spool)) == ([], [])
         assert list(account.keys.values()) == [TUNED]
-
-    @pytest.mark.parametrize("known", [Answer(text(256, 4)), Answer(text(256, 4), is_final=True, is_open=True)])
-    def test_a_config_that_is_no_winner_yet_is_launched_and_the_call_recorded(
-        self, known: Answer, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
-    ) -> None:
-        """One of an older state, and the best so far of a tuning that goes on."""
-        link.answer = known
-        call(scale())
-        assert chosen(launched) == [(256, 4)]
-        assert len(records(spool)) == len(link.followed_keys) == 1
-
-    def test_a_config_that_the_pruning_took_away_is_not_launched(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
-    ) -> None:
-        """Whatever the daemon says."""
-        link.answer = Answer(text(64, 4), is_final=True)
-        call(scale())
-        assert chosen(launched) == [(128, 4)]
-        assert len(records(spool)) == 1
 
     def test_a_config_that_does_not_fit_gives_way_to_the_next(
         self, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +110,7 @@ class TestACall:
         assert len(left_to_triton) == 4
 
     def test_a_winner_that_comes_later_takes_the_configs_place(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, link: FakeDaemonLink, launched: Launches, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is loaded from its artifact before a call launches it; by default that is the last change."""
         installed: list[str] = []
@@ -137,35 +119,15 @@ class TestACall:
         function = scale()
         call(function)
         ((_, on_answer),) = link.followed_keys
+        assert on_answer(Answer(is_open=True)) is True
         assert on_answer(Answer(text(256, 4), is_final=True, artifact="/artifact")) is False
         call(function)
         assert installed == ["/artifact"]
         assert chosen(launched) == [(128, 4), (256, 4)]
         assert function.best_config.kwargs["BLOCK"] == 256
 
-    def test_upgrade_never_keeps_the_config_and_always_keeps_replacing_it(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """``never`` follows nothing, ``always`` looks for the next one."""
-        monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
-        call(scale(upgrade="never"))
-        assert link.followed_keys == []
-        call(scale(upgrade="always"))
-        ((_, on_answer),) = link.followed_keys
-        assert on_answer(Answer(text(256, 4), is_final=True)) is True
-
-    def test_mode_wait_launches_the_winner_in_the_first_call(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """And launches the winner in the first call."""
-        monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
-        link.final_answer = Answer(text(256, 4), is_final=True)
-        call(scale(mode="wait"))
-        assert len(link.waited_keys) == 1
-        assert chosen(launched) == [(256, 4)]
-
     def test_a_wait_that_brings_no_winner_launches_the_first(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+        self, link: FakeDaemonLink, launched: Launches, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The reason is in the log and in the account."""
         link.final_answer = Answer(message="no config compiles")
@@ -174,7 +136,7 @@ class TestACall:
         assert list(account.keys.values()) == ["not tuned: no config compiles"]
         assert "scale is not tuned: no config compiles" in caplog.text
 
-    def test_each_key_has_its_own_config(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_each_key_has_its_own_config(self, link: FakeDaemonLink, launched: Launches) -> None:
         """Other sizes and other types are other keys; an argument may be given by its name."""
         function = scale()
         x = torch.ones(SIZE)
@@ -188,7 +150,7 @@ class TestACall:
             {"size": SIZE, "@types": "f16,f32"},
         ]
 
-    def test_threads_ask_once(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_threads_ask_once(self, link: FakeDaemonLink, launched: Launches) -> None:
         """Backward passes call from threads of their own."""
         function = scale()
         call(function)
@@ -201,7 +163,7 @@ class TestACall:
         assert len(link.asked_keys) == 1
 
     def test_while_a_graph_is_captured_nothing_is_asked(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path, monkeypatch: pytest.MonkeyPatch
+        self, link: FakeDaemonLink, launched: Launches, spool: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first config is launched, and the key's next call asks."""
         function = scale()
@@ -216,9 +178,7 @@ class TestACall:
         assert chosen(launched) == [(128, 4), (128, 4), (256, 4), (256, 4)]
         assert len(link.asked_keys) == 1
 
-    def test_an_empty_grid_says_nothing_of_its_key(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
-    ) -> None:
+    def test_an_empty_grid_says_nothing_of_its_key(self, link: FakeDaemonLink, launched: Launches, spool: Path) -> None:
         """The key's next call is recorded."""
         function = scale()
         x = torch.ones(SIZE)
@@ -228,7 +188,7 @@ class TestACall:
         assert len(records(spool)) == 1
         assert len(launched) == 2
 
-    def test_a_forked_child_decides_keys_of_its_own(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_a_forked_child_decides_keys_of_its_own(self, link: FakeDaemonLink, launched: Launches) -> None:
         """Whoever held a lock is not there."""
         function = scale()
         call(function)
@@ -242,7 +202,7 @@ class TestACall:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
     def test_without_a_daemon_the_call_is_recorded_all_the_same(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any], spool: Path
+        self, link: FakeDaemonLink, launched: Launches, left_to_triton: list[Any], spool: Path
     ) -> None:
         """Triton tunes meanwhile, or the first config is launched: by the application's choice."""
         link.answer = None
@@ -256,7 +216,7 @@ class TestACall:
         assert len(records(spool)) == 1
         assert "no daemon runs" in account.left_alone.values()
 
-    def test_launches_are_counted(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_launches_are_counted(self, link: FakeDaemonLink, launched: Launches) -> None:
         """By the config that Triton's cache has."""
         function = scale()
         for _ in range(5):
@@ -265,7 +225,7 @@ class TestACall:
         assert 5 <= keyed.counter.launches <= 8
 
     def test_a_full_disk_is_no_error_of_the_call(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any], tmp_path: Path
+        self, link: FakeDaemonLink, launched: Launches, left_to_triton: list[Any], tmp_path: Path
     ) -> None:
         """The key is Triton's, and the account says why."""
         (tmp_path / "home").write_text("a file")
@@ -323,7 +283,7 @@ class TestWinners:
         reason: str,
         file: Callable[..., Path],
         link: FakeDaemonLink,
-        launched: list[dict[str, Any]],
+        launched: Launches,
         spool: Path,
     ) -> None:
         """Also one that is not in the function's list; another key launches its first config."""
@@ -373,7 +333,7 @@ class TestAdoptionByInstance:
         autotuner.adopt_process(Autotuner, "background")
 
     def test_an_autotuner_made_before_the_hook_is_adopted(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, link: FakeDaemonLink, launched: Launches, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The hook may come late: a library has been imported by then."""
         made = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
@@ -384,7 +344,7 @@ class TestAdoptionByInstance:
         assert chosen(launched) == [(256, 4)]
 
     def test_a_subclasss_own_run_and_store_come_first(
-        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+        self, process: None, link: FakeDaemonLink, launched: Launches, spool: Path
     ) -> None:
         """They go first: what the store has is launched, and is not asked for."""
 
@@ -406,7 +366,7 @@ class TestAdoptionByInstance:
         assert len(records(spool)) == 1
 
     def test_a_librarys_store_of_winners_gets_none_of_ours(
-        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
+        self, process: None, link: FakeDaemonLink, launched: Launches
     ) -> None:
         """FlagGems' tuner stores each measurement and each winner; it reads its store before it asks for configs."""
 
@@ -454,7 +414,7 @@ class TestAdoptionByInstance:
         assert (len(measured), [*store.winners]) == (len(kernels.CONFIGS), [SIZE // 2, SIZE // 4])
 
     def test_the_configs_that_a_subclasss_pruning_leaves_are_tuned(
-        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+        self, process: None, link: FakeDaemonLink, launched: Launches, spool: Path
     ) -> None:
         """What it leaves is what is tuned."""
 
@@ -479,9 +439,7 @@ class TestAdoptionByInstance:
         assert autotuner.explain_non_adoption(function).endswith("Own has a run of its own, which never calls Triton's")
         assert autotuner.explain_non_adoption(kernels.scale) == ""
 
-    def test_a_copy_is_a_function_of_its_own(
-        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
-    ) -> None:
+    def test_a_copy_is_a_function_of_its_own(self, process: None, link: FakeDaemonLink, launched: Launches) -> None:
         """Frameworks copy autotuners."""
         function = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
         call(function)
@@ -491,7 +449,7 @@ class TestAdoptionByInstance:
         assert len(link.asked_keys) == 2
 
     def test_a_function_with_one_config_is_not_tuned(
-        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
+        self, process: None, link: FakeDaemonLink, launched: Launches
     ) -> None:
         """Triton launches it."""
         call(triton.autotune(kernels.CONFIGS[:1], key=["size"])(kernels.scale.fn))
@@ -513,7 +471,7 @@ class TestAdoptionByInstance:
     def test_functions_without_the_drop_in_are_tuned_by_triton(
         self,
         link: FakeDaemonLink,
-        launched: list[dict[str, Any]],
+        launched: Launches,
         left_to_triton: list[Any],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -535,7 +493,7 @@ class TestTraces:
 
     @pytest.mark.parametrize("mode", ["background", "wait"])
     def test_a_compiled_program_gets_the_winner_alone(
-        self, mode: str, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, mode: str, link: FakeDaemonLink, launched: Launches, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``torch.compile`` traces one config and prunes nothing, once this process knows the winner; the function has
         all of them again behind it.
@@ -563,9 +521,7 @@ class TestTraces:
         assert function.configs == kernels.CONFIGS
         assert function.early_config_prune is kernels.at_least_128
 
-    def test_a_trace_sees_all_configs_while_nothing_is_decided(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]]
-    ) -> None:
+    def test_a_trace_sees_all_configs_while_nothing_is_decided(self, link: FakeDaemonLink, launched: Launches) -> None:
         """A tuning that goes on, or two keys with different winners."""
         from torch._guards import TracingContext, tracing
         from torch._subclasses import FakeTensorMode
@@ -579,9 +535,7 @@ class TestTraces:
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
 
-    def test_a_trace_sees_the_same_configs_to_its_end(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]]
-    ) -> None:
+    def test_a_trace_sees_the_same_configs_to_its_end(self, link: FakeDaemonLink, launched: Launches) -> None:
         """A grid that was traced for one config is wrong for another."""
         from torch._guards import TracingContext, tracing
         from torch._subclasses import FakeTensorMode
@@ -597,7 +551,7 @@ class TestTraces:
     def test_a_torch_that_hides_its_traces_is_warned_about_once(
         self,
         link: FakeDaemonLink,
-        launched: list[dict[str, Any]],
+        launched: Launches,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -618,7 +572,7 @@ class TestLeftAlone:
     """Calls that another process cannot make are Triton's, each with its reason."""
 
     def test_a_call_with_a_table_of_pointers_is_left_to_triton(
-        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: Launches
     ) -> None:
         """Their content means something in this process alone."""
         x = torch.ones(SIZE)
@@ -635,21 +589,12 @@ class TestLeftAlone:
         ids=["complex", "object"],
     )
     def test_a_call_that_no_other_process_can_make_is_left_to_triton(
-        self, value: Any, reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+        self, value: Any, reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: Launches
     ) -> None:
         """Other addresses, other types."""
         scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
         assert next(iter(account.left_alone.values())) == f"its argument {reason}"
         assert len(left_to_triton) == 4
-
-    def test_other_keys_of_a_function_with_such_a_call_are_adopted(
-        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any], spool: Path
-    ) -> None:
-        """It is one call that cannot be made."""
-        function = scale()
-        function[grid](object(), torch.ones(SIZE), SIZE, 2.0)
-        call(function, SIZE // 2)
-        assert len(records(spool)) == 1
 
     @pytest.mark.parametrize(
         ("hooks", "reason"),
@@ -661,7 +606,7 @@ class TestLeftAlone:
         ids=["pre", "post", "config"],
     )
     def test_a_key_whose_hook_is_more_than_data_is_left_to_triton(
-        self, hooks: dict[str, Any], reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+        self, hooks: dict[str, Any], reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: Launches
     ) -> None:
         """No other process imports it."""
         configs = [
@@ -672,7 +617,7 @@ class TestLeftAlone:
         assert list(account.left_alone.values()) == [reason]
 
     def test_a_function_with_an_ir_override_is_left_to_triton(
-        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: Launches
     ) -> None:
         """An ``ir_override`` is a path that means nothing elsewhere."""
         configs = [triton.Config({"BLOCK": 64}, ir_override="/tmp/x.ttgir"), triton.Config({"BLOCK": 128})]
@@ -729,7 +674,7 @@ class TestRecords:
         assert layouts == expected
 
     def test_an_alignment_that_triton_specialises_by_is_a_part_of_the_key(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+        self, link: FakeDaemonLink, launched: Launches, spool: Path
     ) -> None:
         """Other addresses are not: each would be tuned."""
         whole = torch.ones(2 * SIZE)
@@ -751,7 +696,7 @@ class TestRecords:
             evaluate_call(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
 
     def test_tensors_of_integers_have_the_content_of_the_call(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+        self, link: FakeDaemonLink, launched: Launches, spool: Path
     ) -> None:
         """They may be indices."""
         from safetensors.torch import load
@@ -764,9 +709,7 @@ class TestRecords:
         (content,) = (one for name, one in record.files.items() if name.endswith(".safetensors"))
         assert torch.equal(load(content)["rows"], rows)
 
-    def test_a_hook_that_zeroes_is_data(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
-    ) -> None:
+    def test_a_hook_that_zeroes_is_data(self, link: FakeDaemonLink, launched: Launches, spool: Path) -> None:
         """Seen where it is called; the lane's tensor begins as zeros, and nothing of the user's is imported for it."""
         import json
 
@@ -804,7 +747,7 @@ class TestRecords:
         (record,) = records(spool)
         assert without_constants(record.problem) == {"call": 3, "dtypes": 4, "@types": "f32"}
 
-    def test_a_pruner_may_make_configs(self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path) -> None:
+    def test_a_pruner_may_make_configs(self, link: FakeDaemonLink, launched: Launches, spool: Path) -> None:
         """That are not in the list."""
 
         def make(configs: list[Any], named: dict[str, Any], **rest: Any) -> list[Any]:
@@ -816,9 +759,7 @@ class TestRecords:
         assert [config["BLOCK"] for config in record.configs] == [512, 1024]
         assert launched[0]["BLOCK"] == 512
 
-    def test_an_own_way_of_measuring_is_noted_once(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
-    ) -> None:
+    def test_an_own_way_of_measuring_is_noted_once(self, link: FakeDaemonLink, launched: Launches, spool: Path) -> None:
         """It is measured in ktuned's way."""
         kernels.benched.cache.clear()
         kernels.benched[(1,)](torch.ones(128))
@@ -829,7 +770,7 @@ class TestRecords:
         ]
 
     def test_the_same_call_is_the_same_record_in_every_process(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+        self, link: FakeDaemonLink, launched: Launches, spool: Path
     ) -> None:
         """Its file is named by its content."""
         call(scale())
@@ -838,7 +779,7 @@ class TestRecords:
 
     @pytest.mark.parametrize("change", ["configs", "variables", "interpreter"])
     def test_what_decides_a_measurement_is_the_identity(
-        self, change: str, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, change: str, link: FakeDaemonLink, launched: Launches, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Another list, another variable of Triton's, another interpreter."""
         call(scale())
@@ -853,9 +794,7 @@ class TestRecords:
         first, second = link.asked_keys
         assert first.identity != second.identity
 
-    def test_what_the_application_computes_is_a_part_of_the_key(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]]
-    ) -> None:
+    def test_what_the_application_computes_is_a_part_of_the_key(self, link: FakeDaemonLink, launched: Launches) -> None:
         """The configs that pruning leaves, what heuristics return, and the options of the call."""
 
         def call_with(heuristic: Any = lambda args: True, first: int = 2, last: int = 6, **options: Any) -> None:

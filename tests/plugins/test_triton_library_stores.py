@@ -15,7 +15,18 @@ from ktuned_triton import autotuner, keyed_call
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.library_tuners import KINDS, OwnRun, PolicyTuner, StoreInRun
 from tests.plugins.triton_app import kernels
-from tests.plugins.triton_calls import SIZE, call, clean_account, launched, left_to_triton, link, records, spool, text
+from tests.plugins.triton_calls import (
+    SIZE,
+    Launches,
+    call,
+    clean_account,
+    launched,
+    left_to_triton,
+    link,
+    records,
+    spool,
+    text,
+)
 
 __all__ = ["clean_account", "launched", "left_to_triton", "link", "spool"]
 
@@ -40,7 +51,7 @@ def adopt_process(monkeypatch: pytest.MonkeyPatch, numerics: str = "tolerance") 
     autotuner.adopt_process(Autotuner, "background", numerics)
 
 
-def list_blocks(launched: list[dict[str, Any]]) -> list[int]:
+def list_blocks(launched: Launches) -> list[int]:
     """Return the block size of each launch."""
     return [run["BLOCK"] for run in launched]
 
@@ -67,7 +78,7 @@ def live(kind: type[Any], store: Path, link: FakeDaemonLink) -> None:
 
 
 def test_the_store_gets_the_winner_when_it_is_known(
-    kind: type[Any], link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path, tmp_path: Path
+    kind: type[Any], link: FakeDaemonLink, launched: Launches, spool: Path, tmp_path: Path
 ) -> None:
     """And its measured latency; the calls before launch the first config and leave the store alone."""
     store = tmp_path / "store"
@@ -86,7 +97,7 @@ def test_the_store_gets_the_winner_when_it_is_known(
 
 
 def test_a_second_start_stores_what_the_daemon_knows(
-    kind: type[Any], link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path, tmp_path: Path
+    kind: type[Any], link: FakeDaemonLink, launched: Launches, spool: Path, tmp_path: Path
 ) -> None:
     """In its first call. The third start is answered by the library, and the summary says so."""
     link.answer = WINNER
@@ -103,7 +114,7 @@ def test_a_second_start_stores_what_the_daemon_knows(
 def test_without_ktuned_the_library_starts_with_the_winner(
     kind: type[Any],
     link: FakeDaemonLink,
-    launched: list[dict[str, Any]],
+    launched: Launches,
     left_to_triton: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,7 +129,7 @@ def test_without_ktuned_the_library_starts_with_the_winner(
 
 
 def test_a_process_that_dies_at_any_moment_leaves_no_other_config(
-    kind: type[Any], link: FakeDaemonLink, launched: list[dict[str, Any]], tmp_path: Path
+    kind: type[Any], link: FakeDaemonLink, launched: Launches, tmp_path: Path
 ) -> None:
     """At each function call of the library, the drop-in and Triton; the next start still stores the winner."""
     store = tmp_path / "store"
@@ -160,7 +171,7 @@ def run_until_call(moment: int, kind: type[Any], store: Path, link: FakeDaemonLi
 
 def test_sizes_that_the_library_rounds_are_one_key(
     link: FakeDaemonLink,
-    launched: list[dict[str, Any]],
+    launched: Launches,
     spool: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -174,7 +185,7 @@ def test_sizes_that_the_library_rounds_are_one_key(
 
 
 def test_a_run_that_changes_arguments_is_called_each_time(
-    link: FakeDaemonLink, launched: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    link: FakeDaemonLink, launched: Launches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The arguments that it has made are launched."""
     adopt_process(monkeypatch)
@@ -202,7 +213,7 @@ class TestExactNumerics:
         self,
         kind: type[Any],
         link: FakeDaemonLink,
-        launched: list[dict[str, Any]],
+        launched: Launches,
         left_to_triton: list[Any],
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -230,7 +241,7 @@ class TestExactNumerics:
     def test_ten_thousand_steps_have_one_config(
         self,
         link: FakeDaemonLink,
-        launched: list[dict[str, Any]],
+        launched: Launches,
         left_to_triton: list[Any],
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -250,7 +261,7 @@ class TestExactNumerics:
         assert "its argument x is a table of pointers" in account.left_alone.values()
 
     def test_a_run_that_cannot_be_hooked_is_refused(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, link: FakeDaemonLink, launched: Launches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """By one line, before the first launch."""
         adopt_process(monkeypatch, "exact")

@@ -19,6 +19,7 @@ from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
     SIZE,
+    Launches,
     call,
     clean_account,
     grid,
@@ -69,7 +70,7 @@ class _Broken:
 
 
 def test_a_call_that_cannot_be_evaluated_is_left_to_triton(
-    link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any]
+    link: FakeDaemonLink, launched: Launches, left_to_triton: list[Any]
 ) -> None:
     """Triton tunes what it launches; other keys are adopted."""
     function = scale()
@@ -91,7 +92,7 @@ def test_a_call_that_cannot_be_evaluated_is_left_to_triton(
     ids=["named-tuple", "reinterpreted", "dtype", "text"],
 )
 def test_arguments_are_refused_by_name(
-    value: Any, kind: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+    value: Any, kind: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: Launches
 ) -> None:
     """Their types say in the kernel what plain data does not."""
     scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
@@ -99,7 +100,7 @@ def test_arguments_are_refused_by_name(
     assert len(left_to_triton) == 4
 
 
-def test_pruning_may_call_the_kernel(link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+def test_pruning_may_call_the_kernel(link: FakeDaemonLink, launched: Launches) -> None:
     """A model that measures does so; no lock is held against its own thread."""
 
     def prune(configs: list[Any], named: dict[str, Any], **rest: Any) -> list[Any]:
@@ -116,7 +117,7 @@ def test_pruning_may_call_the_kernel(link: FakeDaemonLink, launched: list[dict[s
 
 
 def test_a_key_is_adopted_while_another_thread_prunes(
-    link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any]
+    link: FakeDaemonLink, launched: Launches, left_to_triton: list[Any]
 ) -> None:
     """While one thread prunes, another one's key is adopted, too."""
     is_pruning, may_go_on = threading.Event(), threading.Event()
@@ -153,7 +154,7 @@ class TestDevice:
         assert CallArguments([], (on[2],), {}).model is None
 
 
-def test_a_winner_has_the_values_of_the_original_config(link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+def test_a_winner_has_the_values_of_the_original_config(link: FakeDaemonLink, launched: Launches) -> None:
     """Its values are those that the application gave: a dtype, a tuple, None."""
     config = triton.Config({"BLOCK": 256, "THROUGH": triton.language.float16}, num_warps=4)
     function = autotune([kernels.CONFIGS[0], config], key=["size"])(kernels.scale.fn)

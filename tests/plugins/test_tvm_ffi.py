@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ktuned import backends
-from ktuned.backends import MAX_MESSAGE_CHARS, move_error_first
 from ktuned.backends.contract import Absence, Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import digest_file
@@ -21,7 +20,7 @@ from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_tvm_ffi import Build, TvmFfi, prelude
-from ktuned_tvm_ffi.compiler import ERROR, STANDARD_FLAGS, Compiler
+from ktuned_tvm_ffi.compiler import STANDARD_FLAGS, Compiler
 from tests.plugins.axpy import EXAMPLE, SOURCE
 from tests.plugins.examples_on_gpus import run_python
 
@@ -125,14 +124,6 @@ def test_what_the_compiler_refuses_starts_with_its_first_error(compile_one: Comp
     result, _ = compile_one(EXAMPLE.bad)
     assert result.outcome is Outcome.COMPILE_ERROR
     assert result.message.splitlines()[0] == 'axpy.h:7:2: error: #error "BROKEN is defined"'
-
-
-def test_a_long_compiler_message_is_cut() -> None:
-    """The first error stays and the rest is cut."""
-    output = "In file included from a\n" * 5000 + "a.cc:1: error: no\n" + "note\n" * 100_000
-    message = move_error_first(output, ERROR)
-    assert message.startswith("a.cc:1: error: no\nIn file")
-    assert len(message) == MAX_MESSAGE_CHARS
 
 
 @pytest.mark.parametrize("name", ["U", "std", "Any"])

@@ -19,6 +19,9 @@ from tests.plugins.triton_app import kernels
 
 SIZE = 1 << 12
 
+Launches = list[dict[str, Any]]
+"""The options of each launch."""
+
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch, spool: Path) -> FakeDaemonLink:
@@ -37,9 +40,9 @@ def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Return the launches of the functions here, which launch nothing and are ready at once."""
-    found: list[dict[str, Any]] = []
+    found: Launches = []
 
     def run(*args: Any, **kwargs: Any) -> None:
         if not kwargs["warmup"]:

@@ -172,7 +172,7 @@ def test_ctrl_c_detaches_from_the_job(daemon: Daemon) -> None:
     assert "detached; job" in complaint
     assert "KeyboardInterrupt" in complaint
     gate.open()
-    daemon.wait_until(lambda: daemon.client.lookup("long", {"n": 64}).status == "fresh", "the job to go on")
+    daemon.wait_until(lambda: daemon.look_up("long").status == "fresh", "the job to go on")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_kernel_file_must_not_import_a_program_that_tunes(daemon: Daemon) -> N
     write_program(daemon, "imported", "ktuned.tune(imported)")
     importing = write_program(daemon, "importing", "")
     importing.write_text("import imported\n" + importing.read_text())
-    (error,) = daemon.client.tune(path=str(importing)).errors
+    (error,) = daemon.client.tune(path=importing).errors
     assert error["message"].endswith(f"ktuned.tune is called while {importing} imports this module")
     assert error["path"] == str(importing.with_name("imported.py"))
 

@@ -57,7 +57,7 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         kernel = await parts.inspect_file(text)
         async with parts.run_jobs():
             await parts.requests.request_jobs(kernel, TuningRequest())
-            (job,) = await parts.recorder.wait_for_ended_jobs()
+            job = await parts.wait_for_job()
         assert (job["state"], sum(count_reports(parts).values())) == ("done", len(US))
         names = {lane.device.name for lane in parts.jobs.list_lanes()}
         assert {name.partition("/")[0] for name in names} == {"n0", "n1", "n2"}
@@ -112,7 +112,7 @@ async def test_a_gpu_that_another_job_holds_is_waited_for(tmp_path: Path) -> Non
                 while not any("no GPU came free" in lane.describe_lane().reason for lane in parts.jobs.list_lanes()):  # noqa: ASYNC110
                     await anyio.sleep(0.1)
             await holder.stdin.aclose()
-            (job,) = await parts.recorder.wait_for_ended_jobs()
+            job = await parts.wait_for_job()
             assert (job["state"], count_reports(parts)) == ("done", ALL)
             assert {lane.device.name for lane in parts.jobs.list_lanes()} == {"n1/cuda:0"}
 
@@ -124,7 +124,7 @@ async def test_a_laptop_joins_through_the_client_server(tmp_path: Path, nodes: N
     async with assemble_member(tmp_path, nodes, "n1", address=nodes.client, runtime_env=runtime_env) as parts:
         async with parts.run_jobs():
             await submit_tuning(parts, "")
-            (job,) = await parts.recorder.wait_for_ended_jobs()
+            job = await parts.wait_for_job()
         assert (job["state"], count_reports(parts)) == ("done", ALL)
         worker, *_ = nodes.list_descendants("n1", "ktuned.worker")
         assert psutil.Process(worker).environ()["OF_THE_RUNTIME_ENV"] == "yes"
@@ -145,7 +145,7 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(tmp_path: Path, nodes: No
         kernel = parts.catalog.resolve_kernel("gemm")
         async with parts.run_jobs():
             await parts.requests.request_jobs(kernel, TuningRequest(trials=6))
-            (job,) = await parts.recorder.wait_for_ended_jobs()
+            job = await parts.wait_for_job()
         assert job["state"] == "done", job["message"]
         assert {lane.device.host for lane in parts.jobs.list_lanes()} <= {"n0", "n1"}
         (winner,) = parts.store.list_winners(kernel.name)
@@ -189,7 +189,7 @@ async def test_a_kill_loses_and_repeats_nothing(
         workers = [child for child in children if "ktuned.worker" in child.cmdline()]
         os.kill(pid, signal.SIGKILL)
         nodes.open_gate(gate)
-        (job,) = await parts.recorder.wait_for_ended_jobs()
+        job = await parts.wait_for_job()
         assert (job["state"], count_reports(parts)) == ("done", ALL)
         survivors = psutil.wait_procs(workers, timeout=5)[1]
         assert [worker for worker in survivors if worker.status() != psutil.STATUS_ZOMBIE] == []
@@ -213,7 +213,7 @@ async def test_a_node_that_dies_leaves_its_work_to_others(tmp_path: Path, nodes:
         below = psutil.Process(nodes.raylets["n2"]).children(recursive=True)
         os.kill(nodes.raylets["n2"], signal.SIGKILL)
         nodes.open_gate("raylet")
-        (job,) = await parts.recorder.wait_for_ended_jobs()
+        job = await parts.wait_for_job()
         assert (job["state"], count_reports(parts)) == ("done", ALL)
         _, survivors = psutil.wait_procs(below, timeout=PATIENCE_S)
         assert [process.cmdline() for process in survivors if "ktuned" in " ".join(process.cmdline())] == []
@@ -231,7 +231,7 @@ async def test_local_tuning_goes_on_when_the_cluster_ends(tmp_path: Path, nodes:
         os.kill(nodes.head, signal.SIGKILL)
         nodes.open_gate("head")
         parts.open_gate("head")
-        (job,) = await parts.recorder.wait_for_ended_jobs()
+        job = await parts.wait_for_job()
         assert (job["state"], count_reports(parts)) == ("done", ALL)
         with anyio.fail_after(PATIENCE_S):
             while not any("cluster" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110

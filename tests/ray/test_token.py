@@ -36,5 +36,5 @@ async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
             await parts.requests.request_jobs(
                 await parts.inspect_file(make_kernel_text(configs="us=[10.0, 20.0]")), TuningRequest()
             )
-            (job,) = await parts.recorder.wait_for_ended_jobs()
+            job = await parts.wait_for_job()
             assert job["state"] == "done", job["message"]

@@ -40,7 +40,7 @@ def test_the_page_s_programs_find_a_winner(tmp_path: Path) -> None:
 
     with Daemon(tmp_path) as daemon:
         text = make_kernel_text("space([dict(us=50.0, tag='a'), dict(us=90.0, tag='b')])")
-        daemon.tune(path=str(daemon.write_kernel(text)))
+        daemon.tune(path=daemon.write_kernel(text))
         assert daemon.run_ktuned("export", str(tmp_path / "exported"), "--kernel", "it").returncode == 0
         (file,) = (tmp_path / "exported").glob("*.json")
         code, output = run_program("winners", str(file), "n=64")

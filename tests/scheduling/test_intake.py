@@ -13,7 +13,6 @@ from ktuned.catalog.inspection import FileInspector
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.plan import Plan
 from ktuned.protocol import Root
-from ktuned.protocol.jobs import Priority
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
@@ -64,9 +63,10 @@ def limit_directories(parts: Parts, directories: int) -> Intake:
 @pytest.mark.anyio
 class TestTunePath:
     async def test_tunes_what_is_below_and_tells_what_is_wrong(self, parts: Parts) -> None:
-        """Every kernel and problem gets a job; a broken file is an error beside them."""
+        """Every kernel and problem gets a job; a broken file is an error beside them; a kernel may have none."""
         parts.write_file(make_kernel_text("one", problems="[dict(n=1), dict(n=2)]"), "tune_one.py")
         parts.write_file(make_kernel_text("two"), "sub/tune_two.py")
+        parts.write_file(make_kernel_text("three", problems=""), "tune_three.py")
         parts.write_file("import nonsense_module", "tune_bad.py")
         jobs, errors = await parts.intake.tune_path(str(parts.project), None, TuningRequest())
         assert [(job.kernel, job.problem["n"]) for job in jobs] == [
@@ -147,12 +147,15 @@ class TestTunePath:
         """A root that is polled still is when it is tuned with another interpreter."""
         parts.write_file(make_kernel_text())
         parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
+        changes = parts.root_changes
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
-        await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
+        (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
+        assert (job.kernel, errors, parts.root_changes) == ("project:it", [], changes + 1)
         (root,) = parts.catalog.roots
         assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python), asked=root.asked)
+        assert parts.store.load_roots() == [root]
         parts.kill_workers()
 
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:
@@ -210,19 +213,6 @@ class TestTunePath:
         (job,), _ = await parts.intake.tune_path(str(link / "tune_it.py"), None, TuningRequest())
         assert (job.kernel, parts.root_changes) == ("project:it", 0)
 
-    async def test_another_interpreter_takes_over_a_root(self, parts: Parts, tmp_path: Path) -> None:
-        """``python`` for a root that is known already is not ignored."""
-        python = tmp_path / "python"
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        python.chmod(0o755)
-        parts.write_file(make_kernel_text())
-        (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
-        assert (job.kernel, errors) == ("project:it", [])
-        (root,) = parts.catalog.roots
-        assert (root.python, root.name, parts.root_changes) == (str(python), "project", 1)
-        assert parts.store.load_roots() == [root]
-        parts.kill_workers()
-
     async def test_wish_comes_before_what_a_change_sets_off(self, parts: Parts) -> None:
         """A tuned kernel that was edited meanwhile is tuned as changed, not as its file says."""
         kernel = await parts.inspect_file(make_kernel_text())
@@ -235,38 +225,30 @@ class TestTunePath:
 
 @pytest.mark.anyio
 class TestTuneKernel:
-    async def test_given_problem_is_checked(self, parts: Parts) -> None:
-        """A problem with other keys would fail in a worker, or not have a key at all."""
-        kernel = await parts.inspect_file(make_kernel_text(specialize="('n',)"))
-        with pytest.raises(UsageError, match="lacks n and does not take m"):
-            await parts.requests.request_jobs(kernel, TuningRequest(problem={"m": 1}))
-        (job,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
-        assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.REQUESTED)
-
     async def test_problems_with_one_key_are_one_job(self, parts: Parts) -> None:
         """They have one winner; what is asked for while a job looks for it is not passed over as fresh."""
         kernel = await parts.inspect_file(
             make_kernel_text(problems="[dict(n=1, k=1), dict(n=1, k=2), dict(n=2, k=1)]", specialize="('n',)")
         )
-        jobs = await parts.requests.request_jobs(kernel, TuningRequest())
+        jobs = await parts.request_jobs()
         assert [job.problem for job in jobs] == [{"n": 1, "k": 1}, {"n": 2, "k": 1}]
         for n in (1, 2):
             await parts.record_measurements(kernel, {50.0: 1.0}, {"n": n, "k": 5}, rounds=ALL_ROUNDS)
         await parts.jobs.cancel_job(jobs[1].id)
-        again = await parts.requests.request_jobs(kernel, TuningRequest(stale_only=True))
+        again = await parts.request_jobs(stale_only=True)
         assert [job.id for job in again] == [jobs[0].id]
 
     async def test_without_problems_one_must_be_named(self, parts: Parts) -> None:
         """A kernel that declares none says how to name one."""
-        kernel = await parts.inspect_file(make_kernel_text(problems=""))
+        await parts.inspect_file(make_kernel_text(problems=""))
         with pytest.raises(UsageError, match="declares no problems"):
-            await parts.requests.request_jobs(kernel, TuningRequest())
+            await parts.request_jobs()
 
     async def test_unknown_device_is_an_error(self, parts: Parts) -> None:
         """The hint lists what there is."""
-        kernel = await parts.inspect_file(make_kernel_text())
+        await parts.inspect_file(make_kernel_text())
         with pytest.raises(NotFound) as refused:
-            await parts.requests.request_jobs(kernel, TuningRequest(device="cuda:7"))
+            await parts.request_jobs(device="cuda:7")
         assert "cpu:0 (Fake CPU)" in refused.value.hint
 
     async def test_missing_backend_is_a_failed_job_that_says_so(self, parts: Parts) -> None:

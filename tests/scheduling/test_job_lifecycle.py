@@ -9,7 +9,6 @@ from ktuned.protocol.jobs import JobState
 from ktuned.scheduling.job_machine import MOVES, STATES, STOPPING, STORY_LENGTH, JobLife, JobMove, JobPlace
 
 ENDED = {JobPlace.DONE, JobPlace.FAILED, JobPlace.CANCELLED, JobPlace.LEFT}
-ENDS = (JobMove.SUCCEEDED, JobMove.FAILED, JobMove.INTERRUPTED, JobMove.STOPPED)
 
 
 @pytest.mark.parametrize("place", JobPlace, ids=str)
@@ -41,28 +40,6 @@ def test_an_end_is_final() -> None:
     """What has ended takes no event; whatever has not can be cancelled."""
     assert set(JobPlace) - set(MOVES) == ENDED
     assert all(JobMove.CANCELLED in moves for moves in MOVES.values())
-
-
-@pytest.mark.parametrize(
-    ("place", "goal"),
-    [
-        (JobPlace.YIELDING, JobPlace.WAITING),
-        (JobPlace.PAUSING, JobPlace.PAUSED),
-        (JobPlace.CANCELLING, JobPlace.CANCELLED),
-    ],
-)
-def test_a_stopped_job_goes_where_the_stop_wanted_it(place: JobPlace, goal: JobPlace) -> None:
-    """However its pipeline ends meanwhile."""
-    assert {MOVES[place][event] for event in ENDS} == {goal}
-
-
-def test_the_stronger_reason_to_stop_decides() -> None:
-    """A pause is stronger than making way, a cancel than both; only a pause is taken back."""
-    assert MOVES[JobPlace.YIELDING][JobMove.PAUSED] is JobPlace.PAUSING
-    assert JobMove.PREEMPTED not in MOVES[JobPlace.PAUSING] | MOVES[JobPlace.CANCELLING]
-    assert JobMove.PAUSED not in MOVES[JobPlace.CANCELLING]
-    assert MOVES[JobPlace.PAUSING][JobMove.RESUMED] is JobPlace.YIELDING
-    assert MOVES[JobPlace.CANCELLING][JobMove.RESUMED] is JobPlace.CANCELLING
 
 
 def test_a_job_with_a_pipeline_is_running_to_clients() -> None:

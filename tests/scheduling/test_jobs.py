@@ -46,24 +46,6 @@ def list_states(parts: Parts) -> list[tuple[int, str]]:
     return [(job.id, job.state.value) for job in reversed(parts.store.list_jobs())]
 
 
-async def test_same_work_joins_whether_it_waits_or_runs(parts: Parts) -> None:
-    """However many ask, there is one job, with the priority of the most important who does."""
-    await parts.inspect_file(make_kernel_text(configs=GATED))
-    first = await submit_job(parts)
-    waiting = await submit_job(parts, priority=Priority.WAITED_FOR)
-    async with parts.run_jobs():
-        await parts.wait_until_reached("door")
-        running = await submit_job(parts)
-        assert [arrival.is_new for arrival in (first, waiting, running)] == [True, False, False]
-        assert {arrival.job.id for arrival in (first, waiting, running)} == {first.job.id}
-        assert (running.job.state, running.job.priority) == (JobState.RUNNING, Priority.WAITED_FOR)
-        parts.open_gate("door")
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
-        assert (ended["state"], ended["message"]) == ("failed", NOTHING_MEASURED)
-        assert ended["outcomes"] == {"compile_error": 1}
-        assert (await submit_job(parts)).is_new
-
-
 async def test_many_at_once_make_one_job(parts: Parts) -> None:
     """Requests that arrive while the first is being recorded join it too."""
     arrivals: list[Arrival] = []
@@ -106,9 +88,9 @@ async def test_a_job_that_arrives_while_work_begins_waits_once(tmp_path: Path) -
                     await checkpoint()
                 assert [job.id for job in parts.jobs.list_live_jobs()] == []
                 parts.store.goes_on.set()
-                (ended,) = await parts.recorder.wait_for_ended_jobs()
+                ended = await parts.wait_for_job()
                 await submit_job(parts, OTHER)
-                _, other = await parts.recorder.wait_for_ended_jobs(2)
+                other = await parts.wait_for_job(2)
     assert [ended["id"], other["id"]] == [1, 2]
     assert len(parts.recorder.list_events("job_started")) == 2
 
@@ -132,21 +114,6 @@ async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exc
     assert all(words in job["message"] for job in ended)
 
 
-async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Parts) -> None:
-    """What makes way waits again, keeps its id, and runs to its end afterwards."""
-    await parts.inspect_file(make_kernel_text(configs=GATED))
-    background = (await submit_job(parts, priority=Priority.BACKGROUND)).job
-    async with parts.run_jobs():
-        await parts.wait_until_reached("door")
-        important = (await submit_job(parts, OTHER, priority=Priority.WAITED_FOR)).job
-        await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
-        assert [job.id for job in parts.jobs.list_live_jobs()] == [important.id, background.id]
-        parts.open_gate("door")
-        ended = await parts.recorder.wait_for_ended_jobs(2)
-    assert [job["id"] for job in ended] == [important.id, background.id]
-    assert [job["message"] for job in ended] == [NOTHING_MEASURED] * 2
-
-
 async def test_waiting_and_running_jobs_are_cancelled_ended_ones_refused(parts: Parts) -> None:
     """A waiting job and a running one end cancelled; one that has ended, or never was, is an error that says so."""
     await parts.inspect_file(make_kernel_text(configs=GATED))
@@ -165,21 +132,6 @@ async def test_waiting_and_running_jobs_are_cancelled_ended_ones_refused(parts: 
         assert parts.jobs.list_live_jobs() == []
     (trial,) = parts.store.list_trials()
     assert trial.outcome == "cancelled"
-
-
-async def test_supersede_stops_all_of_one_kernel(parts: Parts) -> None:
-    """Running and waiting jobs of the kernel end, another kernel's job then runs."""
-    await parts.inspect_file(make_kernel_text(configs=GATED))
-    await parts.inspect_file(make_kernel_text("other", configs=GATED), "tune_other.py")
-    mine = [(await submit_job(parts)).job.id, (await submit_job(parts, OTHER)).job.id]
-    other = (await submit_job(parts, kernel="project:other")).job.id
-    async with parts.run_jobs():
-        await parts.wait_until_reached("door")
-        assert await parts.jobs.cancel_jobs_of_kernel("project:it") == mine
-        parts.open_gate("door")
-        ended = await parts.recorder.wait_for_ended_jobs(3)
-    states = {job["id"]: job["state"] for job in ended}
-    assert states == {mine[0]: "cancelled", mine[1]: "cancelled", other: "failed"}
 
 
 async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) -> None:
@@ -201,7 +153,7 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
         changes = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         assert not changes
         await parts.renewal.react_to_changes(changes, saved=True)
-        *_, ended = await parts.recorder.wait_for_ended_jobs(2)
+        ended = await parts.wait_for_job(2)
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 
 
@@ -277,7 +229,7 @@ async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:
             (waiting,) = parts.jobs.list_live_jobs()
             assert (waiting.id, waiting.state, waiting.message) == (job.id, JobState.QUEUED, "the disk is full")
             parts.store.is_full = False
-            (ended,) = await parts.recorder.wait_for_ended_jobs()
+            ended = await parts.wait_for_job()
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
     assert len(parts.recorder.list_events("resumed")) == 1
 
@@ -291,7 +243,7 @@ async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path) ->
             await parts.recorder.wait_until(lambda: bool(parts.recorder.list_events("paused")))
             assert "no space is left on its disk" in parts.recorder.list_events("paused")[0]["reason"]
             parts.open_gate("room")
-            (ended,) = await parts.recorder.wait_for_ended_jobs()
+            ended = await parts.wait_for_job()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
 
 

@@ -52,7 +52,7 @@ async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
         async with parts.run_jobs():
             await parts.jobs.pause_devices({"Fake CPU"}, is_paused=False)
             parts.open_gate("door")
-            (ended,) = await parts.recorder.wait_for_ended_jobs()
+            ended = await parts.wait_for_job()
             assert ended["id"] != job.id
             (paused,) = parts.jobs.list_live_jobs()
             assert (paused.id, paused.state) == (job.id, JobState.PAUSED)
@@ -77,7 +77,7 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
             described = [parts.jobs.describe_job(job) for job in parts.jobs.list_live_jobs()]
             assert [(job.problem["n"], job.launches) for job in described][:3] == [(2, 25), (3, 20), (1, 0)]
             await parts.jobs.cancel_job(described[0].id)
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        ended = await parts.wait_for_job()
         assert ended["launches"] == 25
 
 
@@ -127,7 +127,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
             assert parts.jobs.describe_job(waiting).waits_for.startswith("the machine is busy")
             parts.jobs.add_waiter("me", [job.id])
             parts.open_gate("door")
-            (ended,) = await parts.recorder.wait_for_ended_jobs()
+            ended = await parts.wait_for_job()
             assert ended["id"] == job.id
 
 

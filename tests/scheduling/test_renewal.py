@@ -8,7 +8,6 @@ import pytest
 
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.protocol.jobs import Job, JobState, Priority
-from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 
 GATED = "[dict(us=50.0, does='gate_compile', gate='door')]"
@@ -21,9 +20,7 @@ class TestBeginAgain:
 
     async def change_kernel(self, parts: Parts, *, saved: bool, **options: Any) -> None:
         """Write the kernel file again, and take in that it changed."""
-        path = parts.write_file(make_kernel_text(configs=GATED, **options))
-        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(changes, saved=saved)
+        await parts.save_file(make_kernel_text(configs=GATED, **options), saved=saved)
 
     async def wait_for_end(self, parts: Parts, job: Job) -> Job:
         """Let configs compile, and return how a job ended, which is published once."""
@@ -40,20 +37,18 @@ class TestBeginAgain:
 
     async def test_a_running_job_begins_again_in_a_changed_environment(self, parts: Parts) -> None:
         """A running job is stopped and begins again there: its clients still wait for it, and get the winner of now."""
-        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
+        await parts.inspect_file(make_kernel_text(configs=GATED))
         async with parts.run_jobs():
-            (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
+            (job,) = await parts.request_jobs()
             parts.jobs.add_waiter("a client", [job.id])
             await parts.wait_until_reached("door")
             before = parts.store.list_trials()[0].id
-            path = parts.write_file("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
-            changes = await parts.inspector.inspect_files(parts.root, [str(path)])
-            await parts.renewal.react_to_changes(changes, saved=True)
+            await parts.save_file("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
             assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
             assert parts.jobs.describe_job(parts.jobs.list_live_jobs()[0]).waiters == 1
             stored = await self.wait_for_end(parts, job)
         assert (stored.state, stored.outcomes, stored.message) == (JobState.DONE, {"measured": 1}, "")
-        assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
+        assert parts.look_up().status == "fresh"
         assert {(trial.id == before, trial.outcome) for trial in parts.store.list_trials()} == {
             (True, "cancelled"),
             (False, "measured"),
@@ -61,13 +56,9 @@ class TestBeginAgain:
 
     async def test_a_change_that_was_not_saved(self, parts: Parts) -> None:
         """A job that was asked for begins again, for another problem than those that are declared, too."""
-        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
+        await parts.inspect_file(make_kernel_text(configs=GATED))
         async with parts.run_jobs():
-            running, waiting = [
-                job
-                for n in (64, 1)
-                for job in await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
-            ]
+            running, waiting = [job for n in (64, 1) for job in await parts.request_jobs(problem={"n": n})]
             await parts.wait_until_reached("door")
             await self.change_kernel(parts, saved=False, rtol="0.5")
             assert [live.id for live in parts.jobs.list_live_jobs()] == [running.id, waiting.id]
@@ -78,10 +69,10 @@ class TestBeginAgain:
 
     async def test_a_save_that_tunes_another_problem(self, parts: Parts) -> None:
         """What the save does not tune itself goes on, with its clients."""
-        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
+        await parts.inspect_file(make_kernel_text(configs=GATED))
         async with parts.run_jobs():
-            (asked,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
-            (compiled,) = await parts.requests.request_jobs(kernel, TuningRequest(compile_only=True))
+            (asked,) = await parts.request_jobs(problem={"n": 1})
+            (compiled,) = await parts.request_jobs(compile_only=True)
             await parts.wait_until_reached("door")
             await self.change_kernel(parts, saved=True, rtol="0.5")
             assert {asked.id, compiled.id} < {live.id for live in parts.jobs.list_live_jobs()}
@@ -89,10 +80,10 @@ class TestBeginAgain:
 
     async def test_a_request_joins_what_begins_again(self, parts: Parts) -> None:
         """It works on the newer state, as the request wants."""
-        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
-        (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.inspect_file(make_kernel_text(configs=GATED))
+        (job,) = await parts.request_jobs()
         await self.change_kernel(parts, saved=False, rtol="0.5")
-        (again,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
+        (again,) = await parts.request_jobs()
         assert again.id == job.id
 
     @pytest.mark.parametrize(
@@ -102,8 +93,8 @@ class TestBeginAgain:
     )
     async def test_a_problem_that_the_kernel_no_longer_takes(self, parts: Parts, options: dict[str, str]) -> None:
         """Its job has nothing to do any more, and says so."""
-        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
-        (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.inspect_file(make_kernel_text(configs=GATED))
+        (job,) = await parts.request_jobs()
         await self.change_kernel(parts, saved=False, **options)
         stored = parts.store.get_job(job.id)
         assert stored is not None
@@ -114,8 +105,8 @@ class TestBeginAgain:
 
     async def test_a_paused_job_stays_paused(self, parts: Parts) -> None:
         """It works on the newer state once it is resumed."""
-        kernel = await parts.inspect_file(make_kernel_text(configs=GATED))
-        (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.inspect_file(make_kernel_text(configs=GATED))
+        (job,) = await parts.request_jobs()
         await parts.jobs.pause_job(job.id)
         await self.change_kernel(parts, saved=False, rtol="0.5")
         assert [(live.id, live.state) for live in parts.jobs.list_live_jobs()] == [(job.id, JobState.PAUSED)]
@@ -125,9 +116,7 @@ class TestBeginAgain:
 class TestReact:
     async def edit_kernel(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
         """Write the kernel file again, react to what that changed, and return the jobs that wait."""
-        path = parts.write_file(make_kernel_text(**options))
-        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(changes, saved=saved)
+        await parts.save_file(make_kernel_text(**options), saved=saved)
         return parts.jobs.list_live_jobs()
 
     async def test_save_tunes_what_is_new(self, parts: Parts) -> None:
@@ -140,9 +129,7 @@ class TestReact:
         """No job, no event."""
         await self.edit_kernel(parts, saved=False)
         count = len(parts.recorder.events)
-        path = parts.write_file(f"# a comment\n{make_kernel_text()}")
-        changes = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react_to_changes(changes, saved=True)
+        await parts.save_file(f"# a comment\n{make_kernel_text()}")
         assert (parts.jobs.list_live_jobs(), len(parts.recorder.events)) == ([], count)
 
     async def test_change_retunes_what_was_tuned(self, parts: Parts) -> None:
@@ -183,9 +170,7 @@ class TestReact:
         """Who mends a slip and means what was meant before hears that the error is gone."""
         path = parts.project / "tune_it.py"
         for text in (make_kernel_text(), "syntax error", make_kernel_text()):
-            path.write_text(text)
-            changes = await parts.inspector.inspect_files(parts.root, [str(path)], [])
-            await parts.renewal.react_to_changes(changes, saved=True)
+            await parts.save_file(text)
         events = parts.recorder.list_events("reloaded")
         assert [event["mended"] for event in events] == [[], [], [str(path)]]
         assert events[-1]["changed"] == []
@@ -199,8 +184,7 @@ async def test_an_undone_edit_says_at_once_that_its_winner_holds(parts: Parts) -
     await parts.record_measurements(kernel, {10.0: 5.0}, rounds=ALL_ROUNDS)
     types = []
     for written in (make_kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"), text):
-        changes = await parts.inspector.inspect_files(parts.root, [str(parts.write_file(written))])
-        await parts.renewal.react_to_changes(changes, saved=True)
+        await parts.save_file(written)
         types.append([event["type"] for event in parts.recorder.events if event["type"] in ("stale", "winner")])
     assert types == [["stale"], ["stale", "stale", "winner"]]
     (won,) = parts.recorder.list_events("winner")

@@ -44,32 +44,27 @@ def hidden() -> Iterator[tuple[int, ctypes.c_int]]:
     LIBC.shmctl(number, 0, None)
 
 
-def look_up(parts: Parts) -> Any:
-    return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
-
-
 async def test_hidden_change_is_stale_after_a_repetition(tmp_path: Path, hidden: tuple[int, ctypes.c_int]) -> None:
     number, value = hidden
     value.value = 1
     text = READS_HIDDEN.format(number=number) + make_kernel_text(rtol="HIDDEN * 1e-4")
     async with assemble_daemon(tmp_path) as parts, parts.run_jobs():
-        kernel = await parts.inspect_file(text)
-        await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.recorder.wait_for_ended_jobs()
+        await parts.inspect_file(text)
+        await parts.tune()
         repeat = parts.daemon.repetition.repeat_kernel
         tuned = parts.catalog.resolve_kernel("it").digest
         await repeat("project:it")
         await repeat("project:it")
-        assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
+        assert (parts.look_up().status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
         assert parts.recorder.list_events("stale") == []
         value.value = 2
-        assert look_up(parts).status == "fresh"
+        assert parts.look_up().status == "fresh"
         await repeat("project:it")
         assert parts.catalog.resolve_kernel("it").digest != tuned
         assert [event["kernel"] for event in parts.recorder.list_events("stale")] == ["project:it"]
         value.value = 1
         await repeat("project:it")
-        assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
+        assert (parts.look_up().status, parts.catalog.resolve_kernel("it").digest) == ("fresh", tuned)
 
 
 async def test_what_a_reference_reads_unnoticed_is_never_seen(tmp_path: Path, hidden: tuple[int, ctypes.c_int]) -> None:
@@ -82,7 +77,7 @@ async def test_what_a_reference_reads_unnoticed_is_never_seen(tmp_path: Path, hi
         await parts.daemon.repetition.repeat_kernel("project:it")
         value.value = 2
         await parts.daemon.repetition.repeat_kernel("project:it")
-        assert look_up(parts).status == "fresh"
+        assert parts.look_up().status == "fresh"
 
 
 NOTED = "from pathlib import Path\nNOTED = Path(__file__).with_name('noted.txt').read_text()\n"
@@ -110,9 +105,8 @@ async def tune_noted(directory: Path, text: str = NOTED, **options: str) -> Asyn
     async with assemble_daemon(directory) as parts, parts.run_jobs():
         parts.open_gate("launch")
         parts.write_file("1", "noted.txt")
-        kernel = await parts.inspect_file(text + make_kernel_text(**options))
-        await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.recorder.wait_for_ended_jobs()
+        await parts.inspect_file(text + make_kernel_text(**options))
+        await parts.tune()
         yield parts
 
 
@@ -123,19 +117,19 @@ async def save_noted(parts: Parts, content: str, *, saved: bool = True) -> tuple
     parts.touch_answers()
     await parts.daemon.repetition.react_to_changes(changes, saved)
     if parts.catalog.compared:
-        assert "is being inspected" in look_up(parts).message
+        assert "is being inspected" in parts.look_up().message
     await parts.daemon.repetition.compare_asked()
     assert parts.catalog.compared == set()
-    return look_up(parts).status, len(parts.store.list_jobs())
+    return parts.look_up().status, len(parts.store.list_jobs())
 
 
 async def test_noise_is_fresh_again_without_a_job(tmp_path: Path) -> None:
     """A change of what decides nothing is compared once; the two values count as one from then on, also later."""
     async with tune_noted(tmp_path) as parts:
-        tuned = look_up(parts)
+        tuned = parts.look_up()
         assert await save_noted(parts, "2") == ("fresh", 1)
         digest = parts.catalog.resolve_kernel("it").digest
-        assert (look_up(parts).config, look_up(parts).latency_us) == (tuned.config, tuned.latency_us)
+        assert (parts.look_up().config, parts.look_up().latency_us) == (tuned.config, tuned.latency_us)
         assert await save_noted(parts, "1") == ("fresh", 1)
         assert parts.catalog.resolve_kernel("it").digest == digest
         stored = parts.store.learned.list_names()[KernelName("project:it")]["noted.txt"]
@@ -152,7 +146,7 @@ async def test_a_change_that_decides_is_tuned_again(tmp_path: Path, decided: str
     async with tune_noted(tmp_path, READS_LATE, **{decided: options[decided]}) as parts:
         assert await save_noted(parts, "2") != ("fresh", 1)
         await parts.recorder.wait_for_ended_jobs(2)
-        assert look_up(parts).status == "fresh"
+        assert parts.look_up().status == "fresh"
 
 
 async def test_noise_of_three_times_is_compared_by_repetitions(tmp_path: Path) -> None:
@@ -163,13 +157,13 @@ async def test_noise_of_three_times_is_compared_by_repetitions(tmp_path: Path) -
             assert await save_noted(parts, content) == ("fresh", 1)
         digest = parts.catalog.resolve_kernel("it").digest
         await parts.daemon.repetition.repeat_kernel("project:it")
-        assert (look_up(parts).status, parts.catalog.resolve_kernel("it").digest) == ("fresh", digest)
+        assert (parts.look_up().status, parts.catalog.resolve_kernel("it").digest) == ("fresh", digest)
         assert await save_noted(parts, "10") == ("fresh", 1)
         await parts.daemon.repetition.repeat_kernel("project:it")
         assert not parts.catalog.resolve_kernel("it").learned["noted.txt"].is_noise
-        assert look_up(parts).status == "stale"
+        assert parts.look_up().status == "stale"
         await parts.recorder.wait_for_ended_jobs(2)
-        assert look_up(parts).status == "fresh"
+        assert parts.look_up().status == "fresh"
 
 
 async def test_a_job_that_runs_when_noise_decides_begins_again(tmp_path: Path) -> None:
@@ -180,13 +174,12 @@ async def test_a_job_that_runs_when_noise_decides_begins_again(tmp_path: Path) -
         for content in ("2", "3", "4", "10"):
             assert await save_noted(parts, content) == ("fresh", 1)
         parts.close_gate("launch")
-        kernel = parts.catalog.resolve_kernel("it")
-        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
+        await parts.request_jobs(problem={"n": 128})
         await parts.wait_until_reached("launch")
         await parts.daemon.repetition.repeat_kernel("project:it")
         parts.open_gate("launch")
         await parts.recorder.wait_for_ended_jobs(3)
-        assert parts.lookups.look_up("it", {"n": 128}, None, tune=False).answer.status == "fresh"
+        assert parts.look_up(problem={"n": 128}).status == "fresh"
 
 
 async def test_another_environment_after_a_restart_is_compared(tmp_path: Path) -> None:
@@ -205,7 +198,7 @@ async def test_another_environment_after_a_restart_is_compared(tmp_path: Path) -
             parts.end_doubts()
             await parts.daemon.repetition.react_to_changes(changes, False)
             await parts.daemon.repetition.compare_asked()
-            statuses.append((look_up(parts).status, len(parts.store.list_jobs())))
+            statuses.append((parts.look_up().status, len(parts.store.list_jobs())))
     assert statuses == [("fresh", 1), ("fresh", 1), ("stale", 2)]
 
 
@@ -223,7 +216,7 @@ async def test_an_import_with_other_contents_is_compared(tmp_path: Path, inputs:
         parts.write_file("2", "noted.txt")
         await parts.inspect_file((there / "project/tune_it.py").read_text())
         (winner,) = (await parts.daemon.exchange.import_document(document)).winners
-        assert (winner.status, look_up(parts).status) == (status, status)
+        assert (winner.status, parts.look_up().status) == (status, status)
         assert "noted.txt" in parts.catalog.resolve_kernel("it").learned
 
 
@@ -233,7 +226,7 @@ async def test_what_a_late_launch_reads_counts(tmp_path: Path) -> None:
     late.write_text("1")
     configs = f"[dict(us=50.0, does='reads_late', every=3, tag={str(late)!r})]"
     async with tune_noted(tmp_path, "", configs=configs) as parts:
-        assert look_up(parts).status == "fresh"
+        assert parts.look_up().status == "fresh"
         learned = parts.catalog.resolve_kernel("it").learned
         assert [one.is_run for name, one in learned.items() if name.endswith("late.txt")] == [True], list(learned)
         late.write_text("2")
@@ -284,8 +277,8 @@ async def test_answers_say_that_an_hour_went_by_without_a_repetition(tmp_path: P
         clock[0] = OVERDUE_S + 1.0
         repetition.note_overdue()
         parts.touch_answers()
-        assert "not made again for an hour" in look_up(parts).message
+        assert "not made again for an hour" in parts.look_up().message
         repetition.record_repetition("project:it", cpu_s=1.0)
         repetition.note_overdue()
         parts.touch_answers()
-        assert look_up(parts).message == ""
+        assert parts.look_up().message == ""

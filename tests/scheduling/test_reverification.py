@@ -54,15 +54,14 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("job_started")) == 2)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
         parts.open_gate("door")
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        ended = await parts.wait_for_job()
         assert (ended["id"], ended["state"]) == (job.id, "done")
 
 
 async def test_a_context_of_another_toolchain_or_driver_is_outdated(parts: Parts) -> None:
     """The present context is not."""
-    kernel = await parts.inspect_file(make_kernel_text())
-    device = parts.machine.find_device(parts.environment, "fake", None)
-    present = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
+    await parts.inspect_file(make_kernel_text())
+    present = parts.build_context()
     contexts = (present, replace(present, toolchain="older"), replace(present, device_fingerprint="older"))
     judged = [parts.machine.is_outdated(parts.environment, "fake", context) for context in contexts]
     assert judged == [False, True, True]

@@ -91,5 +91,5 @@ async def test_a_project_that_moved_keeps_its_name_and_its_results(parts: Parts,
     assert kernel.name == "gemms:it"
     assert {root.path for root in parts.store.load_roots()} == {str(new), str(copy)}
     assert str(old) in parts.intake.notice
-    assert parts.lookups.look_up("gemms:it", {"n": 64}, None, tune=False).answer.status == "fresh"
+    assert parts.look_up("gemms:it").status == "fresh"
     parts.kill_workers()

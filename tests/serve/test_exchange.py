@@ -131,7 +131,7 @@ async def import_document(parts: Parts, document: dict[str, Any], *, dry_run: bo
 
 
 def look_up_status(parts: Parts) -> str:
-    return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status.value
+    return parts.look_up().status.value
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     with Daemon(tmp_path) as daemon:
         assert daemon.process is not None
         daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])", problems="[dict(n=64, s='x')]"))
-        daemon.tune(path=str(tmp_path / "project"), trials=1)
+        daemon.tune(path=tmp_path / "project", trials=1)
         process = psutil.Process(daemon.process.pid)
         before = process.memory_info().rss
         big = "x" * 200_000
@@ -117,7 +117,7 @@ def test_another_user_can_do_nothing(reachable_directory: Path) -> None:
     """A real second user, who knows all paths, cannot connect, read or replace anything."""
     with Daemon(reachable_directory) as daemon:
         path = daemon.write_kernel(make_kernel_text("space(us=[50.0], tag=['a'])"))
-        daemon.tune(path=str(path), trials=1)
+        daemon.tune(path=path, trials=1)
         assert stat.S_IMODE(daemon.home.stat().st_mode) & 0o055 == 0o055, "the directory itself keeps nobody out"
         done = subprocess.run(
             [sys.executable, "-c", INTRUDER, str(daemon.home), str(daemon.socket.parent), str(daemon.socket)],

@@ -171,7 +171,5 @@ async def test_a_save_among_judged_kernels_tunes_nothing(parts: Parts, was_tuned
         await Methods(parts).call_method("tune", kernel="it", trials=1)
         async with parts.run_jobs():
             await parts.recorder.wait_for_ended_jobs(2)
-    path = parts.write_file(make_kernel_text("other"), "tune_other.py")
-    changes = await parts.inspector.inspect_files(parts.root, [str(path)])
-    await parts.renewal.react_to_changes(changes, saved=True)
+    await parts.save_file(make_kernel_text("other"), "tune_other.py")
     assert [job.kernel for job in parts.jobs.list_live_jobs()] == (["project:other"] if was_tuned else [])

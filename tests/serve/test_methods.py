@@ -251,8 +251,7 @@ async def test_knobs_and_keys_have_the_declared_order(methods: Methods, parts: P
     space = "us=[50.0], tag=['b', 'a']"
     kernel = await parts.inspect_file(make_kernel_text(configs=space, problems="[dict(n=1, m=2, k=3)]"))
     problem = {"k": 3, "m": 2, "n": 1}
-    device = parts.machine.find_device(parts.environment, "fake", None)
-    context = parts.machine.build_context(kernel, parts.environment, problem, device)
+    context = parts.build_context(kernel, problem)
     await methods.call_method("tune", kernel="it", problem=problem)
     (job,) = (await methods.call_method("jobs", kernel="it"))["jobs"]
     assert [*job["problem"]] == ["n", "m", "k"]
@@ -268,9 +267,7 @@ async def test_results_begin_with_the_fastest(methods: Methods, parts: Parts) ->
     """Trials without a figure come last; only a single requested trial has its detail."""
     kernel = await parts.inspect_file(make_kernel_text())
     await parts.record_measurements(kernel, {50.0: 7.0, 90.0: 3.0}, count=10)
-    device = parts.machine.find_device(parts.environment, "fake", None)
-    context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
-    failed = await parts.store.begin_trial(context, {"n": 64}, 1, {"us": 1.0})
+    failed = await parts.store.begin_trial(parts.build_context(), {"n": 64}, 1, {"us": 1.0})
     await parts.store.finish_trial(failed, TrialResult(Outcome.CRASHED, message="it died"))
 
     trials = (await methods.call_method("results", kernel="it", problem={"n": 64}))["trials"]

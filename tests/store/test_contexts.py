@@ -33,6 +33,8 @@ def describe_changes(now: Context, **pairs: Any) -> list[str]:
         ({"argument:reference": "1"}, {"argument:reference": "2"}, "tune_k.py: `reference` changed"),
         ({"argument:inputs<scale>": "1"}, {"argument:inputs<scale>": "2"}, "tune_k.py: `inputs<scale>` changed"),
         ({"argument:check.func": "1"}, {"argument:check.func": "2"}, "tune_k.py: `check.func` changed"),
+        ({"env:FLAGS": "1"}, {"env:FLAGS": "2"}, "$FLAGS changed"),
+        ({"env:*": "1"}, {"env:*": "2"}, "an environment variable changed"),
     ],
 )
 def test_changed_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:

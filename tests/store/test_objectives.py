@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from ktuned.model.errors import UsageError
 from ktuned.model.objective import LATENCY, Objective, minimize
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
@@ -118,13 +117,6 @@ async def test_a_winner_as_fast_as_before_has_no_note(tmp_path: Path) -> None:
         await store.decide_winner(slow)
         (winner,) = store.list_winners()
         assert winner.note.startswith("200 µs, after 100 µs")
-
-
-@pytest.mark.parametrize("latency_us", [0.0, -5.0, float("nan"), float("inf")])
-async def test_a_latency_must_be_positive_and_finite(tmp_path: Path, latency_us: float) -> None:
-    async with Store.open(tmp_path / "k.db") as store:
-        with pytest.raises(UsageError, match="cannot be measured with a latency"):
-            await finish_trials(store, LATENCY, make_result(latency_us))
 
 
 async def test_a_job_keeps_its_objective_and_figures(tmp_path: Path) -> None:

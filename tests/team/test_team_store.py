@@ -26,7 +26,7 @@ SECOND = {"us": 300.0}
 
 def tune_kernel(member: Daemon, text: str = KERNEL) -> dict[str, Any]:
     """Tune a kernel file of one problem, and return the ended job."""
-    _, (job,) = member.tune(path=str(member.write_kernel(text)))
+    job = member.tune_one(path=member.write_kernel(text))
     return dict(job)
 
 
@@ -64,7 +64,7 @@ def test_a_member_s_winner_is_fresh_at_the_others(start_member: StartMember, tea
     job = tune_kernel(second)
     assert (job["state"], job["done"]) == ("done", 1)
     assert "nothing was searched" in job["message"]
-    _, (again,) = second.tune(kernel="it", again=True)
+    again = second.tune_one(kernel="it", again=True)
     assert again["done"] == 5
     assert list_notices(first) + list_notices(second) == []
 

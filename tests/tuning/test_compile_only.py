@@ -26,9 +26,7 @@ COMPILE = TuningRequest(compile_only=True)
 
 def hide_devices(parts: Parts, **env: str) -> None:
     """Let the project's workers find no device."""
-    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "0", **env})
-    parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.set_variables(FAKE_DEVICES="0", **env)
 
 
 async def request_job(parts: Parts, request: TuningRequest) -> Job:
@@ -79,9 +77,7 @@ async def test_a_sealed_artifact_is_not_compiled_again(parts: Parts, tmp_path: P
     """The next job uses it with its facts."""
     log = tmp_path / "compiles"
     await parts.inspect_file(make_kernel_text())
-    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_LOG": str(log)})
-    parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.set_variables(FAKE_LOG=str(log))
     second_job = await run_requests(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
     assert [event["reused"] for event in list_compiled_configs(parts, second_job).values()] == [True, True]
     assert [event["facts"]["registers"] for event in list_compiled_configs(parts, second_job).values()] == [32, 32]

@@ -11,7 +11,6 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.protocol.jobs import Priority
-from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import PATIENCE_S, Parts, assemble_daemon, make_kernel_text, make_winner_key
 from tests.tuning.jobs import submit_job
 
@@ -61,7 +60,7 @@ async def test_a_timing_on_all_cores_waits_for_a_running_compile(parts: Parts) -
         await wait_until_config_needs_cores(parts)
         assert read_cores(parts) == {}
         parts.open_gate("door")
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        ended = await parts.wait_for_job()
     assert ended["outcomes"] == {"measured": 2}
     assert read_cores(parts) == {"gate_compile": 1, "two_threads": 2}
 
@@ -95,9 +94,7 @@ async def test_a_timing_on_all_cores_waits_for_a_running_inspection(parts: Parts
         elif activity == "looked up":
             parts.lookups.look_up("other", {"n": 128}, None, tune=False)
         else:
-            await parts.requests.request_jobs(
-                parts.catalog.resolve_kernel("other"), TuningRequest(problem={"n": 64}, compile_only=True)
-            )
+            await parts.request_jobs("other", problem={"n": 64}, compile_only=True)
         await parts.wait_until_reached("door")
         await parts.jobs.submit_job(
             make_winner_key({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=Plan(preset="fast")

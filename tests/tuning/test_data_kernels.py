@@ -11,7 +11,6 @@ from ktuned.catalog.catalog import make_root_environment
 from ktuned.catalog.roots import make_root
 from ktuned.protocol import WorkerInfo
 from ktuned.protocol.kernels import Root
-from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import Parts, assemble_daemon, make_kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +46,7 @@ async def tune_kernels(parts: Parts, *names: str) -> Sequence[WorkerInfo]:
     async with parts.run_jobs():
         jobs = 0
         for name in names:
-            jobs += len(await parts.requests.request_jobs(parts.catalog.resolve_kernel(name), TuningRequest()))
+            jobs += len(await parts.request_jobs(name))
             ended = await parts.recorder.wait_for_ended_jobs(jobs)
         assert {job["state"] for job in ended} == {"done"}
         workers = parts.fleet.describe_workers()

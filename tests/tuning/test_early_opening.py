@@ -44,7 +44,7 @@ async def test_a_lane_is_opened_during_the_first_compile(parts: Parts) -> None:
         await wait_until(lambda: get_only_lane(parts).state == "ready")
         assert get_only_lane(parts).worker_pid is not None
         parts.open_gate("door")
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
     assert (ended_job["state"], ended_job["outcomes"]) == ("done", {"measured": 1})
     assert ended_job["cost"]["open_s"] > 0
     (trial,) = parts.store.list_trials()
@@ -61,7 +61,7 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
         await parts.wait_until_reached("door")
         await wait_until(lambda: "compile" in {worker.role for worker in parts.fleet.describe_workers()})
         parts.open_gate("door")
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
     assert ended_job["state"] == "done"
 
 
@@ -71,7 +71,7 @@ async def test_a_job_ends_without_waiting_for_an_opening_it_does_not_need(parts:
     async with parts.run_jobs():
         await parts.wait_until_reached("reference")
         parts.open_gate("door")
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
         assert (ended_job["state"], ended_job["outcomes"]) == ("failed", {"compile_error": 1})
         assert (get_only_lane(parts).state, get_only_lane(parts).worker_pid) == ("ready", None)
 
@@ -83,7 +83,7 @@ async def test_a_stopped_job_ends_its_opening(parts: Parts) -> None:
         await parts.wait_until_reached("reference")
         await parts.wait_until_reached("door")
         await parts.jobs.cancel_job(job)
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
         assert ended_job["state"] == "cancelled"
         assert (get_only_lane(parts).state, get_only_lane(parts).worker_pid) == ("ready", None)
 
@@ -92,7 +92,7 @@ async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts
     """The reference's error is reported while the first config still compiles, because nothing can be measured."""
     await inspect_and_submit(parts, "[dict(does='gate_compile', gate='door')]", reference="lambda x: 1 / 0")
     async with parts.run_jobs():
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
     assert ended_job["state"] == "failed"
     assert "tune_it.py:" in ended_job["message"]
     assert "ZeroDivisionError" in ended_job["message"]
@@ -105,5 +105,5 @@ async def test_no_lane_is_opened_in_a_quiet_window(parts: Parts) -> None:
         async with parts.fleet.gate.hold_quiet():
             await wait_until(parts.store.list_trials)
             assert (list_bench_workers(parts), get_only_lane(parts).state) == ([], "ready")
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
     assert ended_job["state"] == "done"

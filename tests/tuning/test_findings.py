@@ -8,13 +8,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from ktuned.model import TrialDetail
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.values import Config, Outcome, Scalar
 from ktuned.protocol.trials import Trial
-from ktuned.scheduling import TuningRequest
 from ktuned.tuning.judgements import COMPARED, DisputedOutputs, Findings, find_knobs_without_effect
 from tests.daemon_parts import Parts, make_kernel_text
 from tests.trials import make_detail
@@ -236,11 +234,9 @@ class TestJobs:
         """This holds even if its compilation is already running; its trial has the compile time."""
         log = tmp_path / "compiles"
         await parts.inspect_file(make_default_reference_text("work work work"))
-        parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
-        parts.catalog.add_root(parts.root)
+        parts.set_variables(FAKE_LOG=str(log))
         async with parts.run_jobs():
-            await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
-            (ended,) = await parts.recorder.wait_for_ended_jobs()
+            ended = await parts.tune()
         assert ended["outcomes"] == {"measured": 3}, ended
         keys = log.read_text().splitlines()
         assert len(keys) == len(set(keys)) == 3

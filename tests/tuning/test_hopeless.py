@@ -121,9 +121,9 @@ class TestJobs:
         assert 8 <= outcomes.count(Outcome.COMPILE_ERROR) <= 200
         # A lookup does not request it again, although the job's plan was not the kernel's.
         kernel = parts.catalog.resolve_kernel("it")
-        device = parts.machine.find_device(parts.environment, "fake", None)
-        context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
-        assert parts.daemon.states.find_state(kernel).failed_jobs == {(context, LATENCY): ended["message"]}
+        assert parts.daemon.states.find_state(kernel).failed_jobs == {
+            (parts.build_context(), LATENCY): ended["message"]
+        }
 
     async def test_a_bad_value_of_a_slow_knob_does_not_end_the_job(self, parts: Parts) -> None:
         """All neighbours share the bad value; a probe from the whole space finds configs that work."""

@@ -33,7 +33,7 @@ async def test_a_config_whose_worker_is_killed_from_outside_is_tried_again(parts
         await parts.wait_until_reached("door")
         parts.kill_workers()
         parts.open_gate("door")
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
     assert (ended_job["state"], ended_job["outcomes"]) == ("done", {"measured": 1})
 
 
@@ -54,6 +54,6 @@ async def test_a_job_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
         # An inspection of this text would be killed as well, so another text was inspected.
         parts.write_file("import os\n" + make_kernel_text(configs="lambda p: os.kill(os.getpid(), 9)"))
         async with parts.run_jobs():
-            (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+            ended_job = await parts.wait_for_job()
     assert (ended_job["state"], len(parts.recorder.list_events("job_started"))) == ("failed", KILLS_EXCUSED + 1)
     assert "killed by SIGKILL" in ended_job["message"]

@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceName
-from ktuned.scheduling import TuningRequest
 from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -22,9 +21,9 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the only lane is blocked, the new device measures the running job's other configs."""
-    kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS, default=DEFAULT))
+    await parts.inspect_file(make_kernel_text(configs=CONFIGS, default=DEFAULT))
     async with parts.run_jobs():
-        await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.request_jobs()
         await parts.wait_until_reached("first")
         (lane,) = parts.jobs.list_lanes()
         find_job_devices = parts.machine.find_job_devices
@@ -43,15 +42,14 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("trial_done")) == 2)
         assert {event["trial"]["config"]["us"] for event in parts.recorder.list_events("trial_done")} == {60.0, 70.0}
         parts.open_gate("first")
-        (job,) = await parts.recorder.wait_for_ended_jobs()
+        job = await parts.wait_for_job()
     assert (job["state"], job["done"]) == ("done", 3)
     assert {lane.device.name for lane in parts.jobs.list_lanes()} == {"cpu:0", "cpu:1"}
 
 
 async def test_a_job_that_has_measured_all_takes_no_new_lane(parts: Parts) -> None:
-    kernel = await parts.inspect_file(make_kernel_text())
+    await parts.inspect_file(make_kernel_text())
     async with parts.run_jobs():
-        await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.recorder.wait_for_ended_jobs()
+        await parts.tune()
         parts.jobs.add_new_devices()
     assert len(parts.jobs.list_lanes()) == 1

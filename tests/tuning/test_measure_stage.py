@@ -26,7 +26,6 @@ from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
 from ktuned.model.values import Outcome
-from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.final_round import SEEDS
@@ -299,15 +298,13 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
     """They measure at the same time; each config is measured once, and the reference is computed once per seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
     await parts.inspect_file(make_kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
-    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "2"})
-    parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.set_variables(FAKE_DEVICES="2")
     async with parts.run_jobs():
-        await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
+        await parts.request_jobs()
         await parts.wait_until_reached("door")
         await parts.recorder.wait_until(lambda: len(parts.recorder.list_events("trial_done")) == 2)
         parts.open_gate("door")
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        ended = await parts.wait_for_job()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
     assert sorted(lane.device.name for lane in parts.jobs.list_lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
     assert len(list(parts.daemon.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
@@ -316,12 +313,10 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
 async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     """All configs are measured on the other device, and the lane says why."""
     await parts.inspect_file(make_kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
-    parts.root = msgspec.structs.replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
-    parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.set_variables(FAKE_DEVICES="cuda:97 cpu:0")
     async with parts.run_jobs():
-        (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        (job,) = await parts.request_jobs()
+        ended = await parts.wait_for_job()
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
     states = {lane.device.name: lane.state for lane in parts.jobs.list_lanes()}
     assert states == {"cuda:97": "sick", "cpu:0": "ready"}

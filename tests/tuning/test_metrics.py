@@ -7,17 +7,15 @@ from typing import Any
 import pytest
 
 from ktuned.model.values import Outcome
-from ktuned.scheduling.job_requests import TuningRequest
 from tests.daemon_parts import Parts, make_kernel_text
 
 pytestmark = pytest.mark.anyio
 
 
 async def tune_with_metrics(parts: Parts, metrics: str) -> None:
-    kernel = await parts.inspect_file(make_kernel_text(metrics=metrics))
+    await parts.inspect_file(make_kernel_text(metrics=metrics))
     async with parts.run_jobs():
-        await parts.requests.request_jobs(kernel, TuningRequest())
-        await parts.recorder.wait_for_ended_jobs()
+        await parts.tune()
 
 
 async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> None:
@@ -25,7 +23,7 @@ async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> No
     await tune_with_metrics(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
     trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
     assert all(set(trial.metrics) == {"speed", "us"} for trial in trials)
-    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+    answer = parts.look_up()
     assert answer.is_final
     assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
     (winning_trial,) = [trial for trial in trials if trial.config == answer.config]
@@ -41,7 +39,7 @@ async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> N
     assert "measured" in {trial.outcome for trial in trials}
     assert all("the metric broken(p, t)" in trial.message for trial in trials if trial.message)
     assert any(trial.message for trial in trials)
-    assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.metrics == {}
+    assert parts.look_up().metrics == {}
 
 
 @pytest.mark.parametrize(

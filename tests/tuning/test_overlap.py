@@ -69,7 +69,7 @@ async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) ->
         task = parts.daemon.jobs._pipelines[second]
         assert task.pipeline._access.held_s == 0.0  # type: ignore[union-attr]
         parts.open_gate("launch")
-        *_, ended_job = await parts.recorder.wait_for_ended_jobs(2)
+        ended_job = await parts.wait_for_job(2)
     assert ended_job["done"] == 2
 
 

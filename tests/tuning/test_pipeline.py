@@ -7,7 +7,6 @@ from ktuned.protocol.jobs import find_notices
 from ktuned.protocol.noise import is_ratio_implausible
 from ktuned.scheduling import GIVEN_UP
 from ktuned.serve.explain import Explainer
-from ktuned.store.contexts import Context
 from ktuned.tuning import compile_stage
 from tests.daemon_parts import ALL_ROUNDS, Parts, make_kernel_text
 from tests.fake_tensors import REFERENCE
@@ -46,7 +45,7 @@ async def test_an_undone_edit_restores_the_old_winner(parts: Parts) -> None:
     ended = await run_job(parts)
     assert ended["state"] == "done", ended["message"]
     (winner,) = parts.store.list_winners()
-    assert winner.context == build_present_context(parts) != context_of_edit
+    assert winner.context == parts.build_context() != context_of_edit
     assert (winner.config, winner.latency_us) == ({"us": 1.0}, 10.0)
     (winner_event,) = parts.recorder.list_events("winner")
     assert winner_event["config"] == {"us": 1.0}
@@ -62,7 +61,7 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     assert (outcomes[60.0], outcomes[50.0]) == ("measured", "mismatch")
     (winner,) = parts.store.list_winners()
     assert winner.config["us"] == 60.0
-    assert winner.context == build_present_context(parts)
+    assert winner.context == parts.build_context()
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
     assert trial.detail.final.rounds == len(trial.detail.final.round_medians_us) >= 3
@@ -91,20 +90,13 @@ async def test_a_reference_far_above_the_winner_is_timed_in_twice_as_many_rounds
     assert is_ratio_implausible(trial.detail.final.reference_us, trial.latency_us)
 
 
-def build_present_context(parts: Parts) -> Context:
-    """Return the context in which the kernel is measured now."""
-    kernel = parts.catalog.resolve_kernel("it")
-    device = parts.machine.find_device(parts.environment, "fake", None)
-    return parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
-
-
 async def test_decided_finalists_are_not_measured_again(parts: Parts) -> None:
     """The contest raised a finalist's figure above that of a config that was no finalist; that needs no measurement."""
     kernel = await parts.inspect_file(make_kernel_text(configs=CONFIGS))
     await parts.record_measurements(kernel, {2.0: 10.5, 3.0: 10.6})
     await parts.record_measurements(kernel, {1.0: 11.0}, rounds=ALL_ROUNDS)
     (decided_trial,) = [
-        trial for trial in parts.store.list_best_trials(build_present_context(parts), 3) if trial.detail.final.rounds
+        trial for trial in parts.store.list_best_trials(parts.build_context(), 3) if trial.detail.final.rounds
     ]
     await parts.store.decide_winner(decided_trial.id)
     ended = await run_job(parts)
@@ -128,7 +120,7 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
         await wait_until(lambda: describe_channel("ahead").used == describe_channel("ahead").size)
         assert 0 < describe_channel("compile").used < describe_channel("ahead").used < 60
         parts.open_gate("door")
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        ended = await parts.wait_for_job()
     assert ended["done"] == 60
     assert ended["cost"]["speculative"] == 59
 
@@ -156,7 +148,7 @@ async def test_a_compile_that_the_fast_preset_gives_up_is_tried_when_nothing_els
     await parts.inspect_file(make_kernel_text(configs=configs))
     await submit_job(parts)
     async with parts.run_jobs():
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        ended = await parts.wait_for_job()
         assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
         (winner,) = parts.store.list_winners()
         assert winner.config["us"] == 60.0
@@ -170,7 +162,7 @@ async def test_a_compile_that_the_fast_preset_gives_up_is_tried_when_nothing_els
         assert late_job.created <= ended["finished"]
         assert [config["us"] for config in late_job.plan.configs] == [50.0]
         parts.open_gate("door")
-        (_, ended) = await parts.recorder.wait_for_ended_jobs(2)
+        ended = await parts.wait_for_job(2)
     assert ended["state"] == "done"
     (winner,) = parts.store.list_winners()
     assert winner.config["us"] == 50.0

@@ -107,18 +107,10 @@ def test_known_failures_count_towards_the_budget() -> None:
 SPACE = "[dict(us=50.0), dict(us=90.0)]"
 
 
-async def save_and_tune(parts: Parts, text: str, count: int) -> dict[str, Any]:
-    """Save a kernel file and tune its kernel; this is the ``count``-th job that ends."""
-    kernel = await parts.inspect_file(text)
-    (job,) = await parts.requests.request_jobs(kernel, make_tuning_request())
-    ended = await parts.recorder.wait_for_ended_jobs(count)
-    return next(entry for entry in ended if entry["id"] == job.id)
-
-
-def make_tuning_request() -> Any:
-    from ktuned.scheduling.job_requests import TuningRequest
-
-    return TuningRequest()
+async def save_and_tune(parts: Parts, text: str) -> dict[str, Any]:
+    """Save a kernel file and tune its kernel; return the ended job."""
+    await parts.inspect_file(text)
+    return await parts.tune()
 
 
 @pytest.mark.anyio
@@ -131,50 +123,41 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
         ("from ktuned import", "import colorsys\n\nUNUSED = [1, 2]\nfrom ktuned import"),
     )
     async with parts.run_jobs():
-        first = await save_and_tune(parts, text, 1)
+        first = await save_and_tune(parts, text)
         assert first["cost"]["lane_s"] > 0
         measured = {trial.id for trial in parts.store.list_trials(kernel="project:it", job=first["id"])}
-        for count, (before, after) in enumerate(edits, start=2):
-            kernel = await parts.inspect_file(text := text.replace(before, after))
-            ended = await save_and_tune(parts, text, count)
+        for _count, (before, after) in enumerate(edits, start=2):
+            text = text.replace(before, after)
+            ended = await save_and_tune(parts, text)
             assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 2})
             assert not ended["cost"].get("lane_s")
             assert ended["cost"]["reused"] == 2
-            trials = parts.store.list_trials(kernel=kernel.name, job=ended["id"])
+            trials = parts.store.list_trials(job=ended["id"])
             assert {trial.detail.timing.carried_from for trial in trials} <= measured
-            assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
+            assert parts.look_up().status == "fresh"
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
+async def test_equal_artifacts_with_other_data_are_measured(parts: Parts) -> None:
+    """Other data, another process environment or another check invalidates measurements; with a check of its own, any
+    edit of the file's Python does.
+    """
+    text = make_kernel_text(configs=SPACE, reference=REFERENCE) + "\ndef judge(o):\n    return True\n"
+    edits = (
         ("2 * x", "x * 2.0000002"),
         ("tensor((p.n,))", "tensor((p.n,), fill='ones')"),
         ("from ktuned import", "import os\nos.environ['SETTING'] = '1'\nfrom ktuned import"),
         ("reference=", "rtol=0.5, reference="),
         ("reference=", "metrics=dict(rate=lambda p, t: 1 / t), reference="),
-    ],
-    ids=["expected outputs", "inputs", "environment", "tolerance", "metric"],
-)
-async def test_equal_artifacts_with_other_data_are_measured(parts: Parts, before: str, after: str) -> None:
-    """Other data, another process environment or another check invalidates measurements."""
-    text = make_kernel_text(configs=SPACE, reference=REFERENCE)
-    assert before in text
+        ("reference=", "check=lambda i, o: judge(o), reference="),
+        ("return True", "return len(o) > 0"),
+    )
     async with parts.run_jobs():
-        await save_and_tune(parts, text, 1)
-        ended = await save_and_tune(parts, text.replace(before, after), 2)
-    assert ended["cost"]["lane_s"] > 0
-
-
-@pytest.mark.anyio
-async def test_an_edit_beside_a_files_own_check_measures_again(parts: Parts) -> None:
-    """If the kernel file has its own check, any edit of its Python may affect it."""
-    text = make_kernel_text(configs=SPACE, check="lambda i, o: judge(o)") + "\ndef judge(o):\n    return True\n"
-    async with parts.run_jobs():
-        await save_and_tune(parts, text, 1)
-        ended = await save_and_tune(parts, text.replace("return True", "return len(o) > 0"), 2)
-    assert ended["cost"]["lane_s"] > 0
+        await save_and_tune(parts, text)
+        for before, after in edits:
+            assert before in text
+            text = text.replace(before, after)
+            assert (await save_and_tune(parts, text))["cost"]["lane_s"] > 0, after
 
 
 @pytest.mark.anyio
@@ -182,8 +165,8 @@ async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
     """With equal machine code and data, it is still wrong."""
     text = make_kernel_text(configs="[dict(us=50.0, does='work'), dict(us=90.0, does='nothing')]", reference=REFERENCE)
     async with parts.run_jobs():
-        assert (await save_and_tune(parts, text, 1))["outcomes"] == {"measured": 1, "mismatch": 1}
-        ended = await save_and_tune(parts, text.replace("2 * x", "x + x"), 2)
+        assert (await save_and_tune(parts, text))["outcomes"] == {"measured": 1, "mismatch": 1}
+        ended = await save_and_tune(parts, text.replace("2 * x", "x + x"))
     assert (ended["outcomes"], ended["cost"].get("lane_s", 0.0)) == ({"measured": 1, "mismatch": 1}, 0.0)
 
 
@@ -195,17 +178,14 @@ async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, co
     """After the save the best remaining config is served, and the job never elects the removed one."""
     kernel = await parts.inspect_file(make_kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.record_measurements(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
-    parts.write_file(make_kernel_text(configs=configs))
-    changes = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-    assert changes.changed == ("project:it",)
-    await parts.renewal.react_to_changes(changes, saved=True)
+    assert (await parts.save_file(make_kernel_text(configs=configs))).changed == ("project:it",)
     async with parts.run_jobs():
-        (ended,) = await parts.recorder.wait_for_ended_jobs()
+        ended = await parts.wait_for_job()
     assert ended["state"] == "done"
     winner = parts.store.get_winner(make_winner_key({"n": 64}))
     assert winner is not None
     assert winner.config == {"us": 50.0}
-    assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
+    assert parts.look_up().status == "fresh"
 
 
 @pytest.mark.anyio
@@ -213,10 +193,9 @@ async def test_a_repeated_job_measures_nothing(parts: Parts) -> None:
     """Its budget is spent on known configs, failures included, although its strategy would now choose others."""
     configs = "[dict(us=float(50 + n), does='work' if n % 2 else 'compile_error') for n in range(40)]"
     async with parts.run_jobs():
-        kernel = await parts.inspect_file(make_kernel_text(configs=configs, strategy="'guided'", trials="10"))
-        for count in (1, 2):
-            await parts.requests.request_jobs(kernel, make_tuning_request())
-            ended = await parts.recorder.wait_for_ended_jobs(count)
-            assert ended[-1]["done"] == 10
-    assert len(parts.store.list_trials(kernel=kernel.name)) == 10
-    assert ended[-1]["cost"].get("lane_s", 0.0) == 0.0
+        await parts.inspect_file(make_kernel_text(configs=configs, strategy="'guided'", trials="10"))
+        for _ in range(2):
+            ended = await parts.tune()
+            assert ended["done"] == 10
+    assert len(parts.store.list_trials()) == 10
+    assert ended["cost"].get("lane_s", 0.0) == 0.0

@@ -17,7 +17,6 @@ from ktuned.model.trial import TrialResult
 from ktuned.model.values import Config, Outcome, canonical
 from ktuned.protocol.jobs import JobState
 from ktuned.protocol.winners import Status
-from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.contexts import Context
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.store.winners import Winner
@@ -169,14 +168,12 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
     """It also tries the served config: a slower requested config does not replace it."""
     configs = "[dict(us=2000.0), dict(us=700.0), dict(us=50.0)]"
     problems = "[dict(n=64), dict(n=128)]"
-    kernel = await parts.inspect_file(make_kernel_text(configs=configs, problems=problems, default=default))
+    await parts.inspect_file(make_kernel_text(configs=configs, problems=problems, default=default))
     async with parts.run_jobs():
-        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
-        await parts.recorder.wait_for_ended_jobs(1)
-        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}, configs=({"us": 2000.0},)))
-        (_, ended) = await parts.recorder.wait_for_ended_jobs(2)
+        await parts.tune(problem={"n": 128})
+        ended = await parts.tune(problem={"n": 64}, configs=({"us": 2000.0},))
         parts.kill_workers()
-    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+    answer = parts.look_up()
     assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, True)
     assert (ended["state"], ended["done"]) == ("done", tried)
 
@@ -193,10 +190,8 @@ async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts
     )
     kernel = await parts.inspect_file(edited)
     await parts.record_measurements(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
-    path = parts.write_file(text)
-    changes = await parts.inspector.inspect_files(parts.root, [str(path)])
-    await parts.renewal.react_to_changes(changes, saved=True)
-    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+    await parts.save_file(text)
+    answer = parts.look_up()
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})
 
 
@@ -220,7 +215,7 @@ async def test_a_busy_machine_leaves_a_provisional_winner_if_one_is_surely_bette
     await outcomes.open_job()
     assert outcomes.served_configs.awaited_config == default
     await outcomes.elect_provisional_winner()
-    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+    answer = parts.look_up()
     assert (answer.config, answer.is_final) == ({"us": 50.0} if is_served else default, False)
     outcomes.progress.set_best(parts.store.list_best_trials(brief.context, 1)[0])
     state, message = outcomes.conclude_job()
@@ -241,12 +236,11 @@ async def test_a_machine_that_is_never_quiet_leaves_a_provisional_winner(parts: 
     """Every config is contended. The next job, on a quieter machine, measures them again and decides."""
     options = {} if default is None else {"default": default}
     text = make_kernel_text(configs="[dict(us=400.0), dict(us=50.0), dict(us=200.0)]", **options)
-    kernel = await parts.inspect_file(ALWAYS_CONTENDED + text)
+    await parts.inspect_file(ALWAYS_CONTENDED + text)
     async with parts.run_jobs():
         parts.preparation.judges_contention = True
-        await parts.requests.request_jobs(kernel, TuningRequest())
-        (ended,) = await parts.recorder.wait_for_ended_jobs(1)
-        answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+        ended = await parts.tune()
+        answer = parts.look_up()
         assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, False)
         assert answer.message == "provisional: other programs used the device while it was measured"
         assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 2, "contended": 1})
@@ -254,9 +248,9 @@ async def test_a_machine_that_is_never_quiet_leaves_a_provisional_winner(parts: 
 
         parts.preparation.judges_contention = False
         assert await parts.renewal.remeasure_provisional_winners()
-        (_, again) = await parts.recorder.wait_for_ended_jobs(2)
+        again = await parts.wait_for_job(2)
         parts.kill_workers()
-    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
+    answer = parts.look_up()
     assert (answer.status, answer.config, answer.is_final, answer.message) == (Status.FRESH, {"us": 50.0}, True, "")
     assert "provisional" not in again["message"]
     assert not await parts.renewal.remeasure_provisional_winners()

@@ -46,7 +46,7 @@ async def test_a_stopped_job_frees_its_slot_and_its_lane_at_once(parts: Parts, c
         working_pids = compilers if configs == COMPILING else benches
         assert working_pids
         await stop(parts, job)
-        (ended_job,) = await parts.recorder.wait_for_ended_jobs()
+        ended_job = await parts.wait_for_job()
         assert ended_job["id"] == job
         assert (parts.fleet.compile_slots.borrowed_tokens, parts.fleet.gate.state) == (0, "open")
         assert all(lane.state == "ready" for lane in parts.jobs.list_lanes())

@@ -58,7 +58,7 @@ def test_a_worker_that_ran_the_earlier_content_starts_again(tmp_path: Path) -> N
         "space(us=[50.0])", body="Build(us=c.us, tag=f'rows {builtins.ROWS}')"
     )
     with Daemon(tmp_path, env={"PYTHONPATH": f"{library}:{FAKE_BACKEND}"}, forked=False) as daemon:
-        daemon.tune(path=str(daemon.write_kernel(text)))
-        daemon.wait_until(lambda: daemon.client.lookup("it", {"n": 64}).status == "fresh", "the winner")
+        daemon.tune(path=daemon.write_kernel(text))
+        daemon.wait_until(lambda: daemon.look_up().status == "fresh", "the winner")
         (trial, *_) = daemon.client.call("results", kernel="it", order="newest")["trials"]
         assert daemon.fetch_trial(trial["id"])["detail"]["compiled"]["build"]["tag"] == "rows 2"

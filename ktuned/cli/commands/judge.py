@@ -95,6 +95,10 @@ def judge(
         output.emit_json(found)
     else:
         _print_verdicts(found)
+        problems = [problem for candidate in found.candidates for problem in candidate.problems]
+        is_right = any(problem.latency_us for problem in problems)
+        if options["against"] is not None and is_right and not any(problem.factor_over.against for problem in problems):
+            output.print_message("--against: nothing to compare with: it has no latency for these problems")
     ranks = list(JudgeVerdict)
     return _EXITS[min((one.verdict for one in found.candidates), key=ranks.index, default=JudgeVerdict.REFUSED)]
 

@@ -14,14 +14,14 @@ template, and nobody has timed that.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +33,6 @@ from ktuned.dropin import (
     CallRecord,
     FunctionName,
     NotTunable,
-    RecordedCall,
     account,
     daemon_link,
     digest_content,
@@ -193,6 +192,10 @@ class Decisions:
             self._graph.unsettled.add(decision.label)
         return decision
 
+    def find_decision(self, key: str) -> Decision | None:
+        """Return the decision that was made about a key."""
+        return self._known.get(key)
+
     def take_unsettled(self) -> set[str]:
         """Return the decisions that keep this thread's graph from being saved; the next graph begins without any."""
         unsettled, self._graph.unsettled = self._graph.unsettled, set()
@@ -208,7 +211,7 @@ class Decisions:
 
         key, label = decision.key, decision.label
         if reason := _find_refusal(key).read_text():
-            decision.is_settled = True
+            decision.is_settled = decision.is_recorded = True
             leave_to_framework(FRAMEWORK, label, reason)
             return
         account.record_adopted(decision.declaration.name.full)
@@ -237,10 +240,7 @@ class Decisions:
         return answer
 
     def record_decision(
-        self,
-        decision: Decision,
-        configs: Sequence[Mapping[str, Any]],
-        pack_call: Callable[[], tuple[RecordedCall, Mapping[str, Any], Mapping[str, bytes]]],
+        self, decision: Decision, pack_call: Callable[[], tuple[Any, Mapping[str, Any], Mapping[str, bytes]]]
     ) -> None:
         """Leave a record of a decision, unless there is one; ``pack_call`` returns the call, its tensors, its files.
 
@@ -253,7 +253,7 @@ class Decisions:
         declaration = decision.declaration
         try:
             call, captured, files = pack_call()
-            declaration = replace(declaration, tensors=tuple(getattr(call, "tensors", ())))
+            declaration = replace(declaration, tensors=tuple(call.tensors))
             call, content = call.pack_captured(captured)
             record = CallRecord(
                 tool=FRAMEWORK.lower(),
@@ -265,7 +265,7 @@ class Decisions:
                 problem=dict(decision.key.problem),
                 call=call.to_json(),
                 python=sys.executable,
-                configs=tuple(dict(config) for config in configs),
+                configs=tuple(call.configs),
                 files={**files, **content},
                 variables=dict(declaration.variables),
                 device=decision.key.device or "",
@@ -287,31 +287,39 @@ def read_variables() -> dict[str, str]:
     return find_deciding_variables()
 
 
-class _Note(NamedTuple):
-    """A line in the user's cache that later starts read; without it they find it out again."""
+class Note:
+    """A line in the user's cache that later starts read, whole or not at all; without it they find it out again."""
 
-    path: Path
+    def __init__(self, name: str) -> None:
+        self.path = find_user_directories().cache / "inductor" / name
 
     def read_text(self) -> str:
+        """Return the line; empty if there is none."""
         try:
             return self.path.read_text()
         except OSError:
             return ""
 
     def write_text(self, text: str) -> None:
+        """Write the line, if the disk takes it."""
+        draft = self.path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.path.write_text(text)
+            try:
+                draft.write_text(text)
+                draft.replace(self.path)
+            finally:
+                draft.unlink(missing_ok=True)
 
 
-def _find_refusal(key: CallKey) -> _Note:
+def _find_refusal(key: CallKey) -> Note:
     """Return the note with the reason for which a decision was given up for good."""
-    return _Note(find_user_directories().cache / "inductor" / f"{digest_content(key.text)}.refused")
+    return Note(f"{digest_content(key.text)}.refused")
 
 
 def _recall_origin(identity: str, origin: Origin) -> Origin:
     """Return what the user wrote, as an earlier start has noted it: a graph from Inductor's cache does not tell."""
-    note = _Note(find_user_directories().cache / "inductor" / f"{identity}.origin")
+    note = Note(f"{identity}.origin")
     known = note.read_text()
     if origin.file and not known:
         note.write_text(json.dumps(origin))

@@ -14,19 +14,21 @@ doubled, the stages are one more or less. This stands for Inductor's coordinate 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ktuned.dropin import NotTunable, digest_content, find_device_model, is_capturing
 from ktuned.model import canonical
-from ktuned_inductor.decisions import Decision, Origin, decisions
+from ktuned_inductor.decisions import Decision, Declaration, Origin, decisions
 from ktuned_inductor.loading import META_KEY, Knobs, make_config
-from ktuned_inductor.seams import GRID, Switch
+from ktuned_inductor.seams import GRID
 from ktuned_triton.call import ArgumentReader, Call, Recipe, copy_contents
 
 KERNEL: Final = "triton_kernel"
@@ -61,6 +63,11 @@ class GeneratedCall(Call):
     """A launch of a generated kernel; ``first`` of its recipes are measured first, and then others near the best."""
 
     first: int = 0
+
+    @property
+    def configs(self) -> list[dict[str, Any]]:
+        """The configs of its recipes."""
+        return [*map(json.loads, self.recipes)]
 
 
 origins: Final[dict[str, Origin]] = {}
@@ -192,33 +199,36 @@ def _walk_neighbours(knobs: Knobs) -> Iterator[dict[str, Any]]:
 # The record
 
 
-def arm_recorder(kernel: Any, decision: Decision, source: str, switch: Switch) -> None:
-    """Have the first launch of a kernel leave a record; later launches call Inductor's ``run`` directly."""
+def arm_recorder(kernel: Any) -> None:
+    """Have the first launch of a kernel leave a record, if the decision about it is open.
+
+    Later launches call Inductor's ``run`` directly.
+    """
+    known = dict(kernel.inductor_meta.get(META_KEY, ()))
+    decision = decisions.find_decision(known.pop("key", ""))
+    if decision is None or decision.is_recorded:
+        return
 
     @functools.wraps(kernel.run)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if is_capturing():
-            return type(kernel).run(kernel, *args, **kwargs)
-        del kernel.run
-        if not kwargs.get("benchmark_run"):
-            switch.attempt(None, _record_launch, kernel, decision, source, args)
-        return kernel.run(*args, **kwargs)
+        # Several threads may make the first launch.
+        if not is_capturing() and not kwargs.get("benchmark_run") and vars(kernel).pop("run", None):
+            decisions.record_decision(decision, partial(_pack_launch, kernel, decision.declaration, known, args))
+        return type(kernel).run(kernel, *args, **kwargs)
 
     kernel.run = run
 
 
-def _record_launch(kernel: Any, decision: Decision, source: str, args: Sequence[Any]) -> None:
-    first = list_first(**kernel.inductor_meta[META_KEY])
-    candidates = list_candidates(first)
-    kernel_name = kernel.inductor_meta["kernel_name"]
-
-    def pack_call() -> tuple[Call, Mapping[str, Any], Mapping[str, bytes]]:
-        call, captured = describe_launch(kernel.triton_meta, kernel.inductor_meta, candidates, args)
-        call = replace(call, first=len(first))
-        file = f"{decision.declaration.module}.py"
-        return call, copy_contents(captured, call.tensors), {file: make_plain_source(kernel_name, source).encode()}
-
-    decisions.record_decision(decision, candidates, pack_call)
+def _pack_launch(
+    kernel: Any, declaration: Declaration, known: Mapping[str, Any], args: Sequence[Any]
+) -> tuple[Call, Mapping[str, Any], Mapping[str, bytes]]:
+    if "error" in known:
+        raise NotTunable(f"its configs cannot be listed: {known['error']}")
+    first = list_first(**known)
+    call, captured = describe_launch(kernel.triton_meta, kernel.inductor_meta, list_candidates(first), args)
+    source = make_plain_source(KERNEL, declaration.source).encode()
+    contents = copy_contents(captured, call.tensors)
+    return replace(call, first=len(first)), contents, {f"{declaration.module}.py": source}
 
 
 def describe_launch(

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,13 +20,14 @@ from typing import Any, Final
 from ktuned.dropin import account
 from ktuned_inductor.decisions import FIRST_LOOK_DEADLINE_S, Decision, decisions, read_variables
 from ktuned_inductor.generated import arm_recorder, decide_kernel, find_decorator, note_origin
-from ktuned_inductor.loading import META_KEY, load_kernel
+from ktuned_inductor.loading import load_kernel
 from ktuned_inductor.operators import decide_convolution, decide_product, take_choice
 from ktuned_inductor.seams import (
     CHOICES,
     COMPILE_KERNEL,
     CONVOLUTIONS,
     DEFINE_KERNEL,
+    GRAPH_KEY,
     LOAD_KERNEL,
     PRECOMPILE,
     SAVE_GRAPH,
@@ -36,9 +38,6 @@ from ktuned_inductor.seams import (
 
 NAME: Final = "torch.compile"
 
-UNTUNED: Final = "-not-tuned-by-ktuned"
-"""Tag of the graphs that nobody will tune, in Inductor's caches."""
-
 
 def report_left_alone(reason: str) -> None:
     """Put one line into the summary: Inductor is left as it is."""
@@ -48,8 +47,6 @@ def report_left_alone(reason: str) -> None:
 switch: Final = Switch(report_left_alone)
 
 _loading = threading.RLock()
-_decided: dict[str, tuple[Decision, str]] = {}
-"""The open decisions and the sources of the kernels that are being compiled, by the kernels' names."""
 
 
 def install_hooks() -> None:
@@ -58,6 +55,7 @@ def install_hooks() -> None:
     hook_seam(DEFINE_KERNEL, _hook_define_kernel)
     hook_seam(COMPILE_KERNEL, _hook_compile_kernel)
     hook_seam(PRECOMPILE, _hook_precompile)
+    hook_seam(GRAPH_KEY, _hook_graph_key)
     hook_seam(SAVE_GRAPH, _hook_save_graph)
     hook_seam(CHOICES, _hook_choices)
     hook_seam(CONVOLUTIONS, _hook_convolutions)
@@ -76,14 +74,12 @@ def _note_cached_graphs() -> None:
 def find_tuner() -> None:
     """Find out if a daemon may tune what is recorded. If not, no graph waits for that.
 
-    Graphs are then saved with what the default mode chooses, under a tag of Inductor's caches: a later start, which a
-    daemon serves, does not find them.
+    Graphs are then saved with what the default mode chooses, under a key of their own: a later start, which a daemon
+    serves, does not find them.
     """
-    import torch
-
-    if not account.share_finding("tuner", lambda: decisions.find_link().may_have_gpu(FIRST_LOOK_DEADLINE_S)):
-        decisions.can_be_tuned = False
-        torch.compiler.config.cache_key_tag += UNTUNED
+    decisions.can_be_tuned = account.share_finding(
+        "tuner", lambda: decisions.find_link().may_have_gpu(FIRST_LOOK_DEADLINE_S)
+    )
 
 
 def explain_setting() -> str:
@@ -99,6 +95,8 @@ def explain_setting() -> str:
         "combo_kernels": getattr(config, "combo_kernels", False),
         "bundled_autograd_cache": getattr(functorch, "bundled_autograd_cache", False),
         "autotune_at_compile_time": getattr(config.triton, "autotune_at_compile_time", False),
+        # Another process then decides than the one that saves the graph.
+        "TORCHINDUCTOR_FX_COMPILE_MODE": os.environ.get("TORCHINDUCTOR_FX_COMPILE_MODE"),
     }
     return next((name for name, is_set in settings.items() if is_set), "")
 
@@ -129,13 +127,11 @@ def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., An
 
     def compile_decided(self: Any, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
         decision = switch.attempt(None, _decide_kernel, kernel_name, source_code)
-        if decision is None:
-            return compile_kernel(self, kernel_name, source_code, *args, **kwargs)
-        if not decision.is_settled:
-            _decided[kernel_name] = decision, source_code
-        # Inductor takes the function from its module when it makes the task for its workers.
+        # Inductor takes the function from its module when it makes the task for its workers. Another thread must not
+        # take it for another kernel.
         with _loading:
-            setattr(owner, name, partial(load_kernel, load, decision.winner))
+            if decision is not None:
+                setattr(owner, name, partial(load_kernel, load, decision.key.text, decision.winner))
             try:
                 return compile_kernel(self, kernel_name, source_code, *args, **kwargs)
             finally:
@@ -144,20 +140,12 @@ def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., An
     return compile_decided
 
 
-def _arm_recorder(kernel: Any) -> None:
-    meta = kernel.inductor_meta
-    if META_KEY not in meta:
-        return
-    decision, source = _decided.pop(meta["kernel_name"], (None, ""))
-    if decision is not None and not decision.is_recorded:
-        arm_recorder(kernel, decision, source, switch)
-
-
 def _hook_precompile(precompile: Callable[..., Any]) -> Callable[..., Any]:
     def precompile_kernel(self: Any, warm_cache_only: bool = False, *args: Any, **kwargs: Any) -> Any:
         result = precompile(self, warm_cache_only, *args, **kwargs)
         if not warm_cache_only:
-            switch.attempt(None, _arm_recorder, self)
+            # Also if the hooks were switched off meanwhile: a decision without a record stays open for ever.
+            arm_recorder(self)
         return result
 
     return precompile_kernel
@@ -198,6 +186,16 @@ def _hook_select(select: Callable[..., Any]) -> Callable[..., Any]:
         return select(self, name, choices, input_nodes, layout, *args, **kwargs)
 
     return select_decided
+
+
+def _hook_graph_key(describe: Callable[..., None]) -> Callable[..., None]:
+    def describe_marked_graph(self: Any, *args: Any, **kwargs: Any) -> None:
+        describe(self, *args, **kwargs)
+        if not decisions.can_be_tuned:
+            # All attributes are part of the key.
+            self.ktuned = "nobody tunes it"
+
+    return describe_marked_graph
 
 
 def _hook_save_graph(save: Callable[..., None]) -> Callable[..., None]:

@@ -15,14 +15,15 @@ workers need no hook of ``ktuned run``, and ask no daemon. They import this modu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
 from ktuned_inductor.seams import CHECK_CACHE, IN_WORKERS, LISTS, explain_difference, hook_seam
 
 META_KEY: Final = "ktuned"
-"""The key of ``inductor_meta`` under which a kernel's :class:`Decision` returns to the program, as a map."""
+"""The key of ``inductor_meta`` under which the decision's key and the kernel's configs return to the program, or why
+they could not be listed."""
 
 _TUNING_FLAGS: Final = ("max_autotune", "max_autotune_pointwise", "coordinate_descent_tuning")
 
@@ -55,7 +56,7 @@ class _Loading(threading.local):
     is_listing = False
     winner: Knobs = {}
     default: Any = None
-    listed: list[Any] | None = None
+    listed: Sequence[Any] = ()
 
 
 _loading = _Loading()
@@ -75,31 +76,27 @@ def make_config(knobs: Knobs, listed: list[Any]) -> Any:
     return config
 
 
-def load_kernel(load: Callable[[str, str], Any], winner: Knobs, kernel_name: str, source_code: str) -> Any:
-    """Load a kernel as Inductor does, with one config.
-
-    Inductor loads it by itself if anything here fails. ``inductor_meta`` then lacks the decision.
+def load_kernel(load: Callable[[str, str], Any], key: str, winner: Knobs, kernel_name: str, source_code: str) -> Any:
+    """Load a kernel as Inductor does, with one config; as without ktuned if anything here fails.
 
     Args:
         load: Inductor's own function.
+        key: the key of the decision about the kernel.
         winner: the config to take; empty for the default mode's.
         kernel_name: the kernel's name in its source.
         source_code: the generated source.
     """
     try:
         install_hooks()
-    except (ImportError, AttributeError):
-        return load(kernel_name, source_code)
-    _loading.is_active, _loading.winner = True, winner
-    try:
+        _loading.is_active, _loading.winner = True, winner
         kernel = load(kernel_name, source_code)
-        if _loading.listed is not None:
-            kernel.inductor_meta[META_KEY] = {
-                "default": read_knobs(_loading.default),
-                "listed": [read_knobs(config) for config in _loading.listed],
-            }
+        found = {"default": read_knobs(_loading.default), "listed": [*map(read_knobs, _loading.listed)]}
+    except Exception as error:
+        _loading.__dict__.clear()
+        kernel, found = load(kernel_name, source_code), {"error": f"{type(error).__name__}: {error}"}
     finally:
         _loading.__dict__.clear()
+    kernel.inductor_meta[META_KEY] = {"key": key, **found}
     return kernel
 
 

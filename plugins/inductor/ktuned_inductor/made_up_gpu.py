@@ -115,8 +115,13 @@ def load_without_driver(kernel_name: str, source_code: str) -> Any:
     return getattr(PyCodeCache.load(source_code), kernel_name)
 
 
-def compile_graph(function: Callable[..., Any], tensors: Sequence[tuple[Sequence[int], str]]) -> Any:
-    """Compile a function of tensors of a made-up GPU, given by shapes and dtypes, and return Inductor's code."""
+def compile_graph(
+    function: Callable[..., Any], tensors: Sequence[tuple[Sequence[Any], str]], environment: Any = None
+) -> Any:
+    """Compile a function of tensors of a made-up GPU, given by shapes and dtypes, and return Inductor's code.
+
+    A size may be symbolic; ``environment`` is then the environment of shapes in which it was made.
+    """
     import torch
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
@@ -126,7 +131,7 @@ def compile_graph(function: Callable[..., Any], tensors: Sequence[tuple[Sequence
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Without an environment of shapes Inductor's graph cache is not used.
-    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode = FakeTensorMode(shape_env=environment or ShapeEnv())
     with mode:
         given = [torch.empty(shape, device="cuda", dtype=getattr(torch, dtype)) for shape, dtype in tensors]
         graph = make_fx(function, decomposition_table=select_decomp_table())(*given)

@@ -13,12 +13,12 @@ config alone, or none. The layouts of the operator's tensors are known when a ch
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from ktuned.dropin import RecordedCall, find_device_model, shorten_dtype
+from ktuned.dropin import NotTunable, RecordedCall, find_device_model, shorten_dtype
 from ktuned_inductor.decisions import Decision, decisions
 from ktuned_inductor.generated import locate_origin
 from ktuned_inductor.made_up_gpu import H100
@@ -35,8 +35,8 @@ LIBRARY: Final = "aten::"
 OUTPUT: Final = "out"
 
 _DECIDED: Final = "ktuned_decided"
-"""The attribute of Inductor's graph that holds, by the names of its nodes, the decisions about operators and the names
-of their choices."""
+"""The attribute of Inductor's graph that holds, by the names of its nodes, the decisions about operators, the names of
+their templates, and whether one of these is the winner."""
 
 OPERATORS: Final = ("mm", "addmm", "bmm", "baddbmm")
 
@@ -86,6 +86,11 @@ class OperatorCall(RecordedCall):
     choices: tuple[str, ...]
 
     @property
+    def configs(self) -> list[dict[str, Any]]:
+        """The configs that stand for its choices."""
+        return [{CHOICE: name} for name in self.choices]
+
+    @property
     def tensors(self) -> dict[str, Layout]:
         """All tensors by name."""
         return {**{f"in{number}": layout for number, layout in enumerate(self.inputs)}, OUTPUT: self.output}
@@ -133,11 +138,8 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
     shape = "x".join(map(str, (*call.output.shape, call.inputs[-2].shape[-1])))
     index = kernel_inputs.device().index
     decision = _decide(operator, source, shape, call.inputs[-1].dtype, index, tuple(call.tensors))
-    if not decision.is_recorded:
-        decisions.record_decision(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
-    _keep_decision(decision, call.choices)
-    winner = by_name.get(decision.winner.get(CHOICE, ""))
-    return library if winner is None else [winner]
+    _record_operator(decision, call)
+    return _find_winner(decision, by_name) or library
 
 
 def decide_convolution(configs: Sequence[Any]) -> list[Any]:
@@ -155,55 +157,72 @@ def decide_convolution(configs: Sequence[Any]) -> list[Any]:
     if str(node.target) != "aten.convolution.default" or not is_tuned or not has_library:
         return list(configs)
     tensors, scalars = _split_arguments(node)
+    if tensors[1].dim() < 4:
+        # Inductor has no such templates for one dimension. The library's kernel is taken, as in the default mode.
+        return _find_winner(None, {})
     by_name = {name_config(entry): entry for entry in configs}
-    names = (f"{LIBRARY}{CONVOLUTION}", *by_name)
-    shapes = [(str(value.dtype), list(map(str, value.shape)), list(map(str, value.stride()))) for value in tensors]
-    source = [CONVOLUTION, shapes, scalars, bool(V.graph.layout_opt), read_settings(), names]
-    text = "x".join(map(str, (*tensors[0].shape, *tensors[1].shape)))
-    decision = _decide(CONVOLUTION, source, text, tensors[0].dtype, tensors[0].device.index, ("in0", "in1", OUTPUT))
-    _keep_decision(decision, names)
-    winner = by_name.get(decision.winner.get(CHOICE, ""))
-    return [] if winner is None else [winner]
+    inputs = [_describe_layout(value.shape, value.stride(), value.dtype) for value in tensors]
+    layouts = [(layout.dtype, layout.shape, layout.strides) for layout in inputs]
+    source = [CONVOLUTION, layouts, scalars, bool(V.graph.layout_opt), read_settings(), *by_name]
+    shape = "x".join(map(str, (*inputs[0].shape, *inputs[1].shape)))
+    decision = _decide(CONVOLUTION, source, shape, inputs[0].dtype, tensors[0].device.index, ("in0", "in1", OUTPUT))
+    return _find_winner(decision, by_name)
 
 
-def _keep_decision(decision: Decision, names: tuple[str, ...]) -> None:
+def _find_winner(decision: Decision | None, by_name: Mapping[str, Any]) -> list[Any]:
+    """Return the winner of the node that Inductor lowers, if it has one; :func:`take_choice` takes its template."""
     from torch._inductor.virtualized import V
 
-    vars(V.graph).setdefault(_DECIDED, {})[V.graph.current_node.name] = decision, names
+    winner = None if decision is None else by_name.get(decision.winner.get(CHOICE, ""))
+    vars(V.graph).setdefault(_DECIDED, {})[V.graph.current_node.name] = decision, tuple(by_name), winner is not None
+    return [] if winner is None else [winner]
 
 
 def _split_arguments(node: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return a convolution's input and weight, and its other arguments; Inductor adds the bias by itself."""
     names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-    rest = [list(map(int, value)) if isinstance(value, list | tuple) else value for value in node.args[3:]]
+    rest = [_read_hints(value) if isinstance(value, list | tuple) else value for value in node.args[3:]]
     return [node.args[place].meta["val"] for place in (0, 1)], dict(zip(names, rest, strict=True))
 
 
-def _record_convolution(
-    decision: Decision, names: tuple[str, ...], node: Any, input_nodes: Sequence[Any], layout: Any
-) -> None:
+def _read_hints(sizes: Iterable[Any]) -> tuple[int, ...]:
+    """Return sizes of Inductor's, of torch's or of FX's as numbers: the hints of symbolic ones."""
+    from torch._inductor import config
     from torch._inductor.virtualized import V
 
-    def describe_layout(sizes: Any, strides: Any, dtype: Any) -> Layout:
-        known: Any = V.graph.sizevars
-        read = getattr(known, "optimization_hints", None) or known.size_hints
-        shape, spans = (tuple(map(int, read(entries))) for entries in (sizes, strides))
-        return Layout(str(dtype).removeprefix("torch."), shape, spans)
+    known: Any = V.graph.sizevars
+    read = getattr(known, "optimization_hints", None) or known.size_hints
+    values = (getattr(size, "meta", {}).get("val", size) for size in sizes)
+    plain = [getattr(getattr(value, "node", None), "expr", value) for value in values]
+    return tuple(map(int, read(plain, fallback=config.unbacked_symint_fallback)))
 
-    index = layout.device.index
-    call = OperatorCall(
+
+def _describe_layout(sizes: Iterable[Any], strides: Iterable[Any], dtype: Any) -> Layout:
+    return Layout(str(dtype).removeprefix("torch."), _read_hints(sizes), _read_hints(strides))
+
+
+def _describe_convolution(node: Any, input_nodes: Sequence[Any], layout: Any, names: tuple[str, ...]) -> OperatorCall:
+    return OperatorCall(
         operator=CONVOLUTION,
         inputs=tuple(
-            describe_layout(entry.get_size(), entry.get_stride(), entry.get_dtype()) for entry in input_nodes[:2]
+            _describe_layout(entry.get_size(), entry.get_stride(), entry.get_dtype()) for entry in input_nodes[:2]
         ),
-        output=describe_layout(layout.size, layout.stride, layout.dtype),
+        output=_describe_layout(layout.size, layout.stride, layout.dtype),
         scalars=_split_arguments(node)[1],
         symbolic=(),
         settings=read_settings(),
-        device=_read_device(index),
-        choices=names,
+        device=_read_device(layout.device.index),
+        choices=(f"{LIBRARY}{CONVOLUTION}", *names),
     )
-    decisions.record_decision(decision, [{CHOICE: name} for name in call.choices], lambda: (call, {}, {}))
+
+
+def _record_operator(decision: Decision, call: OperatorCall) -> None:
+    def pack_call() -> tuple[OperatorCall, dict[str, Any], dict[str, bytes]]:
+        if call.output.dtype != call.inputs[-1].dtype:
+            raise NotTunable(f"its output has the dtype {call.output.dtype}, and its input {call.inputs[-1].dtype}")
+        return call, {}, {}
+
+    decisions.record_decision(decision, pack_call)
 
 
 def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> list[Any]:
@@ -214,10 +233,10 @@ def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any)
     decided = getattr(V.graph, _DECIDED, {})
     if node is None or node.name not in decided:
         return list(choices)
-    decision, names = decided[node.name]
-    if decision.declaration.qualname == CONVOLUTION and not decision.is_recorded:
-        _record_convolution(decision, names, node, input_nodes, layout)
-    templates = [choice for choice in choices if type(choice).__name__ == "TritonTemplateCaller"]
+    decision, names, has_winner = decided[node.name]
+    if decision is not None and decision.declaration.qualname == CONVOLUTION:
+        _record_operator(decision, _describe_convolution(node, input_nodes, layout, names))
+    templates = [choice for choice in choices if has_winner and type(choice).__name__ == "TritonTemplateCaller"]
     return list(templates[-1:] or choices[:1])
 
 
@@ -293,6 +312,7 @@ def _decide(
         find_device_model(index or 0),
         module=OPERATOR_MODULE,
         qualname=operator,
-        source=json.dumps(source),
+        # A scalar may be symbolic; its record is then refused.
+        source=json.dumps(source, default=str),
         tensors=tensors,
     )

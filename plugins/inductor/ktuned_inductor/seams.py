@@ -63,6 +63,7 @@ PRECOMPILE = Seam(HEURISTICS, "CachingAutotuner.precompile", ("self", "warm_cach
 RUN = Seam(HEURISTICS, "CachingAutotuner.run", ("self", "args", "stream", "benchmark_run"))
 GRID = Seam(HEURISTICS, "GridExpr.from_meta", ("inductor_meta", "cfg"))
 SAVE_GRAPH = Seam("torch._inductor.codecache", "FxGraphCache._save_graph", ("key", "compiled_graph", "example_inputs"))
+GRAPH_KEY = Seam("torch._inductor.codecache", "FxGraphHashDetails.__init__", ("self", "gm", "example_inputs"))
 CHOICES = Seam(
     "torch._inductor.choices",
     "InductorChoices._finalize_template_configs",
@@ -87,6 +88,7 @@ SEAMS: Final = (
     RUN,
     GRID,
     SAVE_GRAPH,
+    GRAPH_KEY,
     CHOICES,
     CONVOLUTIONS,
     SELECT,

@@ -16,10 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from ktuned.dropin import Answer, CallKey, digest_content, find_user_directories
+from ktuned.dropin import Answer, CallKey, digest_content
+from ktuned_inductor.decisions import Note
 
 LIMIT_S: Final = 120.0
 """Deadline of the self-test, which a program waits for once."""
+
+PASSED: Final = "passed"
 
 WINNER: Final = {"XBLOCK": 64, "num_stages": 2, "num_warps": 1}
 """A config that no list of Inductor holds."""
@@ -32,21 +35,20 @@ def find_failure() -> str:
 
     build = [torch.__version__, torch.version.git_version, torch.__file__, triton.__version__, sys.executable]
     build += [str(path.stat().st_mtime_ns) for path in sorted(Path(__file__).parent.glob("*.py"))]
-    directory = find_user_directories().cache / "inductor"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    result = directory / f"{digest_content(json.dumps(build))}.self_test"
+    note = Note(f"{digest_content(json.dumps(build))}.self_test")
+    note.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # The processes of one program run it once.
-    with (directory / "lock").open("w") as lock:
+    with note.path.with_name("lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if result.exists():
-            return result.read_text()
-        try:
-            reason = run_self_test()
-        except subprocess.TimeoutExpired:
-            # The machine may have been too busy, so the next program tries again.
-            return f"its self-test took longer than {LIMIT_S:.0f} s"
-        result.write_text(reason)
-        return reason
+        result = note.read_text()
+        if not result:
+            try:
+                result = run_self_test() or PASSED
+            except subprocess.TimeoutExpired:
+                # The machine may have been too busy, so the next program tries again.
+                return f"its self-test took longer than {LIMIT_S:.0f} s"
+            note.write_text(result)
+        return result.removeprefix(PASSED)
 
 
 def run_self_test() -> str:
@@ -170,7 +172,7 @@ def check_products() -> None:
 
     decisions.find_link = _Link
     recorded: list[Any] = []
-    decisions.record_decision = lambda decision, configs, pack_call: recorded.append(pack_call()[0])  # type: ignore[method-assign]
+    decisions.record_decision = lambda decision, pack_call: recorded.append(pack_call()[0])  # type: ignore[method-assign]
     decisions.forget_decisions()
     # Timing anything raises an error, because nothing can be launched.
     with config.patch(max_autotune=True, fx_graph_cache=False):
