@@ -49,6 +49,9 @@ _OF_FILE = "file "
 """Prefix of a kernel file as the owner of stamps. Names of kernels have no spaces, so they cannot be confused."""
 
 
+MAX_CHECKOUTS = 8
+"""Checkouts of a kernel whose learned names are looked at when another one is added; a worker looks at each."""
+
 MAX_PROBLEM_SIZE = 4096
 """Most characters of a problem's keys and values. Problems are parts of many keys, and thousands are in memory."""
 
@@ -275,6 +278,16 @@ class Catalog:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]
         return self._choose_meant_kernels(alike, None)
+
+    def list_learned_elsewhere(self, kernel: KernelInfo) -> list[tuple[Observation, ...]]:
+        """Return what the last :data:`MAX_CHECKOUTS` other checkouts of a kernel have learned, also moved ones."""
+        known = {**self._learned, **{name: one.learned for name, one in self._kernels.items()}}
+        others = [
+            tuple(entries.values())
+            for name, entries in known.items()
+            if entries and name != kernel.name and name.rpartition(":")[2] == kernel.kernel
+        ]
+        return others[: -MAX_CHECKOUTS - 1 : -1]
 
     def find_file_fault(self, kernel: KernelInfo) -> str:
         """Return the error in a kernel's file that keeps it from declaring the kernel; empty if there is none."""

@@ -94,7 +94,7 @@ ARCHITECTURES = tuple(
     for number, letters in (
         *((number, ("",)) for number in (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89)),
         (90, ("", "a")),
-        *((number, ("", "a", "f")) for number in (100, 101, 103, 110, 120, 121)),
+        *((number, ("", "a", "f")) for number in (100, 101, 103, 107, 110, 120, 121)),
     )
     for letter in letters
 )

@@ -194,21 +194,22 @@ class Intake(msgspec.Struct, eq=False):
         return AddedRoot(root, kernels, errors, changes, is_new=known is None)
 
     async def _learn_from_checkouts(self, place: str) -> None:
-        """Learn what other checkouts of new kernels have learned, if it gives the same digest here.
+        """Learn what other checkouts of new kernels have learned, if a winner of theirs then holds here.
 
-        Otherwise the first compile would show these names, and until then no checkout's winner would hold here.
+        Otherwise the first compile would show these names, and until then no checkout's winner would hold here. A
+        project that was moved is a checkout, too: its kernels are gone, and what they have learned is kept.
         """
         catalog = self.known.catalog
         for kernel in catalog.list_kernels_below(place):
-            for other in catalog.find_namesakes(kernel):
-                names = [structs.replace(entry, digest="", meaning="", places=()) for entry in other.learned.values()]
+            for learned in catalog.list_learned_elsewhere(kernel):
+                names = [structs.replace(entry, digest="", meaning="", places=()) for entry in learned]
                 try:
                     named = await self.foreign_names.look_at_names(kernel, names)
-                    if named.digest == other.digest != kernel.digest:
+                    if named.digest != kernel.digest and self.known.store.list_winners_elsewhere(named):
                         await self.foreign_names.learn_names(kernel, named)
                         break
                 except KtunedError as error:
-                    _log.info("compare_checkouts_failed", kernel=kernel.name, other=other.name, reason=error.message)
+                    _log.info("compare_checkouts_failed", kernel=kernel.name, reason=error.message)
 
     async def _find_or_make_root(
         self, known: Root | None, directory: str, python: str | None, *, measured: list[str]

@@ -387,9 +387,11 @@ class Store(Queries):
         await self._write_to_disk(lambda connection: writes.mark_same_bits(connection, context, anchor, now))
 
     async def forget_trials(
-        self, kernel: str, outcome: Outcome | None = None, problem: KeyProblem | None = None
+        self, kernel: str, outcome: Outcome | None = None, problem: KeyProblem | None = None, *, digest: str = ""
     ) -> tuple[int, int]:
         """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs; or only of one problem.
+
+        With the kernel's ``digest``, the trials of equal checkouts are deleted, too, because they hold for it.
 
         Returns the numbers of trials and of winners among them.
 
@@ -397,7 +399,7 @@ class Store(Queries):
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: writes.forget_trials(connection, kernel, problem, outcome, now)
+            lambda connection: writes.forget_trials(connection, kernel, digest, problem, outcome, now)
         )
 
     async def adopt_winners(self, kernel: str, device: str, offers: Sequence[Winner]) -> int:

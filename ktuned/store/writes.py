@@ -249,33 +249,37 @@ def make_winner(
 
 
 def forget_trials(
-    connection: sqlite3.Connection, kernel: str, problem: KeyProblem | None, outcome: Outcome | None, now: float
+    connection: sqlite3.Connection,
+    kernel: str,
+    digest: str,
+    problem: KeyProblem | None,
+    outcome: Outcome | None,
+    now: float,
 ) -> tuple[int, int]:
     """Delete a kernel's ended trials with winners and contexts; return the numbers of both.
 
-    ``problem`` and ``outcome`` choose some of the trials. A deleted winner is replaced by the best remaining trial of
-    its context. Trials under way and open jobs stay.
+    Trials of other checkouts are deleted, too, if they hold for the kernel with this ``digest``. ``problem`` and
+    ``outcome`` choose some of the trials. A deleted winner is replaced by the best remaining trial of its context.
+    Trials under way and open jobs stay.
     """
+    short = f":{kernel.rpartition(':')[2]}"
     # COALESCE: without a problem, every problem is meant.
-    doomed = (
-        "context_id IN (SELECT id FROM contexts WHERE kernel = ? AND problem = COALESCE(?, problem))"
-        " AND outcome IS NOT NULL"
-    )
-    values: tuple[str | None, ...] = (kernel, problem)
+    meant = "(kernel = ? OR (digest = ? AND substr(kernel, ?) = ?)) AND problem = COALESCE(?, problem)"
+    doomed = f"context_id IN (SELECT id FROM contexts WHERE {meant}) AND outcome IS NOT NULL"
+    values: tuple[str | int | None, ...] = (kernel, digest, -len(short), short, problem)
+    chosen = values if outcome is None else (*values, outcome)
     if outcome is not None:
         doomed += " AND outcome = ?"
-        values += (outcome,)
     bereft = connection.execute(
-        f"SELECT context_id, objective FROM winners JOIN trials ON trials.id = trial_id WHERE {doomed}", values
+        f"SELECT context_id, objective FROM winners JOIN trials ON trials.id = trial_id WHERE {doomed}", chosen
     ).fetchall()
-    connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", values)
-    deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", values).rowcount
+    connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", chosen)
+    deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", chosen).rowcount
     for context, objective in bereft:
         _elect_winner(connection, context, Objective(objective), now)
     connection.execute(
-        """DELETE FROM contexts WHERE kernel = ?
-        AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)""",
-        (kernel,),
+        f"DELETE FROM contexts WHERE {meant} AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)",
+        values,
     )
     if outcome is None:
         connection.execute(

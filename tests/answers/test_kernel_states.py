@@ -35,9 +35,9 @@ def find_state(parts: Parts, name: KernelName) -> KernelState:
     return parts.daemon.states.find_state(kernel)
 
 
-@pytest.mark.parametrize(
-    ("event", "touched"),
-    [
+async def test_an_event_ends_the_states_that_it_touches(parts: Parts) -> None:
+    await declare_two_kernels(parts)
+    touched_by: list[tuple[Event, set[KernelName]]] = [
         (AnswersChanged(), {IT, OTHER}),
         (AnswersChanged(kernel=IT), {IT}),
         (KernelStale(kernel=IT), {IT}),
@@ -46,15 +46,13 @@ def find_state(parts: Parts, name: KernelName) -> KernelState:
         (KernelsReloaded(changed=(IT,)), {IT}),
         (KernelsReloaded(replanned=(OTHER,)), {OTHER}),
         (LaneChanged(device=DeviceName("cpu:0"), state="open"), set()),
-    ],
-)
-async def test_an_event_ends_the_states_that_it_touches(parts: Parts, event: Event, touched: set[str]) -> None:
-    await declare_two_kernels(parts)
-    before = {name: find_state(parts, name) for name in (IT, OTHER)}
-    version = parts.daemon.states.version
-    parts.daemon.router.publish_event(event)
-    assert {name for name in before if find_state(parts, name) is not before[name]} == touched
-    assert (parts.daemon.states.version > version) is bool(touched)
+    ]
+    for event, touched in touched_by:
+        before = {name: find_state(parts, name) for name in (IT, OTHER)}
+        version = parts.daemon.states.version
+        parts.daemon.router.publish_event(event)
+        assert {name for name in before if find_state(parts, name) is not before[name]} == touched, event
+        assert (parts.daemon.states.version > version) is bool(touched), event
 
 
 @pytest.mark.parametrize("what", ["errors", "mended"])

@@ -87,7 +87,7 @@ class Cc(Backend):
             base, library = unit.sources[0].parent, into / unit.key / "kernel.so"
             command = [_find_compiler(), "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library)]
             names = [os.path.relpath(source, base) for source in unit.sources]
-            done = subprocess.run([*command, *names], cwd=base, capture_output=True, text=True, check=False)
+            done = subprocess.run([*command, *names], cwd=base, capture_output=True, text=True)
             with open(os.environ["CC_LOG"], "a", encoding="utf-8") as log:
                 log.write(f"{unit.kernel}\n")
             seconds = time.perf_counter() - began

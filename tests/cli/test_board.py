@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.cli.samples import (
     make_trial_event,
     make_trial_map,
 )
+from tests.stories import check_story
 
 CASE = (KERNEL, canonical(PROBLEM), DEVICE, LATENCY)
 STALE = {"type": "stale", "kernel": KERNEL, "digest": "e"}
@@ -114,13 +114,16 @@ def look_at_row(row: BoardRow, what: str) -> str:
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_a_row_tells_the_story(story: str) -> None:
     board, now = add_answers(Board(), [make_answer()]), 100.0
-    for step in re.split(r";|\n", story.strip()):
-        event, *expected = re.split(": |:$", step.strip(), maxsplit=1)
-        if event not in ("look", "saved", "failure", "config", "job"):
-            board = fold_event(board, read_event(make_event(event)), now)
-            now += 1.0
-            event = "look"
-        assert [look_at_row(find_row(board), event)] == expected or not expected, step
+
+    def take_step(event: str) -> str:
+        nonlocal board, now
+        if event in ("look", "saved", "failure", "config", "job"):
+            return look_at_row(find_row(board), event)
+        board = fold_event(board, read_event(make_event(event)), now)
+        now += 1.0
+        return look_at_row(find_row(board), "look")
+
+    check_story(story, take_step)
 
 
 def test_catching_up_makes_no_news() -> None:

@@ -44,7 +44,7 @@ def test_a_full_disk_behind_stdout_is_one_line(words: list[str]) -> None:
     """As the kernel's own full device shows it."""
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "ktuned", *words]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     expected = "ktuned: stdout cannot be read or written: No space left on device\n"
     assert (done.returncode, done.stderr) == (output.Exit.NOT_REACHED, expected)
 

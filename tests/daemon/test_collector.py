@@ -30,7 +30,7 @@ except KtunedError as error:
 
 def test_the_collector_does_not_scan_modules_and_parts(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout, done.stderr
     counts, message = done.stdout.splitlines()[-2:]
     scanned, frozen = map(int, counts.split())

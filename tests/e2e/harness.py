@@ -141,7 +141,6 @@ class Daemon:
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            check=False,
         )
 
     def write_kernel(self, text: str, name: str = "tune_it.py") -> Path:

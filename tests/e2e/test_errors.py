@@ -39,7 +39,6 @@ def run_second_daemon(env: dict[str, str], *words: str) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
 
 
@@ -64,7 +63,7 @@ def test_a_wrong_config_file_is_one_line(tmp_path: Path) -> None:
 
 
 def _may_mount() -> bool:
-    return subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+    return subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
 
 
 @pytest.mark.skipif(not _may_mount(), reason="this user may not mount a small file system to fill")

@@ -110,6 +110,6 @@ def run_application(name: str, environment: dict[str, str]) -> None:
         "triton_matmul": [sys.executable, "-c", TRITON_APPLICATION, str(EXAMPLES / "triton_matmul/tune_matmul.py")],
     }.get(name)
     if command is not None:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr + done.stdout
         assert done.stdout.startswith("fresh"), done.stdout

@@ -328,9 +328,9 @@ class Fake(Backend):
                 case "compile_hang":
                     wait_forever()
                 case "compile_child":
-                    subprocess.run(["sleep", "1000"], check=False)
+                    subprocess.run(["sleep", "1000"])
                 case "compile_detached":
-                    subprocess.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"], check=False)
+                    subprocess.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"])
                 case "compile_full" if not is_open(build.gate):
                     raise OSError(errno.ENOSPC, "No space left on device")
                 case "compile_eat":

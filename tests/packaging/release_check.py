@@ -89,7 +89,7 @@ def _written_at(path: Path) -> float:
 
 
 def run_command(command: Sequence[str], env: dict[str, str] | None = None) -> None:
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
     if done.stdout.strip():

@@ -33,7 +33,7 @@ def run_python(code: str, *args: object, **environment: str) -> str:
     """Run code in a new process and return what it prints."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
     command = [sys.executable, "-c", code, *map(str, args)]
-    process = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert process.returncode == 0, process.stderr
     return process.stdout.strip()
 

@@ -59,7 +59,6 @@ def compile_observed(backend: type, units: Sequence[Unit], project: Path) -> tup
         [sys.executable, "-c", _COMPILE_PROGRAM, plain],
         env={**os.environ, **variables},
         capture_output=True,
-        check=False,
     )
     assert process.returncode == 0, process.stderr.decode()
     observations = [

@@ -208,6 +208,6 @@ def test_a_winner_is_called_with_its_tensors(daemon: Daemon, kernel: str) -> Non
 def test_another_process_loads_a_winner_and_compiles_nothing(daemon: Daemon, kernel: str) -> None:
     """No compiler's package is imported."""
     command = [sys.executable, "-c", APPLICATION, kernel]
-    process = subprocess.run(command, env=daemon.env, capture_output=True, text=True, timeout=120, check=False)
+    process = subprocess.run(command, env=daemon.env, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr
     assert process.stdout.strip() == "fresh []"

@@ -99,7 +99,6 @@ def test_exact_numerics_keep_a_librarys_bits(daemon: Daemon, tmp_path: Path) -> 
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
-            check=False,
         )
         assert done.returncode == 0, done.stderr
         assert "left alone" not in done.stderr

@@ -314,7 +314,6 @@ def test_a_program_that_ends_in_the_middle_ends_well(spool: Path, tmp_path: Path
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "child 3\n", "")
     assert list(spool.glob(f"*{TEXTS_SUFFIX}")) != []

@@ -47,7 +47,6 @@ def run_program(daemon: Daemon, *words: str | Path, cwd: Path | None = None) -> 
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        check=False,
     )
 
 
@@ -148,7 +147,6 @@ def test_progress_is_drawn_in_terminals_only(daemon: Daemon) -> None:
             stdout=slave,
             stderr=slave,
             timeout=PATIENCE_S,
-            check=False,
         )
         drawn = os.read(terminal, 1 << 16).decode(errors="replace")
     finally:
@@ -262,7 +260,6 @@ def test_a_kernel_of_a_notebook_is_written_to_a_file(daemon: Daemon, tmp_path: P
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
-        check=False,
     )
     assert read_last_json(done) == {"config": {"us": 60.0, "tag": "quick"}, "html": True}
     text = (project / "tune_noted_notebook.py").read_text()

@@ -110,7 +110,7 @@ def run_cluster(
             process.wait()
         process.stdout.close()
         warden.kill_marked(f"{_MARK}={mark}")
-        subprocess.run(["rm", "-rf", str(directory)], check=False)
+        subprocess.run(["rm", "-rf", str(directory)])
 
 
 @asynccontextmanager

@@ -38,7 +38,7 @@ def run_chromium() -> Iterator[Browser]:
 class OpenPage:
     """A drawn page; ``complaints`` holds console messages and errors, ``requests`` what left the file."""
 
-    def __init__(self, browser: Browser, address: str, **options: Any) -> None:
+    def __init__(self, browser: Browser, path: Path, **options: Any) -> None:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.page: Page = browser.new_page(viewport={"width": 1440, "height": 1000}, **options)
@@ -48,7 +48,7 @@ class OpenPage:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self._clock = self.page.context.new_cdp_session(self.page)
         self._clock.send("Performance.enable", {"timeDomain": "threadTicks"})
-        self.page.goto(address)
+        self.page.goto(make_file_url(path))
         self.page.wait_for_selector("html[data-ready]")
 
     def __enter__(self) -> OpenPage:

@@ -77,7 +77,7 @@ def report_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_charts_are_drawn_without_complaints_and_requests(browser: Browser, report_page: Path, scheme: str) -> None:
-    with OpenPage(browser, make_file_url(report_page), color_scheme=scheme) as opened:
+    with OpenPage(browser, report_page, color_scheme=scheme) as opened:
         assert opened.page.locator("tbody tr").count() == 2
         assert opened.page.locator(".badge.stale").inner_text() == "stale"
         opened.visit_section(0)
@@ -99,7 +99,7 @@ def test_all_charts_are_drawn_without_complaints_and_requests(browser: Browser, 
 
 def test_the_overview_has_winning_configs_and_coverage(browser: Browser, report_page: Path) -> None:
     """A column that is the same in every row is left out. A click on ``copy`` copies and opens nothing."""
-    with OpenPage(browser, make_file_url(report_page)) as opened:
+    with OpenPage(browser, report_page) as opened:
         titles = opened.page.locator("thead th").all_inner_texts()
         assert "config" in titles
         assert "device" not in titles
@@ -115,7 +115,7 @@ def test_the_overview_has_winning_configs_and_coverage(browser: Browser, report_
 
 
 def test_the_winner_s_config_and_command_are_copied(browser: Browser, report_page: Path) -> None:
-    with OpenPage(browser, make_file_url(report_page)) as opened:
+    with OpenPage(browser, report_page) as opened:
         opened.visit_section(0)
         opened.page.get_by_role("button", name="copy command").click()
         opened.page.get_by_role("button", name="copied").wait_for()
@@ -127,7 +127,7 @@ def test_the_winner_s_config_and_command_are_copied(browser: Browser, report_pag
 
 def test_two_saves_are_side_by_side(browser: Browser, report_page: Path) -> None:
     """Both saves can be chosen; knobs whose winning values differ are marked, and the changes in between are listed."""
-    with OpenPage(browser, make_file_url(report_page)) as opened:
+    with OpenPage(browser, report_page) as opened:
         opened.visit_section(0)
         opened.draw_all_cards()
         card = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Two saves"))
@@ -163,7 +163,7 @@ def test_a_trial_shows_how_it_was_compiled(browser: Browser, tmp_path: Path) -> 
         document = survey_store(overview, "1.0", artifacts=tmp_path / "artifacts")
     place = tmp_path / "report.html"
     place.write_text(render_page(document))
-    with OpenPage(browser, make_file_url(place)) as opened:
+    with OpenPage(browser, place) as opened:
         opened.draw_all_cards()
         dialog = opened.page.locator("dialog[open]")
         opened.page.locator("tr.link.best").click()
@@ -190,7 +190,7 @@ def test_a_trial_shows_how_it_was_compiled(browser: Browser, tmp_path: Path) -> 
 
 def test_trials_beyond_the_fastest_name_the_command_that_explains_them(browser: Browser, tmp_path: Path) -> None:
     SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:gemm", PROBLEM, 120)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.draw_all_cards()
         opened.page.get_by_role("button", name="More").click()
         row = (
@@ -214,7 +214,7 @@ def paste(opened: OpenPage) -> str:
 
 def test_filters_reach_every_chart(browser: Browser, report_page: Path) -> None:
     """A value chosen in the menu, in a chart or on an axis filters the trials; ``Clear`` removes all filters."""
-    with OpenPage(browser, make_file_url(report_page)) as opened:
+    with OpenPage(browser, report_page) as opened:
         opened.visit_section(0)
         opened.draw_all_cards()
         count = opened.page.locator(".filters .count")
@@ -245,7 +245,7 @@ def test_filters_reach_every_chart(browser: Browser, report_page: Path) -> None:
 
 def test_no_axis_repeats_a_label(browser: Browser, report_page: Path) -> None:
     """The same holds for an axis with a single value."""
-    with OpenPage(browser, make_file_url(report_page)) as opened:
+    with OpenPage(browser, report_page) as opened:
         opened.visit_section(1)
         opened.draw_all_cards()
         labels = opened.page.evaluate(
@@ -259,7 +259,7 @@ def test_no_axis_repeats_a_label(browser: Browser, report_page: Path) -> None:
 
 def test_hovering_explains_a_point(browser: Browser, report_page: Path) -> None:
     """Hovering over an improvement shows the trial's latency and config."""
-    with OpenPage(browser, make_file_url(report_page)) as opened:
+    with OpenPage(browser, report_page) as opened:
         opened.visit_section(0)
         x, y = opened.page.evaluate(
             """() => {
@@ -282,7 +282,7 @@ def test_hovering_explains_a_point(browser: Browser, report_page: Path) -> None:
 
 def test_all_charts_are_printed_in_light_colours(browser: Browser, report_page: Path) -> None:
     """The screen is unchanged afterwards."""
-    with OpenPage(browser, make_file_url(report_page), color_scheme="dark") as opened:
+    with OpenPage(browser, report_page, color_scheme="dark") as opened:
         opened.visit_section(0)
         paper = opened.page.pdf(format="A4")
         assert paper.count(b"/Type /Page\n") >= 3
@@ -307,7 +307,7 @@ def test_names_and_messages_are_data(browser: Browser, tmp_path: Path) -> None:
     text = render_page(document)
     place.write_text(text)
     assert "<img" not in text
-    with OpenPage(browser, make_file_url(place)) as opened:
+    with OpenPage(browser, place) as opened:
         opened.draw_all_cards()
         assert HOSTILE in opened.page.locator("h1").inner_text()
         assert opened.page.locator("img").count() == 0
@@ -349,7 +349,7 @@ def test_a_report_of_100000_trials_is_small_and_opens_soon(browser: Browser, tmp
     assert len(content) <= MAX_BYTES
     place = tmp_path / "report.html"
     place.write_bytes(content)
-    with OpenPage(browser, make_file_url(place)) as opened:
+    with OpenPage(browser, place) as opened:
         assert 0.05 < opened.cpu_s < OPENED_S
         assert opened.complaints == []
 
@@ -365,7 +365,7 @@ def test_no_label_overlaps_another_or_is_cut_off(browser: Browser, tmp_path: Pat
     store = SampleStore(tmp_path / "ktuned.sqlite")
     store.add_kernel("kernels:close", PROBLEM, 90, saves=3, default_times=1.01, reference_times=1.03)
     store.add_kernel("kernels:long", {"N": 3}, 120, axes=LONG_AXES, default=False)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.page.set_viewport_size({"width": width, "height": 1000})
         for section in range(2):
             opened.visit_section(section)
@@ -377,7 +377,7 @@ def test_no_label_overlaps_another_or_is_cut_off(browser: Browser, tmp_path: Pat
 def test_names_of_knobs_are_whole(browser: Browser, tmp_path: Path, width: int) -> None:
     """On a phone the chart of configs as lines is scrolled within its card."""
     SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:long", {"N": 3}, 120, axes=LONG_AXES, default=False)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.page.set_viewport_size({"width": width, "height": 844})
         opened.draw_all_cards()
         drawn = opened.page.evaluate(
@@ -392,7 +392,7 @@ def test_names_of_knobs_are_whole(browser: Browser, tmp_path: Path, width: int) 
 def test_figures_below_a_microsecond_keep_their_digits(browser: Browser, tmp_path: Path) -> None:
     """A latency of 0.37 µs has four digits, its spread two."""
     SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:few", {"N": 1}, 5)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         texts = opened.page.evaluate("[latency(0.37331), latency(0.01962, 2), latency(7.483), latency(1234.56)]")
     assert texts == ["0.3733 µs", "0.020 µs", "7.483 µs", "1.235 ms"]
 
@@ -400,7 +400,7 @@ def test_figures_below_a_microsecond_keep_their_digits(browser: Browser, tmp_pat
 def test_a_page_of_few_configs_has_the_table_and_no_charts_of_trials(browser: Browser, tmp_path: Path) -> None:
     """Bars and the table show all of five configs."""
     SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:few", {"N": 1}, 5)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.draw_all_cards()
         titles = set(opened.page.locator("section.card h2").all_inner_texts())
         assert (
@@ -425,7 +425,7 @@ def test_trials_are_named_by_their_ids(browser: Browser, tmp_path: Path) -> None
     store.add_kernel("kernels:second", {"N": 1}, 5)
     with closing(sqlite3.connect(path)) as connection:
         ids = {row[0] for row in connection.execute("SELECT id FROM trials WHERE id > 40")}
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.page.locator("tbody tr", has_text="second").first.click()
         opened.draw_all_cards()
         table = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Fastest configs"))
@@ -440,7 +440,7 @@ def test_a_kernel_without_a_figure_shows_its_failures_alone(browser: Browser, tm
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM winners")
         connection.execute("UPDATE trials SET outcome = 'hung', latency_us = NULL")
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.draw_all_cards()
         titles = opened.page.locator("section.card h2").all_inner_texts()
         assert "Failures" in titles
@@ -461,7 +461,7 @@ def test_a_knob_measured_with_one_value_is_in_no_chart(browser: Browser, tmp_pat
         connection.execute(
             "UPDATE trials SET outcome = 'crashed', config = json_set(config, '$.SWIZZLE', 8) WHERE id = 2"
         )
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.draw_all_cards()
         assert "SWIZZLE" in opened.page.locator(".filters").inner_text()
         assert "SWIZZLE" not in opened.page.locator(".mini h3").all_inner_texts()
@@ -477,7 +477,7 @@ def test_without_an_effect_of_knobs_there_is_a_sentence(browser: Browser, tmp_pa
     """A chart of their importance would mislead."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
     store.add_kernel("kernels:noise", {"N": 3}, 120, axes=LONG_AXES, default=False)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.draw_all_cards()
         opened.page.locator("#unexplained").wait_for(state="visible")
         assert opened.page.locator("#unexplained").inner_text().startswith("Which knobs matter is unclear: ")
@@ -488,7 +488,7 @@ def test_without_an_effect_of_knobs_there_is_a_sentence(browser: Browser, tmp_pa
 def test_without_a_device_limit_there_is_no_roofline(browser: Browser, tmp_path: Path) -> None:
     """A sentence has the command that measures the limits."""
     SampleStore(tmp_path / "ktuned.sqlite").add_kernel("kernels:gemm", PROBLEM, 60)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         opened.draw_all_cards()
         assert opened.page.get_by_role("heading", name="Roofline").count() == 0
         assert "`ktuned doctor --peaks` measures the device's limits" in opened.page.locator(".insights").inner_text()
@@ -506,7 +506,7 @@ def test_a_winner_at_the_end_of_a_knob_is_reported(browser: Browser, tmp_path: P
             axis = json.dumps(list(range(1, most + 1)))
             connection.execute("UPDATE kernels SET info = json_set(info, '$.space.axes.TILE', json(?))", (axis,))
             connection.execute("UPDATE winners SET trial_id = (SELECT id FROM trials ORDER BY latency_us LIMIT 1)")
-        with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+        with OpenPage(browser, write_page(tmp_path)) as opened:
             insights.append(opened.page.locator(".insights").inner_text())
     assert "TILE=60 is the largest value of its knob" in insights[0]
     assert "of its knob" not in insights[1]
@@ -519,7 +519,7 @@ def test_a_reference_that_took_too_long_has_a_badge(browser: Browser, tmp_path: 
     store = SampleStore(tmp_path / "ktuned.sqlite")
     store.add_kernel("kernels:likely", {"N": 1}, 5, reference_times=20.0)
     store.add_kernel("kernels:unlikely", {"N": 1}, 5, reference_times=1488.0)
-    with OpenPage(browser, make_file_url(write_page(tmp_path))) as opened:
+    with OpenPage(browser, write_page(tmp_path)) as opened:
         assert opened.page.evaluate("[NOISY_SPREAD, IMPLAUSIBLE_RATIO]") == [NOISY_SPREAD, IMPLAUSIBLE_RATIO]
         rows = opened.page.locator("tbody tr")
         assert [rows.nth(place).locator(".badge.noisy").count() for place in range(2)] == [0, 1]

@@ -155,7 +155,7 @@ class TestTunePath:
         assert (job.kernel, errors, parts.root_changes) == ("project:it", [], changes + 1)
         (root,) = parts.catalog.roots
         assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python), asked=root.asked)
-        assert parts.store.load_roots() == [root]
+        assert parts.store.load_roots() == [replace(root, polling=False)]
         parts.kill_workers()
 
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:

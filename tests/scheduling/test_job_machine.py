@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
@@ -49,6 +48,7 @@ from ktuned.scheduling.job_machine import (
 from ktuned.scheduling.queue import AGE_S, EVERYTHING, TURN_S
 from ktuned.tuning import JobStage
 from tests.scheduling.waiting_jobs import make_job
+from tests.stories import check_story
 
 NOW = 5000.0
 
@@ -464,10 +464,7 @@ class Story:
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_a_story_goes_as_it_is_told(story: str) -> None:
-    told = Story()
-    for step in re.split(r";|\n", story.strip()):
-        event, *expected = re.split(": |:$", step.strip())
-        assert [told.take_step(event)] == expected or not expected, step
+    check_story(story, Story().take_step)
 
 
 DEVICES = st.sampled_from(["x", "y"])

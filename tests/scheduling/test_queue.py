@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,6 +13,7 @@ from ktuned.model.plan import Plan
 from ktuned.protocol.jobs import Job
 from ktuned.scheduling.queue import AGE_S, EVERYTHING, HALF_LIFE_S, TURN_S, JobQueue, LaunchCost, extend_plan
 from tests.scheduling.waiting_jobs import make_job
+from tests.stories import check_story
 
 DEVICES = st.sampled_from(["x", "y"])
 PRIORITIES = st.sampled_from([100, 200, 300, 400])
@@ -187,10 +187,7 @@ class Story:
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_a_story_goes_as_it_is_told(story: str) -> None:
-    told = Story()
-    for step in re.split(r";|\n", story.strip()):
-        event, *expected = re.split(": |:$", step.strip(), maxsplit=1)
-        assert [told.take_step(event)] == expected or not expected, step
+    check_story(story, Story().take_step)
 
 
 def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,6 @@ def test_a_domain_has_the_same_configs_as_its_space(kind: str) -> None:
     assert [canonical(config) for config in walked] == [canonical(config) for config in bound]
 
 
-def test_space_without_a_valid_config_is_an_error() -> None:
-    bound = space(a=ONE_TO_TEN, b=ONE_TO_TEN, where=lambda p, c: c.a > 5 and c.a < 3).bind({"M": 1})
-    with pytest.raises(KernelFileError, match="no valid config for the problem M=1"):
-        build_domain(bound)
-
-
 @pytest.mark.parametrize(
     ("where", "knobs"),
     [

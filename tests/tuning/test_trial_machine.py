@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +49,7 @@ from ktuned.tuning.trial_machine import (
     TwinFound,
     Verdict,
 )
+from tests.stories import check_story
 from tests.trials import make_detail, make_result
 
 Error = WorkerDied | DeadlineExpired | RequestFailed
@@ -516,10 +516,7 @@ class Story:
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_a_story_goes_as_it_is_told(story: str) -> None:
-    told = Story()
-    for step in re.split(r";|\n", story.strip()):
-        report, *expected = re.split(": |:$", step.strip())
-        assert [told.take_step(report)] == expected or not expected, step
+    check_story(story, Story().take_step)
 
 
 def list_outcomes(instructions: Sequence[Instruction]) -> list[Outcome | None]:

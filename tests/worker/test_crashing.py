@@ -23,7 +23,6 @@ def test_a_fatal_signal_ends_the_process_at_once(library: str) -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
     assert process.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in process.stderr

@@ -135,14 +135,6 @@ def test_a_constrained_space_is_counted_when_that_is_cheap() -> None:
     assert Exploration(declare_kernel(space=space(lambda p: [dict(n=1)])), {"M": 7}, IN_ORDER, []).size is None
 
 
-def test_a_huge_space_starts_at_once() -> None:
-    """A billion configs are neither enumerated nor stored."""
-    huge = space(n=range(1000), b=range(1000), c=range(1000))
-    exploration = Exploration(declare_kernel(space=huge), {}, Plan(), [])
-    assert exploration.size == 10**9
-    assert len({proposal.config["n"] for proposal in exploration.propose_configs(50).proposals}) > 25
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Any:
     """A project with one kernel file; its modules are forgotten after the test."""

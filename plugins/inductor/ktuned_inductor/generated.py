@@ -118,19 +118,15 @@ def find_decorator(source: str) -> re.Match[str] | None:
     return decorator if _DEVICE.search(decorator[0]) else None
 
 
-def decide_kernel(kernel_name: str, source: str) -> Decision:
+def decide_kernel(kernel_name: str, source: str, decorator: re.Match[str]) -> Decision:
     """Return the decision about a generated kernel that leaves Inductor something to choose."""
-    decorator = find_decorator(source)
-    device = None if decorator is None else _DEVICE.search(decorator[0])
-    assert decorator is not None
-    assert device is not None
     sizes = re.findall(r"(\d+)", re.sub(r"'[^']*'", "", (_SIZES.search(decorator[0]) or ["", ""])[1]))
     dtype = _DTYPE.search(decorator[0])
     return decisions.make_decision(
         origins.pop(kernel_name, Origin()),
         re.sub(r"^triton_\w{3}_fused_|_?\d+$", "", kernel_name).strip("_")[:60] or decorator[1],
         {"size": "x".join(sizes), "dtype": "" if dtype is None else dtype[1].replace("fp", "f")},
-        find_device_model(int(device[2])),
+        find_device_model(int(_DEVICE.findall(decorator[0])[0][1])),
         module=_name_module(kernel_name, source),
         qualname=KERNEL,
         source=_DEVICE.sub(r"\g<1>0", source.replace(kernel_name, KERNEL)),

@@ -118,7 +118,8 @@ def _is_left_alone() -> bool:
 
 
 def _decide_kernel(kernel_name: str, source: str) -> Decision | None:
-    return None if find_decorator(source) is None or _is_left_alone() else decide_kernel(kernel_name, source)
+    decorator = find_decorator(source)
+    return None if decorator is None or _is_left_alone() else decide_kernel(kernel_name, source, decorator)
 
 
 def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -70,7 +70,6 @@ class OperatorCall(RecordedCall):
         inputs: its tensors, in order.
         output: its result.
         scalars: its other arguments.
-        symbolic: the dimensions of inputs that are symbolic, as ``[input, dimension]``.
         settings: Inductor's and torch's settings that decide what a choice is rendered to.
         device: the GPU's properties.
         choices: their names.
@@ -80,7 +79,6 @@ class OperatorCall(RecordedCall):
     inputs: tuple[Layout, ...]
     output: Layout
     scalars: Mapping[str, Any]
-    symbolic: tuple[tuple[int, int], ...]
     settings: Mapping[str, Any]
     device: Mapping[str, Any]
     choices: tuple[str, ...]
@@ -132,13 +130,14 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
     if not templates:
         return library
     by_name = {name_choice(choice): choice for choice in templates}
-    call = _describe_product(kernel_inputs, operator, (f"{LIBRARY}{operator}", *by_name))
-    layouts = [(layout.dtype, layout.shape, layout.strides) for layout in call.inputs]
-    source = [operator, layouts, call.scalars, call.symbolic, call.settings, call.choices]
-    shape = "x".join(map(str, (*call.output.shape, call.inputs[-2].shape[-1])))
-    index = kernel_inputs.device().index
-    decision = _decide(operator, source, shape, call.inputs[-1].dtype, index, tuple(call.tensors))
-    _record_operator(decision, call)
+    nodes, scalars = kernel_inputs.nodes(), dict(kernel_inputs._scalars)
+    *_, left, right = inputs = [*map(_describe_node, nodes)]
+    shape = (*left.shape[:-1], right.shape[-1])
+    contiguous = tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
+    output = Layout(_name_dtype(kernel_inputs.out_dtype()), shape, contiguous)
+    device = kernel_inputs.device().index or 0
+    decision = _decide(operator, (*shape, left.shape[-1]), inputs, device, scalars, *by_name)
+    _record_operator(decision, nodes, output, scalars, device, by_name)
     return _find_winner(decision, by_name) or library
 
 
@@ -162,10 +161,9 @@ def decide_convolution(configs: Sequence[Any]) -> list[Any]:
         return _find_winner(None, {})
     by_name = {name_config(entry): entry for entry in configs}
     inputs = [_describe_layout(value.shape, value.stride(), value.dtype) for value in tensors]
-    layouts = [(layout.dtype, layout.shape, layout.strides) for layout in inputs]
-    source = [CONVOLUTION, layouts, scalars, bool(V.graph.layout_opt), read_settings(), *by_name]
-    shape = "x".join(map(str, (*inputs[0].shape, *inputs[1].shape)))
-    decision = _decide(CONVOLUTION, source, shape, inputs[0].dtype, tensors[0].device.index, ("in0", "in1", OUTPUT))
+    shape = (*inputs[0].shape, *inputs[1].shape)
+    more = (scalars, bool(V.graph.layout_opt), *by_name)
+    decision = _decide(CONVOLUTION, shape, inputs, tensors[0].device.index or 0, *more)
     return _find_winner(decision, by_name)
 
 
@@ -198,28 +196,36 @@ def _read_hints(sizes: Iterable[Any]) -> tuple[int, ...]:
 
 
 def _describe_layout(sizes: Iterable[Any], strides: Iterable[Any], dtype: Any) -> Layout:
-    return Layout(str(dtype).removeprefix("torch."), _read_hints(sizes), _read_hints(strides))
+    return Layout(_name_dtype(dtype), _read_hints(sizes), _read_hints(strides))
 
 
-def _describe_convolution(node: Any, input_nodes: Sequence[Any], layout: Any, names: tuple[str, ...]) -> OperatorCall:
-    return OperatorCall(
-        operator=CONVOLUTION,
-        inputs=tuple(
-            _describe_layout(entry.get_size(), entry.get_stride(), entry.get_dtype()) for entry in input_nodes[:2]
-        ),
-        output=_describe_layout(layout.size, layout.stride, layout.dtype),
-        scalars=_split_arguments(node)[1],
-        symbolic=(),
-        settings=read_settings(),
-        device=_read_device(layout.device.index),
-        choices=(f"{LIBRARY}{CONVOLUTION}", *names),
-    )
+def _describe_node(node: Any) -> Layout:
+    return _describe_layout(node.get_size(), node.get_stride(), node.get_dtype())
 
 
-def _record_operator(decision: Decision, call: OperatorCall) -> None:
+def _name_dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _record_operator(
+    decision: Decision, nodes: Sequence[Any], output: Layout, scalars: Mapping[str, Any], device: int, names: Any
+) -> None:
+    operator, inputs = decision.declaration.qualname, tuple(map(_describe_node, nodes))
+
     def pack_call() -> tuple[OperatorCall, dict[str, Any], dict[str, bytes]]:
-        if call.output.dtype != call.inputs[-1].dtype:
-            raise NotTunable(f"its output has the dtype {call.output.dtype}, and its input {call.inputs[-1].dtype}")
+        if output.dtype != inputs[-1].dtype:
+            raise NotTunable(f"its output has the dtype {output.dtype}, and its input {inputs[-1].dtype}")
+        if any(hasattr(value, "free_symbols") for value in scalars.values()):
+            raise NotTunable("it has a symbolic scalar")
+        call = OperatorCall(
+            operator=operator,
+            inputs=inputs,
+            output=output,
+            scalars=scalars,
+            settings=read_settings(),
+            device=_read_device(device),
+            choices=(f"{LIBRARY}{operator}", *names),
+        )
         return call, {}, {}
 
     decisions.record_decision(decision, pack_call)
@@ -235,37 +241,10 @@ def take_choice(choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any)
         return list(choices)
     decision, names, has_winner = decided[node.name]
     if decision is not None and decision.declaration.qualname == CONVOLUTION:
-        _record_operator(decision, _describe_convolution(node, input_nodes, layout, names))
+        output = _describe_layout(layout.size, layout.stride, layout.dtype)
+        _record_operator(decision, input_nodes[:2], output, _split_arguments(node)[1], layout.device.index or 0, names)
     templates = [choice for choice in choices if has_winner and type(choice).__name__ == "TritonTemplateCaller"]
     return list(templates[-1:] or choices[:1])
-
-
-def _describe_product(kernel_inputs: Any, operator: str, choices: tuple[str, ...]) -> OperatorCall:
-    shapes, strides = kernel_inputs.shapes_hinted(), kernel_inputs.strides_hinted()
-    dtypes = [str(dtype).removeprefix("torch.") for dtype in kernel_inputs.dtypes()]
-    inputs = tuple(
-        Layout(dtype, tuple(map(int, shape)), tuple(map(int, stride)))
-        for dtype, shape, stride in zip(dtypes, shapes, strides, strict=True)
-    )
-    (*batch, rows, _), columns = inputs[-2].shape, inputs[-1].shape[-1]
-    shape = (*batch, rows, columns)
-    contiguous = tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
-    symbolic = tuple(
-        (number, dimension)
-        for number, sizes in enumerate(kernel_inputs.shapes_symbolic())
-        for dimension, size in enumerate(sizes)
-        if getattr(size, "free_symbols", ())
-    )
-    return OperatorCall(
-        operator=operator,
-        inputs=inputs,
-        output=Layout(str(kernel_inputs.out_dtype()).removeprefix("torch."), shape, contiguous),
-        scalars=dict(kernel_inputs._scalars),
-        symbolic=symbolic,
-        settings=read_settings(),
-        device=_read_device(kernel_inputs.device().index),
-        choices=choices,
-    )
 
 
 def read_settings() -> dict[str, Any]:
@@ -292,27 +271,24 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
     matmul.allow_bf16_reduced_precision_reduction = settings["reduced_bf16"]
 
 
-def _read_device(index: int | None) -> dict[str, Any]:
+def _read_device(index: int) -> dict[str, Any]:
     import torch
 
-    found = torch.cuda.get_device_properties(index or 0)
+    found = torch.cuda.get_device_properties(index)
     return {name: getattr(found, name) for name in H100 if hasattr(found, name)}
 
 
-def _decide(
-    operator: str, source: Sequence[Any], shape: str, dtype: Any, index: int | None, tensors: tuple[str, ...]
-) -> Decision:
-    """Return the decision about the operator of the node that Inductor lowers."""
+def _decide(operator: str, shape: Iterable[int], inputs: Sequence[Layout], device: int, *more: Any) -> Decision:
+    """Return the decision about the operator of the node that Inductor lowers; ``more`` decides about it as well."""
     from torch._inductor.virtualized import V
 
     return decisions.make_decision(
         locate_origin([V.graph.current_node]),
         operator,
-        {"shape": shape, "dtype": shorten_dtype(dtype)},
-        find_device_model(index or 0),
+        {"shape": "x".join(map(str, shape)), "dtype": shorten_dtype(inputs[-1].dtype)},
+        find_device_model(device),
         module=OPERATOR_MODULE,
         qualname=operator,
-        # A scalar may be symbolic; its record is then refused.
-        source=json.dumps(source, default=str),
-        tensors=tensors,
+        # Layouts and symbolic scalars become text.
+        source=json.dumps([operator, inputs, read_settings(), more], default=str),
     )

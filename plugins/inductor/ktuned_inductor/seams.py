@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 
-OLDEST, NEWEST = (2, 10), (2, 14)
+OLDEST, NEWEST = (2, 10), (2, 15)
 """The versions of torch whose seams were read."""
 
 HEURISTICS: Final = "torch._inductor.runtime.triton_heuristics"
