@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ktuned.answers.kernel_state import KernelState
 from ktuned.devices import Environments
 from ktuned.ipc import stamp_whole, stamps_agree
-from ktuned.model import ENVIRONMENT, KernelInfo, digest_variable, read_variable
+from ktuned.model import ALL_VARIABLES, ENVIRONMENT, KernelInfo, digest_variable, read_variable
 
 MAX_FILES = 100
 MAX_BYTES = 2**20
@@ -91,7 +91,10 @@ def _find_changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> 
         for name, entry in read.items()
         if replace(entry, digest=digest_variable(read_variable(name, variables))).decisive != entry.decisive
     )
-    return next((f"the environment variable {name} changed" for name in changed), "")
+    for name in changed:
+        named = "an environment variable" if name == ALL_VARIABLES else f"the environment variable {name}"
+        return f"{named} changed"
+    return ""
 
 
 def _find_changed_file(stamps: Mapping[str, str]) -> str:

@@ -30,13 +30,13 @@ from ktuned.daemon.settings import Settings
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
-    SET_IN_WORKERS,
     ClusterExecutor,
     Executor,
     Executors,
     Fleet,
     LocalExecutor,
     StartProcess,
+    choose_worker_variables,
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import FollowUps, Lookups, WinnerTable
@@ -109,7 +109,7 @@ class Parts:
             pauses=store.load_pauses(), idle_policy=IdlePolicy(settings.file.policy)
         )
         trust = self.trust = Trust(settings.trusted_directories)
-        base_env = {**SET_IN_WORKERS, **os.environ} if replaced.base_env is None else replaced.base_env
+        base_env = choose_worker_variables(os.environ) if replaced.base_env is None else replaced.base_env
         executor = self.executor = LocalExecutor(
             scratch=settings.scratch,
             cache=settings.cache,

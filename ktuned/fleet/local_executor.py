@@ -68,6 +68,16 @@ SET_IN_WORKERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 during the timing on the cores of other lanes, and a process that a config leaves behind costs the lane its worker."""
 
 
+OF_SHELLS: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+"""Variables that describe the shell which started the daemon; workers do not get them. With them, a result that depends
+on all variables would be out of date whenever the daemon is started from another directory."""
+
+
+def choose_worker_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of workers, given the daemon's."""
+    return {**SET_IN_WORKERS, **{name: value for name, value in environ.items() if name not in OF_SHELLS}}
+
+
 class LocalExecutor(Executor):
     """Starts worker processes, and removes every trace of those that have ended.
 
