@@ -68,7 +68,7 @@ SET_IN_WORKERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 during the timing on the cores of other lanes, and a process that a config leaves behind costs the lane its worker."""
 
 
-OF_SHELLS: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+OF_SHELLS = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 """Variables that describe the shell which started the daemon; workers do not get them. With them, a result that depends
 on all variables would be out of date whenever the daemon is started from another directory."""
 
