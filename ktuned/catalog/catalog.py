@@ -23,14 +23,13 @@ import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
-import msgspec
-
 from ktuned.catalog.dependencies import Dependents
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.fleet import Environment
 from ktuned.ipc import follow_links
 from ktuned.model import (
     AmbiguousName,
+    FrozenStruct,
     KernelInfo,
     KernelName,
     NotFound,
@@ -57,16 +56,16 @@ MAX_PROBLEM_SIZE = 4096
 """Most characters of a problem's keys and values. Problems are parts of many keys, and thousands are in memory."""
 
 
-class Inspection(msgspec.Struct, frozen=True):
+class Inspection(FrozenStruct):
     """Result of inspecting one kernel file; ``stamps`` are the files that took part."""
 
     file: str
     kernels: tuple[KernelInfo, ...] = ()
     errors: tuple[FileError, ...] = ()
-    stamps: Mapping[str, str] = msgspec.field(default_factory=dict)
+    stamps: Mapping[str, str] = {}
 
 
-class Changes(msgspec.Struct, frozen=True):
+class Changes(FrozenStruct):
     """The changes that an inspection has found, as names of kernels.
 
     Attributes:
@@ -89,7 +88,7 @@ class Changes(msgspec.Struct, frozen=True):
     inspected: tuple[str, ...] = ()
     mended: tuple[str, ...] = ()
     is_environment: bool = False
-    before: Mapping[KernelName, KernelInfo] = msgspec.field(default_factory=dict)
+    before: Mapping[KernelName, KernelInfo] = {}
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)

@@ -11,8 +11,6 @@ import os
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
-
 from ktuned.adoption import Adoptions, KeyTunings
 from ktuned.answers import KernelStates, Knowledge
 from ktuned.backends import cpu
@@ -42,7 +40,7 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import FollowUps, Lookups, WinnerTable
-from ktuned.model import KernelInfo
+from ktuned.model import FrozenStruct, KernelInfo
 from ktuned.protocol import Event, KernelStale, Root
 from ktuned.scheduling import (
     HostObserver,
@@ -62,7 +60,7 @@ from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
 
 
-class Replacements(msgspec.Struct, frozen=True, kw_only=True):
+class Replacements(FrozenStruct, kw_only=True):
     """Parts and values that a test or a benchmark replaces; ``None`` keeps the daemon's own.
 
     Attributes:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from ktuned.answers import KernelStates, Knowledge
 from ktuned.catalog import read_problem
-from ktuned.model import KernelInfo, NotFound, Objective, UsageError, canonical
+from ktuned.model import FrozenStruct, KernelInfo, NotFound, Objective, UsageError, canonical
 from ktuned.protocol import (
     FORGET,
     RESULTS,
@@ -38,7 +38,7 @@ _Place = tuple[str, str, str]
 """The problem, the device and the digest, which identify a trial's context among those of its kernel."""
 
 
-class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
+class TrialMethods(FrozenStruct, kw_only=True):
     """Lists trials, and forgets them."""
 
     known: Knowledge

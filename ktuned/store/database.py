@@ -50,11 +50,9 @@ from ktuned.store import database_file, exchange, writes
 from ktuned.store.contexts import Context
 from ktuned.store.faults import explain_database_error
 from ktuned.store.in_hand import InHand, locate_in_hand, take_last_in_hand
-from ktuned.store.learned import LearnedNames
-from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
-from ktuned.store.tables import Admissions, Anchors
+from ktuned.store.tables import Admissions, Anchors, LearnedNames, Projects
 from ktuned.store.winners import Winner
 from ktuned.store.writer import Writer
 from ktuned.store.writes import Recovered

@@ -7,14 +7,13 @@ import math
 import sqlite3
 from collections.abc import Collection, Sequence, Set
 
-import msgspec
-
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Bits,
     Config,
     FailureFacts,
+    FrozenStruct,
     KeyProblem,
     NotFound,
     Objective,
@@ -41,7 +40,7 @@ NOISE = 1.05
 """Two figures whose ratio is at most this may differ by noise alone."""
 
 
-class Recovered(msgspec.Struct, frozen=True):
+class Recovered(FrozenStruct):
     """How many trials were under way, and how many jobs were running, when the last daemon died."""
 
     trials: int
@@ -83,21 +82,10 @@ def recover_interrupted(connection: sqlite3.Connection, in_hand: Collection[int]
 
 def create_job(connection: sqlite3.Connection, job: Job) -> int:
     """Insert a job, and return its id."""
-    plan = canonical(msgspec.to_builtins(job.plan))
     number = connection.execute(
         """INSERT INTO jobs (kernel, problem, key_problem, device, state, priority, reason, plan, created)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        (
-            job.kernel,
-            canonical(job.problem),
-            job.key.problem,
-            job.device,
-            job.state,
-            job.priority,
-            job.reason,
-            plan,
-            job.created,
-        ),
+        VALUES (:kernel, :problem, :key_problem, :device, :state, :priority, :reason, :plan, :created)""",
+        rows.encode_job(job),
     ).lastrowid
     return number or 0
 
@@ -109,32 +97,12 @@ def update_job(connection: sqlite3.Connection, job: Job) -> None:
         NotFound: there is no such job.
     """
     changed = connection.execute(
-        """UPDATE jobs SET state = ?, priority = ?, reason = ?, plan = ?, started = ?, finished = ?, done = ?,
-        total = ?, best_us = ?, best_spread_us = ?, default_us = ?, default_spread_us = ?, reference_us = ?,
-        reference_spread_us = ?, best_figure = ?, default_figure = ?, outcomes = ?, message = ?, cost = ?
-        WHERE id = ?""",
-        (
-            job.state,
-            job.priority,
-            job.reason,
-            canonical(msgspec.to_builtins(job.plan)),
-            job.started,
-            job.finished,
-            job.done,
-            job.total,
-            job.best_us,
-            job.best_spread_us,
-            job.default_us,
-            job.default_spread_us,
-            job.reference_us,
-            job.reference_spread_us,
-            job.best_figure,
-            job.default_figure,
-            json.dumps(dict(job.outcomes)),
-            job.message,
-            json.dumps(dict(job.cost)),
-            job.id,
-        ),
+        """UPDATE jobs SET state = :state, priority = :priority, reason = :reason, plan = :plan, started = :started,
+        finished = :finished, done = :done, total = :total, best_us = :best_us, best_spread_us = :best_spread_us,
+        default_us = :default_us, default_spread_us = :default_spread_us, reference_us = :reference_us,
+        reference_spread_us = :reference_spread_us, best_figure = :best_figure, default_figure = :default_figure,
+        outcomes = :outcomes, message = :message, cost = :cost WHERE id = :id""",
+        rows.encode_job(job),
     ).rowcount
     if not changed:
         raise NotFound(f"there is no job {job.id}")
