@@ -98,7 +98,6 @@ LAZILY_IN_WORKERS = {"cuda", "torch", "safetensors", "numpy", "pynvml"}
 BY_NAME_ALONE = {
     "ktuned.search.convergence",
     "ktuned.search.guided",
-    "ktuned.search.candidates",
     "ktuned.search.features",
     "ktuned.search.gaussian_process",
 }

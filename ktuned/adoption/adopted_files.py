@@ -19,11 +19,10 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 from ktuned.spool import CALLS, CallRecord, digest_content
 
-MAX_VARIANTS: Final = 8
+MAX_VARIANTS = 8
 """Most kernels that are kept for one function in one version of a library: each edit by its author makes another one.
 The kernel that was recorded longest ago is removed first; its measurements stay in the store."""
 

@@ -24,7 +24,7 @@ import os
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -57,16 +57,16 @@ from ktuned.spool import (
 
 _log = structlog.get_logger()
 
-RETRY_S: Final = 2.0
+RETRY_S = 2.0
 """Pause before a record is tried again that the store could not record."""
 
-MAX_COUNTED: Final = 10_000
+MAX_COUNTED = 10_000
 """Most keys of unknown functions whose launches are kept until their function is known."""
 
-CHOICE_S: Final = 1.0
+CHOICE_S = 1.0
 """While keys wait to be chosen, interval at which it is checked whether the last choice's tuning has ended."""
 
-MAX_AT_ONCE: Final = 4
+MAX_AT_ONCE = 4
 """Most interpreters whose records are taken in at the same time."""
 
 

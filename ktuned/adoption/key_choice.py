@@ -18,27 +18,24 @@ Waiting keys are forgotten when the daemon ends. The next process that calls suc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
-
-import msgspec
 
 from ktuned.adoption.key_selection import KeySelection
-from ktuned.model import Problem, canonical
+from ktuned.model import FrozenStruct, Problem, canonical
 
-MAX_TUNED_AS_THEY_COME: Final = 16
+MAX_TUNED_AS_THEY_COME = 16
 """Number of keys that are tuned as they come: a function with dtypes, flags and a few sizes has no more."""
 
-MAX_TUNED: Final = 40
+MAX_TUNED = 40
 """Most keys that are tuned in total. The 24 further ones cover lengths from 64 to 4096 in quarters of an octave."""
 
-ENOUGH_LOSS: Final = 0.01
+ENOUGH_LOSS = 0.01
 """No further key is tuned if the expected mean loss over all launches is at most this, the error of a measurement."""
 
-MAX_WAITING: Final = 2_000
+MAX_WAITING = 2_000
 """Most waiting keys of a function; beyond them the oldest is forgotten."""
 
 
-class WaitingKey(msgspec.Struct, frozen=True):
+class WaitingKey(FrozenStruct):
     """A key that may be tuned later.
 
     Attributes:

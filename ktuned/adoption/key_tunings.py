@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Final
 
+import msgspec
 import structlog
 
 from ktuned.adoption.key_choice import KeyChoice
@@ -28,30 +28,22 @@ from ktuned.scheduling import GIVEN_UP, JobRequests, Jobs, TuningRequest
 from ktuned.spool import CALL_KEY
 from ktuned.store import Winner
 
-MAX_CONFIGS: Final = 1_000
+MAX_CONFIGS = 1_000
 """Most measured configs of a key that are searched for its neighbour's config."""
 
 _log = structlog.get_logger()
 
 
-class KeyTunings:
+class KeyTunings(msgspec.Struct, eq=False):
     """The keys of all adopted functions."""
 
-    def __init__(
-        self,
-        known: Knowledge,
-        *,
-        requests: JobRequests,
-        jobs: Jobs,
-        publish: PublishEvent,
-    ) -> None:
-        self._known = known
-        self._publish = publish
-        self._requests = requests
-        self._jobs = jobs
-        self._choices: dict[tuple[str, str, Objective], KeyChoice] = {}
-        """The choices among a function's keys, by its name, the device model and the objective."""
-        self._job_of: dict[str, int] = {}
+    known: Knowledge
+    requests: JobRequests
+    jobs: Jobs
+    publish: PublishEvent
+    _choices: dict[tuple[str, str, Objective], KeyChoice] = {}
+    """The choices among a function's keys, by its name, the device model and the objective."""
+    _job_of: dict[str, int] = {}
 
     @property
     def has_waiting(self) -> bool:
@@ -82,7 +74,7 @@ class KeyTunings:
         wanted = canonical(kernel.select_key_values(problem))
         return [
             job
-            for job in self._jobs.list_live_jobs()
+            for job in self.jobs.list_live_jobs()
             if (job.kernel, job.objective) == (kernel.name, objective)
             and device in (None, job.device)
             and canonical(kernel.select_key_values(job.problem)) == wanted
@@ -91,7 +83,7 @@ class KeyTunings:
     def find_last_job(self, kernel: KernelInfo, key: CallKey) -> Job | None:
         """Return the job that this daemon has last requested for a key."""
         number = self._job_of.get(_make_key_id(kernel, key.problem, key.objective))
-        return None if number is None else self._jobs.get_job(number)
+        return None if number is None else self.jobs.get_job(number)
 
     def count_launches(self, kernel: KernelInfo, key: CallKey, launches: int) -> None:
         """Count launches of a key by applications."""
@@ -118,15 +110,15 @@ class KeyTunings:
 
     async def _choose_anchor(self, kernel: KernelInfo, key: CallKey, first: Config) -> None:
         """If a key's numerics are exact, make the call's first config the anchor."""
-        if not is_exact(key.objective) or self._known.machine.arch:
+        if not is_exact(key.objective) or self.known.machine.arch:
             return
-        device = self._known.machine.find_device(
-            self._known.catalog.find_kernel_environment(kernel), kernel.backend, key.device
+        device = self.known.machine.find_device(
+            self.known.catalog.find_kernel_environment(kernel), kernel.backend, key.device
         )
         winner_key = kernel.make_winner_key(key.problem, device.model, key.objective)
-        if self._known.store.anchors.find_anchor(winner_key) is None:
-            await self._known.store.anchors.choose_anchor(winner_key, first)
-            self._publish(AnswersChanged(kernel=kernel.name))
+        if self.known.store.anchors.find_anchor(winner_key) is None:
+            await self.known.store.anchors.choose_anchor(winner_key, first)
+            self.publish(AnswersChanged(kernel=kernel.name))
 
     async def tune_chosen_keys(self) -> None:
         """For each function with waiting keys whose last tunings have ended, request the next tuning."""
@@ -134,7 +126,7 @@ class KeyTunings:
             if not choice.has_waiting:
                 continue
             try:
-                kernel = self._known.catalog.resolve_kernel(name)
+                kernel = self.known.catalog.resolve_kernel(name)
                 unlearned = choice.unlearned
                 if any(self.find_live_job(kernel, problem, device or None, objective) for problem in unlearned):
                     continue
@@ -166,7 +158,7 @@ class KeyTunings:
             any_plan=True,
             reason="called by an application",
         )
-        for job in await self._requests.request_jobs(kernel, request):
+        for job in await self.requests.request_jobs(kernel, request):
             self._job_of[_make_key_id(kernel, problem, objective)] = job.id
 
     def _learn_loss(self, known: Iterable[Winner], choice: KeyChoice, problem: Problem) -> None:
@@ -178,14 +170,14 @@ class KeyTunings:
             return
         neighbour = choice.selection.find_neighbour(problem)
         other = None if neighbour is None else winners.get(canonical(neighbour))
-        measured = [] if other is None else self._known.store.list_measured_configs(own.context, MAX_CONFIGS)
+        measured = [] if other is None else self.known.store.list_measured_configs(own.context, MAX_CONFIGS)
         theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
         choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
 
     def _list_winners(self, kernel: KernelInfo, device: str, objective: Objective) -> list[Winner]:
         return [
             winner
-            for winner in self._known.store.list_winners(kernel.name)
+            for winner in self.known.store.list_winners(kernel.name)
             if winner.objective == objective and device in ("", winner.key.device)
         ]
 

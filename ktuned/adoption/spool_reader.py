@@ -23,9 +23,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import time
-from typing import Final
 
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.spool import (
@@ -44,22 +44,22 @@ from ktuned.watch import DirectoryGone, Notifications, WatchError
 
 _log = structlog.get_logger()
 
-MAX_AGE_S: Final = 30 * 86400.0
+MAX_AGE_S = 30 * 86400.0
 """A record that has waited this long comes from a program that nobody runs any more."""
 
-SURVEY_S: Final = 30.0
+SURVEY_S = 30.0
 """Interval at which the spool is read without a notification."""
 
-STAGED_S: Final = 3600.0
+STAGED_S = 3600.0
 """An unfinished file of this age was left by a process that was killed."""
 
-MAX_NOTICES: Final = 20
+MAX_NOTICES = 20
 """Most refused files in the notices; the log has all of them."""
 
-_STEP_MS: Final = 100
+_STEP_MS = 100
 
 
-class SpoolReader:
+class SpoolReader(msgspec.Struct, eq=False):
     """Reads the files of the spool. A record is returned only once, unless it is put back.
 
     Attributes:
@@ -67,11 +67,10 @@ class SpoolReader:
         notices: A line for each of the last refused files.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.notices: list[str] = []
-        self._under_way: set[str] = set()
-        self._stuck: set[str] = set()
+    directory: Path
+    notices: list[str] = []
+    _under_way: set[str] = set()
+    _stuck: set[str] = set()
 
     def make_directory(self) -> None:
         """Make the spool's directory, unless it exists, so that it can be watched."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, complete_config, decide_config
@@ -26,6 +25,7 @@ from ktuned.model import (
     Config,
     Device,
     DeviceModel,
+    FrozenStruct,
     KernelInfo,
     KeyProblem,
     Objective,
@@ -41,7 +41,7 @@ UNREPEATED = (
 )
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(FrozenStruct):
     """A device on which the kernel may be measured now.
 
     Attributes:
@@ -55,7 +55,7 @@ class Place(msgspec.Struct, frozen=True):
     doubt: str
 
 
-class KernelState(msgspec.Struct, frozen=True, kw_only=True):
+class KernelState(FrozenStruct, kw_only=True):
     """What is known about a kernel now.
 
     Attributes:
@@ -113,7 +113,7 @@ class KernelState(msgspec.Struct, frozen=True, kw_only=True):
         return decide_config(self.kernel, self.verdicts, problem, config)
 
 
-class Knowledge(msgspec.Struct, frozen=True):
+class Knowledge(FrozenStruct):
     """The parts of the daemon from which states are made; ``list_failed_jobs`` returns a kernel's failed jobs."""
 
     admission: Admission

@@ -16,12 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import time
 
-import msgspec
-
 from ktuned.answers.kernel_state import KernelState, Place
 from ktuned.catalog import complete_config
 from ktuned.devices import explain_unmeasurable
-from ktuned.model import Config, KernelInfo, Objective, Problem, WinnerKey, canonical, is_exact, needs_metric
+from ktuned.model import (
+    Config,
+    FrozenStruct,
+    KernelInfo,
+    Objective,
+    Problem,
+    WinnerKey,
+    canonical,
+    is_exact,
+    needs_metric,
+)
 from ktuned.protocol import Answer, Status, describe_noise, is_noisy
 from ktuned.store import Context, Winner, describe_price, find_stand_ins
 
@@ -29,7 +37,7 @@ Admits = Callable[[Config], bool | None]
 """Returns whether the kernel's space admits a config for this problem; ``None`` if that is not known yet."""
 
 
-class WantedTuning(msgspec.Struct, frozen=True):
+class WantedTuning(FrozenStruct):
     """The tuning of a problem in a context, which would improve an answer."""
 
     kernel: KernelInfo
@@ -48,7 +56,7 @@ class WantedTuning(msgspec.Struct, frozen=True):
         return self.context, self.kernel.plan_digest
 
 
-class Lookup(msgspec.Struct, frozen=True):
+class Lookup(FrozenStruct):
     """A lookup's answer, with facts that are not sent. The facts say which work would improve the answer.
 
     Attributes:
@@ -66,7 +74,7 @@ class Lookup(msgspec.Struct, frozen=True):
     tuning: WantedTuning | None = None
 
 
-class Question(msgspec.Struct, frozen=True):
+class Question(FrozenStruct):
     """A question about a kernel's state.
 
     Attributes:
@@ -84,7 +92,7 @@ class Question(msgspec.Struct, frozen=True):
     admits: Admits | None = None
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(FrozenStruct):
     """An answer, and the facts that decide which work it should start.
 
     Attributes:

@@ -10,21 +10,22 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from ktuned.answers.kernel_state import KernelState
 from ktuned.devices import Environments
 from ktuned.ipc import stamp_whole, stamps_agree
-from ktuned.model import ENVIRONMENT, KernelInfo, digest_variable, read_variable
+from ktuned.model import ALL_VARIABLES, ENVIRONMENT, KernelInfo, digest_variable, read_variable
 
-MAX_FILES: Final = 100
-MAX_BYTES: Final = 2**20
+MAX_FILES = 100
+MAX_BYTES = 2**20
 """A kernel with more files or bytes is in doubt until the watcher has looked at them: a lookup has 5 ms, and reading
 this much takes 2 ms."""
 
-LOOK_S: Final = 1.0
+LOOK_S = 1.0
 """After a comparison, a kernel's files are not read again for this long."""
 
 
@@ -42,18 +43,17 @@ class _Comparison(NamedTuple):
     reason: str
 
 
-class StartDoubts:
+class StartDoubts(msgspec.Struct, eq=False):
     """Finds the doubts about kernels' files that end once the watcher has looked at every file.
 
     Attributes:
         are_over: Whether it has.
     """
 
-    def __init__(self, environments: Environments, clock: Callable[[], float] = monotonic) -> None:
-        self.are_over = False
-        self._environments = environments
-        self._clock = clock
-        self._comparisons: dict[str, _Comparison] = {}
+    environments: Environments
+    clock: Callable[[], float] = monotonic
+    are_over: bool = False
+    _comparisons: dict[str, _Comparison] = {}
 
     def end_doubts(self) -> None:
         """Record that the watcher has looked at every file since the start."""
@@ -73,11 +73,11 @@ class StartDoubts:
     def _compare_files(self, state: KernelState) -> str:
         kernel = state.kernel
         known = self._comparisons.get(kernel.name)
-        if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
+        if known is not None and known.stamps is kernel.stamps and self.clock() < known.until:
             return known.reason
-        variables = self._environments.list_variables(state.environment)
+        variables = self.environments.list_variables(state.environment)
         reason = _find_changed_variable(kernel, variables) or _find_changed_file(kernel.stamps)
-        self._comparisons[kernel.name] = _Comparison(self._clock() + LOOK_S, kernel.stamps, reason)
+        self._comparisons[kernel.name] = _Comparison(self.clock() + LOOK_S, kernel.stamps, reason)
         return reason
 
 
@@ -91,7 +91,10 @@ def _find_changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> 
         for name, entry in read.items()
         if replace(entry, digest=digest_variable(read_variable(name, variables))).decisive != entry.decisive
     )
-    return next((f"the environment variable {name} changed" for name in changed), "")
+    for name in changed:
+        named = "an environment variable" if name == ALL_VARIABLES else f"the environment variable {name}"
+        return f"{named} changed"
+    return ""
 
 
 def _find_changed_file(stamps: Mapping[str, str]) -> str:

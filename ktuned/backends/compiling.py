@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ktuned.backends.contract import Compiled, Unit
 from ktuned.model import BackendError, Outcome, Scalar, Unsupported
 
-MAX_MESSAGE_CHARS: Final = 4000
+MAX_MESSAGE_CHARS = 4000
 """Limit for a compiler's message: some forty lines, with the first errors."""
 
-_IN_DEFINES: Final = "<command-line>:"
+_IN_DEFINES = "<command-line>:"
 
-_DISK_IS_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def compile_singly(
@@ -87,9 +87,9 @@ def redirect_compiler(variables: Mapping[str, str], scratch: Path | None = None)
                 os.environ[name] = value
 
 
-def cut_message(message: str, most: int = MAX_MESSAGE_CHARS) -> str:
-    """Return a message, cut to a number of characters."""
-    return message if len(message) <= most else message[: most - 1] + "…"
+def cut_message(message: str) -> str:
+    """Return a message, cut to :data:`MAX_MESSAGE_CHARS` characters."""
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def move_error_first(log: str, error: re.Pattern[str]) -> str:

@@ -30,11 +30,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import msgspec
-
 from ktuned.backends.build_fields import check_fields
 from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES
-from ktuned.model import Device, Outcome, listed
+from ktuned.model import Device, FrozenStruct, Outcome, listed
 
 API_VERSION = 1
 """The major version of this contract; a plugin with a newer one is rejected."""
@@ -134,7 +132,7 @@ def _freeze_lists(value: Any) -> Any:
     return {key: _freeze_lists(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-class Unit(msgspec.Struct, frozen=True):
+class Unit(FrozenStruct):
     """One config's compile: its Build and its sources.
 
     Attributes:
@@ -156,7 +154,7 @@ class Unit(msgspec.Struct, frozen=True):
     lowered: bytes = b""
 
 
-class Compiled(msgspec.Struct, frozen=True):
+class Compiled(FrozenStruct):
     """Result of one unit. A plugin need not report the files that it has read, because they are observed.
 
     Attributes:
@@ -171,7 +169,7 @@ class Compiled(msgspec.Struct, frozen=True):
     outcome: Outcome | None = None
     message: str = ""
     seconds: float = 0.0
-    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    facts: Mapping[str, Any] = {}
 
 
 class Absence(StrEnum):
@@ -184,7 +182,7 @@ class Absence(StrEnum):
     HIDDEN = "hidden"
 
 
-class Absent(msgspec.Struct, frozen=True):
+class Absent(FrozenStruct):
     """Why a backend cannot run here: the reason, one line about it, and what to do."""
 
     reason: Absence

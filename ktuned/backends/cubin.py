@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from ktuned.model import FrozenStruct
 
 _ELF_MAGIC = b"\x7fELF"
 _CUDA_MACHINE = 190
@@ -23,8 +24,7 @@ _RESERVED_SHARED_BYTES = 1024
 """Reserved bytes at the start of every kernel's ``.nv.shared`` from sm_90 on; not part of a block's limit."""
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(FrozenStruct):
     """One kernel of a cubin: the resources of a thread, and of a block without its dynamic shared memory.
 
     ``threads`` is the number of threads of a block, ``None`` if only the launch decides it. ``stack_bytes`` is local

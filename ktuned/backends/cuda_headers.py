@@ -7,14 +7,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from ktuned.model import FrozenStruct
 
 _VERSION = re.compile(r"^\s*#\s*define\s+CUDART_VERSION\s+(\d+)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Headers:
+class Headers(FrozenStruct):
     """The directories to search for ``#include <…>``, and their CUDA version."""
 
     directories: tuple[Path, ...]

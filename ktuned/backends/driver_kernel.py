@@ -9,13 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 from ktuned.backends.contract import Absent, Kernel, Launch
 from ktuned.backends.cuda import cuda_devices
 from ktuned.model import BackendError, Device, Unsupported
 
-PORTABLE_CLUSTER_BLOCKS: Final = 8
+PORTABLE_CLUSTER_BLOCKS = 8
 """Cluster size that every device with clusters supports; larger ones must be enabled for each kernel."""
 
 

@@ -6,27 +6,25 @@ occupancy from CUDA's own calculator (``cuda_occupancy.h``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from ktuned.model import FrozenStruct
 
-MAX_THREADS: Final = 1024
-MAX_REGISTERS: Final = 65536
-MAX_CLUSTER_BLOCKS: Final = 16
+MAX_THREADS = 1024
+MAX_REGISTERS = 65536
+MAX_CLUSTER_BLOCKS = 16
 """Most blocks of a cluster. More than eight are not portable, and must be allowed for each kernel."""
 
-_WARP: Final = 32
-_PARTITIONS: Final = 4
+_WARP = 32
+_PARTITIONS = 4
 """Parts of a multiprocessor. Each has a quarter of the registers; a warp's registers are all in one part."""
 
-_REGISTER_UNIT: Final = 8
-_WARP_REGISTER_UNIT: Final = 256
+_REGISTER_UNIT = 8
+_WARP_REGISTER_UNIT = 256
 """Registers of a warp are allocated in units of this number: 8 for each of its threads."""
 
-_SHARED_UNIT: Final = 128
+_SHARED_UNIT = 128
 
 
-@dataclass(frozen=True, slots=True)
-class _Multiprocessor:
+class _Multiprocessor(FrozenStruct):
     """Limits of a multiprocessor: warps and blocks that it holds at once, and its shared memory in KiB.
 
     The system reserves ``reserved_bytes`` of that memory for each block, so that one block can use the rest.
@@ -38,7 +36,7 @@ class _Multiprocessor:
     reserved_bytes: int = 1024
 
 
-_MULTIPROCESSORS: Final = {
+_MULTIPROCESSORS = {
     75: _Multiprocessor(32, 16, 64, reserved_bytes=0),
     80: _Multiprocessor(64, 32, 164),
     86: _Multiprocessor(48, 16, 100),

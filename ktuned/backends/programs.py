@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
-PARTS: Final = ("cc1plus", "as", "ld")
+PARTS = ("cc1plus", "as", "ld")
 """The programs that a C++ compiler's driver runs; an upgrade may replace them without the driver."""
 
-_ANSWER_S: Final = 10.0
+_ANSWER_S = 10.0
 """Deadline for a compiler to say where its parts are. If it does not answer, it is taken to have none."""
 
 

@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from ktuned.model import FrozenStruct
+
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _FUNCTION = re.compile(r"Function properties for (\S+)")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -13,7 +15,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 
 
-class Resources(msgspec.Struct, frozen=True):
+class Resources(FrozenStruct):
     """One kernel's registers for a thread, stack and spills in bytes for a thread, static shared memory in bytes."""
 
     registers: int = 0

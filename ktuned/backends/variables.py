@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from ktuned.model import ENVIRONMENT
 
-MAX_SHOWN: Final = 80
+MAX_SHOWN = 80
 """Longest value that is kept unchanged; a longer one is replaced by its digest."""
 
-COMPILING_VARIABLES: Final = (
+COMPILING_VARIABLES = (
     "AR", "AS", "CC", "CCC_OVERRIDE_OPTIONS", "CFLAGS", "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "CPPFLAGS",
     "CUDACXX", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH", "CXX", "CXXFLAGS", "C_INCLUDE_PATH", "GCC_COMPARE_DEBUG",
     "GCC_EXEC_PREFIX", "LD", "LDEMULATION", "LDFLAGS", "LD_RUN_PATH", "LIBRARY_PATH", "NVCC_*", "SOURCE_DATE_EPOCH",
 )  # fmt: skip
 """Variables that C, C++ and CUDA compilers read; they are part of artifacts' keys."""
 
-MEASURING_VARIABLES: Final = (
+MEASURING_VARIABLES = (
     "ATEN_*", "BLIS_*", "CUBLAS_*", "CUDA_*", "CUDNN_*", "DNNL_*", "GLIBC_TUNABLES", "GOMP_*", "GOTO_NUM_THREADS",
     "KMP_*", "LD_AUDIT", "LD_BIND_NOW", "LD_LIBRARY_PATH", "LD_PRELOAD", "LRU_CACHE_CAPACITY", "MALLOC_*", "MIMALLOC_*",
     "MKL_*", "NPY_*", "NUMBA_*", "NUMEXPR_*", "NVIDIA_TF32_OVERRIDE", "OMP_*", "ONEDNN_*", "OPENBLAS_*",
@@ -33,7 +32,7 @@ MEASURING_VARIABLES: Final = (
 )  # fmt: skip
 """Variables that libraries, runtimes and drivers read while a kernel runs; they are part of measurements' keys."""
 
-NOT_DECIDING: Final = frozenset(
+NOT_DECIDING = frozenset(
     {
         "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_PATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TILELANG_CACHE_DIR",
         "TILELANG_CLEANUP_TEMP_FILES", "TILELANG_DISABLE_CACHE", "TILELANG_PRINT_ON_COMPILATION", "TILELANG_TMP_DIR",
@@ -44,10 +43,10 @@ NOT_DECIDING: Final = frozenset(
 )  # fmt: skip
 """Variables that only choose a device, which has a fingerprint of its own, or the places of files and logs."""
 
-OBSERVER_NAME: Final = "/libktuned_observer-"
+OBSERVER_NAME = "/libktuned_observer-"
 """Part of the path of ktuned's own observer library."""
 
-FINDING_VARIABLES: Final = (
+FINDING_VARIABLES = (
     "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH",
     "PYTHONUSERBASE", "VIRTUAL_ENV",
 )  # fmt: skip

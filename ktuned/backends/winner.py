@@ -162,7 +162,7 @@ def _format_shape(shape: Sequence[int], *, is_any: bool = False) -> str:
 
 def load_winner(
     artifact: str | os.PathLike[str],
-    kernel_file: str | None = None,
+    kernel_file: str | None,
     device: str | None = None,
     problem: Mapping[str, Any] | None = None,
 ) -> LoadedKernel:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Self
 
+import msgspec
 import structlog
 
 from ktuned.catalog.catalog import Catalog
@@ -140,19 +141,18 @@ class _KnownVerdict(NamedTuple):
         )
 
 
-class Admission:
+class Admission(msgspec.Struct, eq=False):
     """Says whether a space holds a config.
 
     :meth:`find_known_verdict` answers from memory; :meth:`check_configs` asks a worker about the rest.
     """
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, store: Store) -> None:
-        self._catalog = catalog
-        self._fleet = fleet
-        self._store = store
-        self._verdicts: dict[tuple[str, str], dict[str, dict[str, _KnownVerdict]]] = {}
-        """By kernel and space, then by problem, then by config; the last two are texts."""
-        self._count = 0
+    catalog: Catalog
+    fleet: Fleet
+    store: Store
+    _verdicts: dict[tuple[str, str], dict[str, dict[str, _KnownVerdict]]] = {}
+    """By kernel and space, then by problem, then by config; the last two are texts."""
+    _count: int = 0
 
     def find_known_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
         """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
@@ -184,7 +184,7 @@ class Admission:
                 self._verdicts.clear()
                 self._count = 0
             self._verdicts[place] = {}
-            for stored in self._store.admissions.load_verdicts(*place):
+            for stored in self.store.admissions.load_verdicts(*place):
                 verdict = _KnownVerdict(stored.admitted, json.loads(stored.read))
                 self._verdicts[place].setdefault(stored.problem, {})[stored.config] = verdict
                 self._count += 1
@@ -248,17 +248,17 @@ class Admission:
         if not verdicts:
             return
         try:
-            await self._store.admissions.save_verdicts(kernel.name, digest_space(kernel), verdicts)
+            await self.store.admissions.save_verdicts(kernel.name, digest_space(kernel), verdicts)
         except StoreError as error:
             # This daemon remembers the verdicts; the next one asks again.
             _log.warning("store_verdicts_failed", kernel=kernel.name, reason=error.message)
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
-        environment = self._catalog.find_kernel_environment(kernel)
+        environment = self.catalog.find_kernel_environment(kernel)
         reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
-        async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
-            reply, _ = await worker.send_request(request, self._fleet.deadlines)
+        async with self.fleet.lend_worker(Role.INSPECT, environment) as worker:
+            reply, _ = await worker.send_request(request, self.fleet.deadlines)
         return list(reply.admitted)
 
 

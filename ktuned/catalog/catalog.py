@@ -23,14 +23,13 @@ import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
-import msgspec
-
 from ktuned.catalog.dependencies import Dependents
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.fleet import Environment
 from ktuned.ipc import follow_links
 from ktuned.model import (
     AmbiguousName,
+    FrozenStruct,
     KernelInfo,
     KernelName,
     NotFound,
@@ -50,20 +49,23 @@ _OF_FILE = "file "
 """Prefix of a kernel file as the owner of stamps. Names of kernels have no spaces, so they cannot be confused."""
 
 
+MAX_CHECKOUTS = 8
+"""Checkouts of a kernel whose learned names are looked at when another one is added; a worker looks at each."""
+
 MAX_PROBLEM_SIZE = 4096
 """Most characters of a problem's keys and values. Problems are parts of many keys, and thousands are in memory."""
 
 
-class Inspection(msgspec.Struct, frozen=True):
+class Inspection(FrozenStruct):
     """Result of inspecting one kernel file; ``stamps`` are the files that took part."""
 
     file: str
     kernels: tuple[KernelInfo, ...] = ()
     errors: tuple[FileError, ...] = ()
-    stamps: Mapping[str, str] = msgspec.field(default_factory=dict)
+    stamps: Mapping[str, str] = {}
 
 
-class Changes(msgspec.Struct, frozen=True):
+class Changes(FrozenStruct):
     """The changes that an inspection has found, as names of kernels.
 
     Attributes:
@@ -86,7 +88,7 @@ class Changes(msgspec.Struct, frozen=True):
     inspected: tuple[str, ...] = ()
     mended: tuple[str, ...] = ()
     is_environment: bool = False
-    before: Mapping[KernelName, KernelInfo] = msgspec.field(default_factory=dict)
+    before: Mapping[KernelName, KernelInfo] = {}
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)
@@ -276,6 +278,16 @@ class Catalog:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]
         return self._choose_meant_kernels(alike, None)
+
+    def list_learned_elsewhere(self, kernel: KernelInfo) -> list[tuple[Observation, ...]]:
+        """Return what the last :data:`MAX_CHECKOUTS` other checkouts of a kernel have learned, also moved ones."""
+        known = {**self._learned, **{name: one.learned for name, one in self._kernels.items()}}
+        others = [
+            tuple(entries.values())
+            for name, entries in known.items()
+            if entries and name != kernel.name and name.rpartition(":")[2] == kernel.kernel
+        ]
+        return others[: -MAX_CHECKOUTS - 1 : -1]
 
     def find_file_fault(self, kernel: KernelInfo) -> str:
         """Return the error in a kernel's file that keeps it from declaring the kernel; empty if there is none."""

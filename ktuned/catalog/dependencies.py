@@ -60,7 +60,7 @@ class Dependents:
         """The directories that hold, or would hold, files that kernels depend on."""
         return set(self._directories)
 
-    def list_recorded_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
+    def list_recorded_stamps(self, files: Container[str] | None) -> set[tuple[str, str]]:
         """Return every path that kernel files (or only these) depend on, with its recorded stamp."""
         return {
             entry

@@ -16,16 +16,15 @@ from ktuned.catalog.catalog import Catalog
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.traces import Traces
 from ktuned.ipc import make_relative
-from ktuned.model import KernelInfo, Observation
+from ktuned.model import FrozenStruct, KernelInfo, Observation
 
 
-class ForeignNames:
+class ForeignNames(FrozenStruct):
     """Matches the names of other machines' winners with the files, variables and distributions of this one."""
 
-    def __init__(self, catalog: Catalog, inspector: FileInspector, traces: Traces) -> None:
-        self._catalog = catalog
-        self._inspector = inspector
-        self._traces = traces
+    catalog: Catalog
+    inspector: FileInspector
+    traces: Traces
 
     async def look_at_names(self, kernel: KernelInfo, names: Iterable[Observation]) -> KernelInfo:
         """Return a kernel with these names added, as they are here.
@@ -34,7 +33,7 @@ class ForeignNames:
             WorkerError: the names cannot be looked at.
         """
         missing = [entry for entry in names if entry.name not in kernel.learned]
-        return kernel.with_observed(await self._inspector.observe_names(kernel, missing) if missing else ())
+        return kernel.with_observed(await self.inspector.observe_names(kernel, missing) if missing else ())
 
     async def learn_names(self, kernel: KernelInfo, named: KernelInfo) -> KernelInfo:
         """Learn the names that :meth:`look_at_names` has added to a kernel; return its new state.
@@ -43,8 +42,8 @@ class ForeignNames:
             WorkerError: the files have changed meanwhile.
             StoreError: the names cannot be recorded.
         """
-        directory = self._catalog.find_kernel_environment(kernel).cwd
+        directory = self.catalog.find_kernel_environment(kernel).cwd
         found = [entry for name, entry in named.learned.items() if name not in kernel.learned]
         below = [one.convert_places(lambda path: make_relative(path, directory)) for one in found]
-        await self._traces.learn_names(kernel, below)
-        return self._catalog.resolve_kernel(kernel.name)
+        await self.traces.learn_names(kernel, below)
+        return self.catalog.resolve_kernel(kernel.name)

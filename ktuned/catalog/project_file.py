@@ -16,18 +16,18 @@ from typing import Any, Final
 import msgspec
 
 from ktuned.ipc import Trust, read_regular_file
-from ktuned.model import NUMERICS, PRESETS, TOML_HINT, PlanDefaults, SettingsError, listed
+from ktuned.model import NUMERICS, PRESETS, TOML_HINT, FrozenStruct, PlanDefaults, SettingsError, listed
 
-PROJECT_FILE: Final = "ktuned.toml"
+PROJECT_FILE = "ktuned.toml"
 
-MAX_BYTES: Final = 64 * 1024
+MAX_BYTES = 64 * 1024
 """Largest project file. It has a few lines of settings; a larger file belongs to another program."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-class Project(msgspec.Struct, frozen=True):
+class Project(FrozenStruct):
     """A project as its file describes it. For an empty ``name``, ``python`` or ``workers``, the usual rules apply.
 
     ``digest`` is the SHA-256 of the file, or ``""`` where there is none.
@@ -35,7 +35,7 @@ class Project(msgspec.Struct, frozen=True):
 
     name: str = ""
     python: str = ""
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: Mapping[str, str] = {}
     workers: str = ""
     defaults: PlanDefaults = msgspec.field(default_factory=PlanDefaults)
     digest: str = ""

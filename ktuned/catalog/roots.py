@@ -29,7 +29,6 @@ def make_root(
     env: Mapping[str, str] | None = None,
     polling: bool = False,
     project: Project | None = None,
-    trust: Trust | None = None,
 ) -> Root:
     """Return a root with defaults: its interpreter is that of its own ``.venv``, or else the daemon's.
 
@@ -38,7 +37,7 @@ def make_root(
     real = os.path.realpath(path)
     if project is None:
         try:
-            project = read_project(real, trust)
+            project = read_project(real)
         except (SettingsError, Untrusted):
             # The watcher will read the file again, and show the error.
             project = Project()

@@ -7,6 +7,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.catalog.catalog import Catalog
@@ -46,24 +47,17 @@ class Follower(Protocol):
         """Replace the kernel by one with newly learned names."""
 
 
-class Traces:
+class Traces(msgspec.Struct, eq=False):
     """Learns names for kernels: in the catalog at once, so that they are watched, then in the store.
 
     ``publish`` announces them after that. Until then, lookups are answered from the state before.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        store: Store,
-        *,
-        publish: PublishEvent = lambda event: None,
-    ) -> None:
-        self._catalog = catalog
-        self._store = store
-        self._publish = publish
-        self._followers: WeakSet[Follower] = WeakSet()
-        self._lock = anyio.Lock()
+    catalog: Catalog
+    store: Store
+    publish: PublishEvent = lambda event: None
+    _followers: WeakSet[Follower] = msgspec.field(default_factory=WeakSet)
+    _lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
     def add_follower(self, follower: Follower) -> None:
         """Tell a job's work about newly learned names for as long as the work exists."""
@@ -82,13 +76,13 @@ class Traces:
             StoreError: the names cannot be recorded.
         """
         async with self._lock:
-            now = self._catalog.resolve_kernel(kernel.name)
+            now = self.catalog.resolve_kernel(kernel.name)
             if now.digest != kernel.digest:
                 return None
             learned = now.without_names(names).with_observed(entries)
-            await self._store.learned.replace_names(learned, names, entries, valid)
-            self._catalog.replace_learned(learned)
-        self._publish(NamesLearned(kernel=learned.name, names=()))
+            await self.store.learned.replace_names(learned, names, entries, valid)
+            self.catalog.replace_learned(learned)
+        self.publish(NamesLearned(kernel=learned.name, names=()))
         return learned
 
     async def learn_names(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:
@@ -100,11 +94,11 @@ class Traces:
             NotFound: the kernel is gone.
             StoreError: the names cannot be recorded.
         """
-        directory = self._catalog.find_kernel_environment(kernel).cwd
+        directory = self.catalog.find_kernel_environment(kernel).cwd
         placed = [one.convert_places(lambda path: make_absolute(path, directory)) for one in found]
         # Wait until the names are on the disk. Before, a job would store trials under contexts that nothing renames.
         async with self._lock:
-            now = self._catalog.resolve_kernel(kernel.name)
+            now = self.catalog.resolve_kernel(kernel.name)
             other = kernel.find_contradiction(placed) or now.find_contradiction(placed)
             if other is not None:
                 raise SourceChanged(f"{other.name} changed while {kernel.name} was compiled or measured")
@@ -121,10 +115,10 @@ class Traces:
                 )
             fresh = [entry for name, entry in learned.learned.items() if name not in now.learned]
             changed = [entry for name, entry in learned.learned.items() if now.learned.get(name) != entry]
-            self._catalog.update_learned(learned)
+            self.catalog.update_learned(learned)
             for follower in [one for one in self._followers if one.kernel.name == learned.name]:
-                follower.adopt_learned_names(self._catalog.add_learned_names(follower.kernel))
-            await self._store.learned.learn_names(learned, changed, fresh)
+                follower.adopt_learned_names(self.catalog.add_learned_names(follower.kernel))
+            await self.store.learned.learn_names(learned, changed, fresh)
         names = tuple(entry.name for entry in fresh)
         _log.info("names_learned", kernel=learned.name, count=len(names), first=list(names[:FEW_NAMES]))
-        self._publish(NamesLearned(kernel=learned.name, names=names))
+        self.publish(NamesLearned(kernel=learned.name, names=names))

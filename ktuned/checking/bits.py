@@ -20,7 +20,7 @@ import msgspec
 from ktuned.backends import Launch
 from ktuned.checking.problem_data import ProblemData
 from ktuned.ipc import requests
-from ktuned.model import TrialResult, have_same_bits
+from ktuned.model import FrozenStruct, TrialResult, have_same_bits
 
 LAUNCHES = 2
 """Launches of each input of ordinary numbers, to reveal a race. Hard inputs are launched once."""
@@ -29,7 +29,7 @@ FREE_US = 5_000.0
 """Time, in µs, that further inputs may take for a config that need not run on them. They show which configs agree."""
 
 
-class LaunchDigests(msgspec.Struct, frozen=True):
+class LaunchDigests(FrozenStruct):
     """Digests of what launches left.
 
     Attributes:
@@ -89,7 +89,7 @@ def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits
     return timed.add_facts("numerics", bits=found.bits, same_bits=same, nondeterministic=differs)
 
 
-class BitsComparison:
+class BitsComparison(msgspec.Struct, eq=False):
     """Collects the digests of one config's outputs, and compares them with the anchor's.
 
     Args:
@@ -98,29 +98,26 @@ class BitsComparison:
         wanted: on how many inputs, and what the anchor's digests are.
     """
 
-    def __init__(self, data: ProblemData, launch: Launch, wanted: requests.SameBits) -> None:
-        self._data = data
-        self._launch = launch
-        self._wanted = wanted
-        self._known_digests: list[Any] = []
-        self._digest_us = 0.0
+    data: ProblemData
+    launch: Launch
+    wanted: requests.SameBits
+    _known_digests: list[Any] = []
+    _digest_us: float = 0.0
 
     def digest_last_outputs(self) -> None:
         """Digest the outputs that the last launch has left on the problem's own inputs, before they are poisoned."""
         began = perf_counter()
-        self._known_digests.append(self._data.digest_outputs())
+        self._known_digests.append(self.data.digest_outputs())
         self._digest_us = (perf_counter() - began) * 1e6
 
     def complete_result(
         self, timed: TrialResult, synchronize: Callable[[], None], on_input: Callable[[], None]
     ) -> TrialResult:
         """Add the digests of a timed config's outputs, on all inputs if that is wanted or takes next to no time."""
-        inputs = self._wanted.inputs
+        inputs = self.wanted.inputs
         # Copying an input into place takes as long as digesting it.
         takes_us = inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * self._digest_us)
-        if not self._wanted.on_all_inputs and takes_us > FREE_US:
+        if not self.wanted.on_all_inputs and takes_us > FREE_US:
             inputs = 1
-        digests = digest_launches_on_inputs(
-            self._data, self._launch, synchronize, self._known_digests, inputs, on_input
-        )
-        return add_bits(timed, digests, self._wanted)
+        digests = digest_launches_on_inputs(self.data, self.launch, synchronize, self._known_digests, inputs, on_input)
+        return add_bits(timed, digests, self.wanted)

@@ -9,34 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from ktuned.backends import gpu_uuids, nvml
 from ktuned.checking.tensor_library import find_library
 from ktuned.model import KtunedError
 
-MARGIN: Final = 1.1
+MARGIN = 1.1
 """Free memory required, in multiples of the need: the application may allocate, too, while a problem is opened."""
 
-LIMIT_SHARE: Final = 2
+LIMIT_SHARE = 2
 """Divisor of the free memory: a problem may take the quotient even if it needs less."""
 
-CONTEXT_BYTES: Final = 640 << 20
+CONTEXT_BYTES = 640 << 20
 """Memory of a process's context with torch's kernels; some 500 MiB on an H100."""
 
-FLUSH_BYTES: Final = 128 << 20
+FLUSH_BYTES = 128 << 20
 """Size of the buffer that flushes the second-level cache, which is half as large."""
 
-BAND_BYTES: Final = 4 << 20
+BAND_BYTES = 4 << 20
 """Size of the guards around two copies of a tensor."""
 
-COPIES: Final = 4
+COPIES = 4
 """Copies of each tensor: for launches, ktuned's own, the reference's input, and the reference's result."""
 
-CHECK_BYTES: Final = 48
+CHECK_BYTES = 48
 """Bytes per element of an output in a comparison: both sides, difference and tolerance in double, and masks."""
 
-SPARED_SHARE: Final = 0.5
+SPARED_SHARE = 0.5
 """Share of a GPU's memory that must be free before a spare makes its context: the next problem may be larger, and
 configs may allocate."""
 

@@ -17,7 +17,6 @@ A read beyond a tensor is not noticed.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -116,7 +115,7 @@ class _Banded:
     def __init__(self, span: Span, values: Mapping[str, Any]) -> None:
         import torch
 
-        from ktuned.checking.torch_tensors import TorchTensors, count_bytes
+        from ktuned.checking.torch_tensors import TorchTensors
 
         self.name = span.name
         # The span's distance from the last boundary is counted as a part of the span.
@@ -131,14 +130,12 @@ class _Banded:
         rest = 8 * (self._size % _WORD)
         little = sys.byteorder == "little"
         self.beyond = 0 if not rest else -1 << rest if little else (1 << (8 * _WORD - rest)) - 1
-        self.tensors: dict[str, torch.Tensor] = {}
-        for name, offset in span.offsets.items():
-            value = values[name]
-            part = _make_tensor_on_part(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
-            placed = torch.empty(0, dtype=value.dtype, device=device)
-            placed.set_(part.untyped_storage(), 0, value.shape, value.stride())
-            TorchTensors().copy_elements(value, placed)
-            self.tensors[name] = placed
+        # Each tensor's storage is its part of the allocation alone. `resize_` could let a view grow into the band.
+        library, first = TorchTensors(), BAND_BYTES + span.remainder
+        self.tensors: dict[str, torch.Tensor] = {
+            name: library.copy_into_memory(self._bytes, first + offset, values[name])
+            for name, offset in span.offsets.items()
+        }
 
     def refill_bands(self) -> Damage | None:
         """Fill both bands again, and return the damage nearest to the span, if there was any."""
@@ -162,26 +159,3 @@ class _Banded:
                 f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(damaged_before[0]) > 0
             )
         return None
-
-
-def _make_tensor_on_part(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
-    """Return part of an allocation as a tensor whose storage is that part alone.
-
-    It is not a view, because a view's storage is the whole allocation, and ``resize_`` could let it grow into the band.
-    """
-    import torch
-
-    start = memory.data_ptr() + offset
-    if memory.device.type == "cpu":
-        part = (ctypes.c_ubyte * size).from_address(start)
-        part.memory = memory  # type: ignore[attr-defined]
-        return torch.frombuffer(part, dtype=torch.uint8)
-    return torch.as_tensor(_Span(memory, start, size), device=memory.device)
-
-
-class _Span:
-    """Part of an allocation, for the CUDA array interface: torch takes it without a copy, and keeps it alive."""
-
-    def __init__(self, memory: torch.Tensor, start: int, size: int) -> None:
-        self._memory = memory
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 2}

@@ -18,10 +18,9 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ktuned.checking.numpy_tensors import ALIGNMENT
 from ktuned.checking.tensor_library import find_library
+from ktuned.model import FrozenStruct
 
 ADDRESS_PERIOD = 256
 """A GPU's kernels run as fast at an address as at another one with the same remainder, in bytes."""
@@ -34,7 +33,7 @@ PATTERN = 0xA5
 """The byte around tensors: in no dtype does it make a small integer or a common float."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(FrozenStruct):
     """Tensors that share an allocation.
 
     Attributes:
@@ -78,7 +77,7 @@ class Region(NamedTuple):
         return f"{address - self.start - self.size} bytes after {self.name}"
 
 
-class Damage(msgspec.Struct, frozen=True):
+class Damage(FrozenStruct):
     """A write outside the tensors, in words.
 
     ``is_contained`` is true if the write was undone and cannot have hit anything else. Otherwise the process can no

@@ -21,10 +21,8 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ktuned.checking.tensor_library import TensorLibrary, find_library
-from ktuned.model import Device, Problem, UsageError, canonical
+from ktuned.model import Device, FrozenStruct, Problem, UsageError, canonical
 
 if TYPE_CHECKING:
     from ktuned.declaration import Kernel as DeclaredKernel
@@ -35,7 +33,7 @@ MAX_KEPT_BYTES = 1 << 28
 copying them."""
 
 
-class TensorRoles(msgspec.Struct, frozen=True):
+class TensorRoles(FrozenStruct):
     """What launches do with each of a problem's tensors, by the tensors' names.
 
     Attributes:
@@ -194,7 +192,7 @@ class ProblemInputs:
         return {name: self._make_tensor(name, spec, seed_text) for name, spec in changed if spec is not None}
 
     def write_fresh_inputs(
-        self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float, *, are_alike: bool = False
+        self, sets: Mapping[str, Any], own: Mapping[str, Any], secret: str, within_s: float, *, are_alike: bool
     ) -> bool:
         """Write inputs with other random numbers, drawn by a secret; return whether any were.
 

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ktuned.backends import Kernel, Launch, read_layout
 from ktuned.checking.problem_inputs import TensorRoles
 from ktuned.checking.tensor_library import TensorLibrary, is_unwritten
@@ -25,7 +27,7 @@ _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of parameters that need no tensor of their name."""
 
 
-class Reference:
+class Reference(msgspec.Struct, eq=False):
     """Runs a kernel's reference on one problem.
 
     Args:
@@ -35,12 +37,11 @@ class Reference:
         roles: what launches do with each tensor.
     """
 
-    def __init__(self, kernel: DeclaredKernel, device: Device, library: TensorLibrary, roles: TensorRoles) -> None:
-        self._kernel = kernel
-        self._device = device
-        self._library = library
-        self._roles = roles
-        self._views: list[str] | None = None
+    kernel: DeclaredKernel
+    device: Device
+    library: TensorLibrary
+    roles: TensorRoles
+    _views: list[str] | None = None
 
     def compute_outputs(self, inputs: Mapping[str, Any], default: Kernel | None = None) -> dict[str, Any]:
         """Return the expected outputs by name, computed on copies of the inputs.
@@ -58,7 +59,7 @@ class Reference:
         except KernelFileError:
             raise
         except BaseException as error:
-            raise self._kernel.site.make_failure("reference", error) from error
+            raise self.kernel.site.make_failure("reference", error) from error
         outputs = self._name_outputs(returned)
         return {name: self._adopt_output(name, value, inputs[name]) for name, value in outputs.items()}
 
@@ -68,7 +69,7 @@ class Reference:
         Every config writes its outputs. So the call also writes an output of which the reference returns only a view:
         ``x.T`` takes no time, and would look faster than any kernel.
         """
-        if self._kernel.reference is None or self._kernel.expects_default_outputs:
+        if self.kernel.reference is None or self.kernel.expects_default_outputs:
             return None
         copies = self._clone_tensors(inputs)
 
@@ -79,42 +80,42 @@ class Reference:
             if self._views:
                 outputs = self._name_outputs(returned)
                 for name in self._views:
-                    self._library.copy_elements(self._adopt_output(name, outputs[name], inputs[name]), copies[name])
+                    self.library.copy_elements(self._adopt_output(name, outputs[name], inputs[name]), copies[name])
 
         return launch
 
     def _find_views(self, returned: Mapping[str, Any], copies: Mapping[str, Any]) -> list[str]:
         """Return the names of the outputs that lie in an input's memory, or in less memory than their elements need."""
         taken = [
-            self._library.find_allocation(tensor)
+            self.library.find_allocation(tensor)
             for name, tensor in copies.items()
-            if name not in self._roles.outputs and read_layout(tensor)
+            if name not in self.roles.outputs and read_layout(tensor)
         ]
         found = []
         for name, value in returned.items():
             output = self._adopt_output(name, value, copies[name])
             if read_layout(output) is None:
                 continue
-            start, size = self._library.find_allocation(output)
+            start, size = self.library.find_allocation(output)
             is_shared = any(first < start + size and start < first + length for first, length in taken)
-            if is_shared or size < self._library.count_element_bytes(output):
+            if is_shared or size < self.library.count_element_bytes(output):
                 found.append(name)
         return found
 
     def _clone_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return clones, because the reference may change its inputs."""
-        return {name: self._library.clone_tensor(tensor) for name, tensor in tensors.items()}
+        return {name: self.library.clone_tensor(tensor) for name, tensor in tensors.items()}
 
     def _call_function(self, tensors: Mapping[str, Any]) -> Any:
         """Call the function with the tensors that its parameters name, or with all if it has ``**kwargs``."""
-        function = self._kernel.reference
+        function = self.kernel.reference
         assert callable(function)
         parameters = inspect.signature(function).parameters
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
             return function(**tensors)
         for name, parameter in parameters.items():
             if name not in tensors and parameter.default is parameter.empty and parameter.kind not in _COLLECTING:
-                raise self._kernel.site.make_error(
+                raise self.kernel.site.make_error(
                     f"the reference takes {name!r}, which inputs(p) does not make {listed(tensors, near=name)}"
                 )
         return function(**{name: tensor for name, tensor in tensors.items() if name in parameters})
@@ -125,26 +126,26 @@ class Reference:
         Raises:
             KernelFileError: its launch raises, or it never writes one of the outputs.
         """
-        if callable(self._kernel.setup):
-            self._kernel.setup(tensors)
+        if callable(self.kernel.setup):
+            self.kernel.setup(tensors)
         try:
             default.bind(tensors)()
-            if self._device.kind == "cuda":
-                self._library.module.cuda.synchronize(self._device.name)
+            if self.device.kind == "cuda":
+                self.library.module.cuda.synchronize(self.device.name)
         except KernelFileError:
             raise
         except Exception as error:
-            raise self._kernel.site.make_failure(DEFAULT_CONFIG, error) from error
-        for name in self._roles.poisoned:
+            raise self.kernel.site.make_failure(DEFAULT_CONFIG, error) from error
+        for name in self.roles.poisoned:
             if is_unwritten(tensors[name]):
-                raise self._kernel.site.make_error(
+                raise self.kernel.site.make_error(
                     f"reference='default', but the default config never writes {name}", hint="give a reference"
                 )
-        return {name: tensors[name] for name in self._roles.outputs}
+        return {name: tensors[name] for name in self.roles.outputs}
 
     def _name_outputs(self, returned: Any) -> Mapping[str, Any]:
         """Return what the reference has returned by the outputs' names, all of which must be there."""
-        outputs, site = self._roles.outputs, self._kernel.site
+        outputs, site = self.roles.outputs, self.kernel.site
         if not isinstance(returned, Mapping):
             if len(outputs) != 1:
                 raise site.make_error(f"the reference must return a dict with the outputs {', '.join(outputs)}")
@@ -156,11 +157,11 @@ class Reference:
 
     def _adopt_output(self, name: str, returned: Any, made: Any) -> Any:
         """Return an output as a tensor of the library; it must have the shape of the tensor ``made`` by ``inputs``."""
-        site = self._kernel.site
-        tensor = self._library.adopt_tensor(returned, self._device.name)
+        site = self.kernel.site
+        tensor = self.library.adopt_tensor(returned, self.device.name)
         if tensor is None:
             raise site.make_error(
-                f"the reference returned a {type(returned).__name__} for {name}, not a {self._library.type_name}"
+                f"the reference returned a {type(returned).__name__} for {name}, not a {self.library.type_name}"
             )
         if tensor.shape != made.shape:
             raise site.make_error(

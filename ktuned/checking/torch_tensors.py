@@ -138,10 +138,11 @@ class TorchTensors:
 
         # torch makes no storage without bytes, as for a tensor without elements.
         count = max(size, 1)
-        if isinstance(memory, torch.Tensor):
+        if isinstance(memory, torch.Tensor) and memory.is_cuda:
             part = torch.as_tensor(GpuBytes(memory.data_ptr() + start, count, memory), device=memory.device)
         else:
-            part = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=count)
+            buffer = memory.numpy() if isinstance(memory, torch.Tensor) else memory
+            part = torch.frombuffer(buffer, dtype=torch.uint8, offset=start, count=count)
         empty = torch.empty(0, dtype=getattr(torch, dtype), device=part.device)
         return empty.set_(part.untyped_storage(), 0, shape, strides)
 

@@ -16,12 +16,11 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from ktuned.checking.tensor_library import TensorLibrary, find_library
+from ktuned.model import FrozenStruct
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(FrozenStruct):
     """The result of a check.
 
     Attributes:

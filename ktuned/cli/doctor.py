@@ -14,12 +14,10 @@ from enum import StrEnum
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-import msgspec
-
 from ktuned import observer
 from ktuned.cli import text
 from ktuned.daemon import load_settings
-from ktuned.model import SettingsError
+from ktuned.model import FrozenStruct, SettingsError
 from ktuned.protocol import EnvironmentInfo, HostInfo, StatusAnswer
 from ktuned_client import paths
 
@@ -44,7 +42,7 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(FrozenStruct):
     """One line of the doctor: the subject, its state, and the command that repairs it."""
 
     level: Level

@@ -94,10 +94,17 @@ def _describe_open_job(view: JobView, now: float | None) -> str:
         tried if now is None or not job.started else f"{tried} in {text.format_duration(max(0.0, now - job.started))}"
     ]
     if view.round is not None:
-        facts.append(f"finalists again, round {view.round[0]} of {view.round[1]}")
+        facts.append(describe_stage(view))
     if job.best is not None:
         facts.append(f"best {text.format_by_objective(job.objective, job.best)}")
     return ", ".join(filter(None, (*facts, text.format_time_left(job.left_s))))
+
+
+def describe_stage(view: JobView) -> str:
+    """Return the final round that is measured, or how long the job will still take."""
+    if view.round is not None:
+        return f"finalists again, round {view.round[0]} of {view.round[1]}"
+    return text.format_time_left(view.job.left_s)
 
 
 def describe_news(news: News) -> list[str]:

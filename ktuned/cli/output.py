@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +23,7 @@ from ktuned.model import escape_controls, escape_controls_in_json
 if TYPE_CHECKING:
     from ktuned.protocol import FileError
 
-COMPLAINT: Final = "ktuned: "
+COMPLAINT = "ktuned: "
 """The beginning of each error's line."""
 
 MAX_SILENCE_S = 10.0

@@ -19,7 +19,7 @@ import msgspec
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.progress import JobBegan, JobView, NewBest, News, View, begin_view, fold_event, resync_view
-from ktuned.model import escape_controls
+from ktuned.model import FrozenStruct, escape_controls
 from ktuned.protocol import (
     CANCEL,
     PEAKS,
@@ -172,7 +172,7 @@ def draw_board(view: View) -> Table:
         job = shown.job
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(shown)))
+        head.add_row(bar, Text(lines.format_progress(job)), Text(lines.describe_stage(shown)))
         grid.add_row(Text(escape_controls(lines.name_job(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
         grid.add_row(Text(f"  {escape_controls(_describe_best(shown))}", no_wrap=True, overflow="ellipsis"))
@@ -214,23 +214,22 @@ class NotebookPresenter(Presenter):
             self._handle.update(drawn)
 
 
-class _CellOutput:
+class _CellOutput(FrozenStruct):
     """Progress of the open jobs, as a notebook draws it."""
 
-    def __init__(self, bars: Sequence[tuple[int, int | None]], standings: Sequence[str] = ()) -> None:
-        self._bars = bars
-        self._standings = standings
+    bars: Sequence[tuple[int, int | None]]
+    standings: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        return "\n".join(self._standings)
+        return "\n".join(self.standings)
 
     def _repr_html_(self) -> str:
         bars = "".join(
             f"<progress value='{done}' max='{max(total, 1)}'></progress> "
-            for done, total in self._bars
+            for done, total in self.bars
             if total is not None
         )
-        return f"{bars}<pre>{escape(chr(10).join(self._standings))}</pre>" if self._standings else ""
+        return f"{bars}<pre>{escape(chr(10).join(self.standings))}</pre>" if self.standings else ""
 
 
 def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | None = True) -> Presenter:
@@ -298,12 +297,6 @@ def cancel_jobs(client: Client, jobs: Iterable[int]) -> None:
     for job in jobs:
         with suppress(DaemonError):
             call_method(client, CANCEL, CancelParams(job=job))
-
-
-def _describe_stage(view: JobView) -> str:
-    if view.round is not None:
-        return f"finalists again, round {view.round[0]} of {view.round[1]}"
-    return text.format_time_left(view.job.left_s)
 
 
 def _describe_best(view: JobView) -> str:

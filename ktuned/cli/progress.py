@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.model import (
     Config,
+    FrozenStruct,
     Objective,
     Outcome,
     Peaks,
@@ -65,7 +65,7 @@ def make_case(kernel: str, problem: Problem, device: str, objective: Objective) 
     return kernel, canonical(problem), device, objective
 
 
-class JobView(msgspec.Struct, frozen=True):
+class JobView(FrozenStruct):
     """One job, and the facts that only its events report.
 
     Attributes:
@@ -84,7 +84,7 @@ class JobView(msgspec.Struct, frozen=True):
     announced: float | None = None
     before: float | None = None
     share: str = ""
-    failures: Mapping[Outcome, Trial] = msgspec.field(default_factory=dict)
+    failures: Mapping[Outcome, Trial] = {}
     round: tuple[int, int] | None = None
 
 
@@ -92,15 +92,15 @@ Limits = Mapping[str, Peaks]
 """Measured limits by device model."""
 
 
-class View(msgspec.Struct, frozen=True):
+class View(FrozenStruct):
     """All jobs seen so far, in the order of their appearance, and the figure of the last winner of each case.
 
     ``limits`` has the measured limits of devices by model.
     """
 
-    jobs: Mapping[int, JobView] = msgspec.field(default_factory=dict)
-    winners: Mapping[Case, float] = msgspec.field(default_factory=dict)
-    limits: Limits = msgspec.field(default_factory=dict)
+    jobs: Mapping[int, JobView] = {}
+    winners: Mapping[Case, float] = {}
+    limits: Limits = {}
 
     @property
     def is_ended(self) -> bool:
@@ -117,13 +117,13 @@ class View(msgspec.Struct, frozen=True):
         return replace(self, jobs={key: view for key, view in self.jobs.items() if not view.job.is_ended})
 
 
-class JobBegan(msgspec.Struct, frozen=True):
+class JobBegan(FrozenStruct):
     """A job began to run."""
 
     job: JobInfo
 
 
-class NewBest(msgspec.Struct, frozen=True):
+class NewBest(FrozenStruct):
     """A trial is better than every earlier trial of its job; ``figure`` is its figure by the job's objective."""
 
     job: JobInfo
@@ -131,14 +131,14 @@ class NewBest(msgspec.Struct, frozen=True):
     figure: float
 
 
-class FirstFailure(msgspec.Struct, frozen=True):
+class FirstFailure(FrozenStruct):
     """A trial has an outcome of :data:`FAILURES` that its job had not shown before."""
 
     job: JobInfo
     trial: Trial
 
 
-class JobEnded(msgspec.Struct, frozen=True):
+class JobEnded(FrozenStruct):
     """A job is done, was cancelled or failed."""
 
     view: JobView

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ktuned_client import DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
 from ktuned_client.wire import PROTOCOL_VERSION
 
-ACROSS_VERSIONS: Final = frozenset({"start", "stop", "doctor", "config", "logs"})
+ACROSS_VERSIONS = frozenset({"start", "stop", "doctor", "config", "logs"})
 """Commands that work with a daemon of any protocol, because an upgrade needs them."""
 
 

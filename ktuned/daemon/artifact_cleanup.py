@@ -11,6 +11,7 @@ from time import monotonic
 
 import anyio
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.model import StoreError
@@ -20,25 +21,18 @@ from ktuned.store import Artifacts, Store
 _log = structlog.get_logger()
 
 
-class ArtifactCleanup:
+class ArtifactCleanup(msgspec.Struct, eq=False):
     """Removes artifacts at the start and after each job; publishes it if answers named some of them.
 
     ``list_used_kernels`` returns the kernels that were looked up within some seconds: their artifacts go last.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        artifacts: Artifacts,
-        list_used_kernels: Callable[[float], Collection[str]],
-        publish: PublishEvent,
-    ) -> None:
-        self._store = store
-        self._artifacts = artifacts
-        self._list_used_kernels = list_used_kernels
-        self._publish = publish
-        self._collected_at = monotonic()
-        self._due = anyio.Event()
+    store: Store
+    artifacts: Artifacts
+    list_used_kernels: Callable[[float], Collection[str]]
+    publish: PublishEvent
+    _collected_at: float = msgspec.field(default_factory=monotonic)
+    _due: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
     def handle_event(self, event: Event) -> None:
         """Have the cap checked after each job."""
@@ -50,22 +44,22 @@ class ArtifactCleanup:
         while True:
             self._due = anyio.Event()
             try:
-                if await anyio.to_thread.run_sync(lambda: self._artifacts.size) > self._artifacts.cap_bytes:
+                if await anyio.to_thread.run_sync(lambda: self.artifacts.size) > self.artifacts.cap_bytes:
                     await self._collect_artifacts()
             except StoreError as error:
                 _log.warning("collect_artifacts_failed", reason=error.message)
             await self._due.wait()
 
     async def _collect_artifacts(self) -> None:
-        won = {winner.artifact: winner.context.kernel for winner in self._store.list_winners() if winner.artifact}
+        won = {winner.artifact: winner.context.kernel for winner in self.store.list_winners() if winner.artifact}
         # Lookups are answered from memory, so what was served since the last collection is recorded only now.
         now = monotonic()
-        used = {*self._list_used_kernels(now - self._collected_at)}
+        used = {*self.list_used_kernels(now - self._collected_at)}
         self._collected_at = now
         await anyio.to_thread.run_sync(
-            self._artifacts.mark_served, [artifact for artifact, kernel in won.items() if kernel in used]
+            self.artifacts.mark_served, [artifact for artifact, kernel in won.items() if kernel in used]
         )
-        removed = await self._artifacts.collect_garbage(won.keys())
+        removed = await self.artifacts.collect_garbage(won.keys())
         if removed:
-            self._publish(AnswersChanged())
+            self.publish(AnswersChanged())
             _log.info("artifacts_collected", artifacts=len(removed), freed_bytes=sum(removed.values()))

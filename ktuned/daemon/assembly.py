@@ -11,8 +11,6 @@ import os
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import msgspec
-
 from ktuned.adoption import Adoptions, KeyTunings
 from ktuned.answers import KernelStates, Knowledge
 from ktuned.backends import cpu
@@ -32,17 +30,17 @@ from ktuned.daemon.settings import Settings
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
-    SET_IN_WORKERS,
     ClusterExecutor,
     Executor,
     Executors,
     Fleet,
     LocalExecutor,
     StartProcess,
+    choose_worker_variables,
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import FollowUps, Lookups, WinnerTable
-from ktuned.model import KernelInfo
+from ktuned.model import FrozenStruct, KernelInfo
 from ktuned.protocol import Event, KernelStale, Root
 from ktuned.scheduling import (
     HostObserver,
@@ -62,7 +60,7 @@ from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
 
 
-class Replacements(msgspec.Struct, frozen=True, kw_only=True):
+class Replacements(FrozenStruct, kw_only=True):
     """Parts and values that a test or a benchmark replaces; ``None`` keeps the daemon's own.
 
     Attributes:
@@ -111,7 +109,7 @@ class Parts:
             pauses=store.load_pauses(), idle_policy=IdlePolicy(settings.file.policy)
         )
         trust = self.trust = Trust(settings.trusted_directories)
-        base_env = {**SET_IN_WORKERS, **os.environ} if replaced.base_env is None else replaced.base_env
+        base_env = choose_worker_variables(os.environ) if replaced.base_env is None else replaced.base_env
         executor = self.executor = LocalExecutor(
             scratch=settings.scratch,
             cache=settings.cache,

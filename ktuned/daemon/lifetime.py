@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final
 
 import anyio
 from msgspec.structs import astuple
@@ -13,16 +12,16 @@ from msgspec.structs import astuple
 from ktuned.daemon.systemd import Notifier
 from ktuned.protocol import IdleInfo, WorkFigures
 
-AUTO_IDLE_EXIT_S: Final = 1800.0
+AUTO_IDLE_EXIT_S = 1800.0
 """Idle time after which a daemon that was started on demand ends; the next command starts another one."""
 
-TICK_S: Final = 5.0
+TICK_S = 5.0
 """Interval in seconds at which totals are recorded: rare enough to cost nothing, often enough for rates per minute."""
 
-LOOKS_KEPT: Final = 13
+LOOKS_KEPT = 13
 """Recorded totals that are kept for the rates: those of one minute."""
 
-FEEDS_PER_PERIOD: Final = 2
+FEEDS_PER_PERIOD = 2
 """Keep-alive messages within the watchdog's period (sd_watchdog_enabled(3) recommends half of it)."""
 
 

@@ -11,12 +11,12 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from enum import Enum
-from typing import Any, Final, TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import Processor
 
-PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+PRIORITIES = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
 """The journal's priorities (syslog(3)) of structlog's levels; each line for the journal begins with one."""
 
 

@@ -4,6 +4,10 @@
 (:mod:`ktuned.daemon.daemon`).
 
 *End.* When the daemon has stopped, kill all workers and close the store.
+
+*Directories.* Two daemons on one store would each know only part of its state, so a lock on a file decides which one
+runs. The directories are private because whoever can write there can run code as the user: artifacts are code, and the
+store says which are loaded.
 """
 
 from __future__ import annotations
@@ -14,21 +18,64 @@ import gc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import anyio
 import anyio.abc
 import msgspec
 import structlog
 
-from ktuned.daemon import state_directory
 from ktuned.daemon.assembly import Parts, Replacements, list_watched_roots
 from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.settings import Settings
 from ktuned.daemon.systemd import Handover, Notifier
-from ktuned.model import KtunedError, find_first_error
-from ktuned.serve import bind_socket, inherit_socket
+from ktuned.ipc import Trust, Untrusted
+from ktuned.model import KtunedError, StoreError, find_first_error
+from ktuned.serve import LOCK_NAME, LockHeld, bind_socket, hold_lock, inherit_socket
 from ktuned.store import STORE_NAME, Store
+
+PRIVATE_UMASK = 0o077
+"""Files of the daemon and its workers are readable only by their user."""
+
+_PRIVATE_DIRECTORY = 0o700
+
+
+@contextmanager
+def hold_directories(state: Path, cache: Path, socket: str) -> Iterator[None]:
+    """Make the directories, and hold the lock of the state directory during the block.
+
+    Waits for a daemon that still ends; ``socket`` is the path that this daemon is going to serve.
+
+    Raises:
+        StoreError: the directories cannot be used, another user could replace files in them, or another daemon holds
+            them.
+    """
+    with ExitStack() as held:
+        try:
+            for directory in (state, cache):
+                directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIRECTORY)
+                Trust().check_directory(str(directory))
+            held.enter_context(hold_lock(state / LOCK_NAME, socket))
+        except OSError as error:
+            raise StoreError(
+                f"{state} cannot be used: {error.strerror}",
+                hint="make it writable, free some space on its disk, or set KTUNED_HOME to another directory",
+            ) from error
+        except Untrusted as error:
+            raise StoreError(
+                f"{state} cannot be used: {error.message}",
+                hint="close it to others, or set KTUNED_HOME to a directory of yours",
+            ) from error
+        except LockHeld as error:
+            raise StoreError(
+                f"a daemon (pid {error.pid}) already keeps its state in {state}",
+                hint=f"`kill {error.pid}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
+            ) from error
+        yield
+
 
 _log = structlog.get_logger()
 
@@ -56,7 +103,7 @@ def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Rep
     Raises:
         KtunedError: the daemon cannot start, or cannot continue; the error says what to do.
     """
-    os.umask(state_directory.PRIVATE_UMASK)
+    os.umask(PRIVATE_UMASK)
     gc.set_threshold(*_COLLECTIONS)
     sys.setswitchinterval(_SWITCH_S)
     if not faulthandler.is_enabled():
@@ -82,7 +129,7 @@ async def serve_until_stopped(
         idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
     with (
         Notifier(handover.notify_path, handover.watchdog_s) as notifier,
-        state_directory.hold_directories(settings.state, settings.cache, settings.socket),
+        hold_directories(settings.state, settings.cache, settings.socket),
         socket_of as listening,
     ):
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())

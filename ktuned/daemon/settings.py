@@ -18,7 +18,7 @@ from ktuned.backends import cpu
 from ktuned.catalog import make_root
 from ktuned.fleet import ClusterSettings, choose_compile_slots, count_compile_workers, memory
 from ktuned.ipc import read_regular_file
-from ktuned.model import TOML_HINT, SettingsError, listed
+from ktuned.model import TOML_HINT, FrozenStruct, SettingsError, listed
 from ktuned.protocol import Root
 from ktuned.scheduling import POLICIES
 from ktuned.serve import ShareSettings
@@ -38,7 +38,7 @@ _KINDS: Mapping[type, str] = {
 }
 
 
-class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RootSettings(FrozenStruct, forbid_unknown_fields=True):
     """One ``[[roots]]`` entry: a directory to watch.
 
     Attributes:
@@ -56,7 +56,7 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polling: bool = False
 
 
-class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigFile(FrozenStruct, forbid_unknown_fields=True):
     """All settings in ``config.toml``."""
 
     roots: tuple[RootSettings, ...] = ()
@@ -76,7 +76,7 @@ class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterSettings = ClusterSettings()
 
 
-class Settings(msgspec.Struct, frozen=True):
+class Settings(FrozenStruct):
     """The settings of a daemon.
 
     Attributes:

@@ -10,22 +10,20 @@ import os
 import socket
 from collections.abc import MutableMapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-import msgspec
+from ktuned.model import FrozenStruct, SettingsError
 
-from ktuned.model import SettingsError
-
-FIRST_DESCRIPTOR: Final = 3
+FIRST_DESCRIPTOR = 3
 """The first descriptor that is handed over, after stdin, stdout and stderr (SD_LISTEN_FDS_START)."""
 
-SOCKET_NAMES: Final = frozenset({"ktuned", "ktuned.socket"})
+SOCKET_NAMES = frozenset({"ktuned", "ktuned.socket"})
 """Names by which our socket is found among several: that of ``FileDescriptorName=``, or by default the unit's."""
 
-_VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
-class Handover(msgspec.Struct, frozen=True):
+class Handover(FrozenStruct):
     """What the service manager hands over to this process.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ktuned.model import FrozenStruct
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ class TorchArrays:
         """Return a new tensor with any content."""
         return self._torch.empty(count, dtype=getattr(self._torch, dtype), device=self._device)
 
-    def store_values(self, target: torch.Tensor, place: int, values: Any) -> None:
+    def store_values(self, target: torch.Tensor, place: int, values: Any, dtype: str) -> None:
         """Round values to a tensor's dtype, into the elements from ``place``."""
         target[place : place + values.numel()] = values
 
@@ -95,7 +96,7 @@ class NumPyArrays:
             return "uint16" if dtype == "bfloat16" else "uint8"
         return dtype
 
-    def store_values(self, target: Any, place: int, values: Any, dtype: str = "") -> None:
+    def store_values(self, target: Any, place: int, values: Any, dtype: str) -> None:
         """Round values to a dtype, into the elements from ``place``."""
         if dtype in _NARROW_FORMATS:
             values = self._round_to_format(values.astype("float32"), _NARROW_FORMATS[dtype])
@@ -114,8 +115,7 @@ class NumPyArrays:
         return bits | (sign if kind.has_negative_zero else np.where(bits == 0, 0, sign))
 
 
-@dataclass(frozen=True, slots=True)
-class _NarrowFormat:
+class _NarrowFormat(FrozenStruct):
     """A floating-point format that NumPy lacks."""
 
     sign_bit: int

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
 from ktuned.declaration.user_values import Site, Values, find_mapping_fault
-from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among, spell_values
+from ktuned.model import Config, FrozenStruct, KernelFileError, Problem, Scalar, canonical, is_among, spell_values
 
 MEMBERSHIP_BOUND = 100_000
 """Most configs of a callable that a membership test reads: 0.5 s for a simple generator."""
@@ -23,7 +21,7 @@ Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
 
 
-class Conditional(msgspec.Struct, frozen=True):
+class Conditional(FrozenStruct):
     """A constraint on a knob that exists only where ``when`` holds. Elsewhere the knob keeps its first value."""
 
     knob: str
@@ -40,11 +38,13 @@ class BoundSpace(ABC):
 
     Walking a space raises :class:`~ktuned.model.errors.KernelFileError` when user code (``where``, a callable) raises
     or yields something that is not a config, and when no config is valid.
+
+    ``where`` has the constraints, as they were declared.
     """
 
     def __init__(self, problem: Problem, where: tuple[Where, ...], site: Site) -> None:
         self.problem = dict(problem)
-        self._where = where
+        self.where = where
         self._site = site
 
     @property
@@ -56,11 +56,6 @@ class BoundSpace(ABC):
     def axes(self) -> Mapping[str, Sequence[Scalar]] | None:
         """The axes of which the space is the product, before ``where``; ``None`` for lists and callables."""
         return None
-
-    @property
-    def where(self) -> tuple[Where, ...]:
-        """The constraints, as they were declared."""
-        return self._where
 
     @cached_property
     def problem_view(self) -> Values:
@@ -110,12 +105,12 @@ class BoundSpace(ABC):
         Raises:
             KernelFileError: ``where`` raised, or a condition of ``when``.
         """
-        if not self._where:
+        if not self.where:
             return True
         view = Values(config, "knob")
-        asked = self._where[0]
+        asked = self.where[0]
         try:
-            for asked in self._where:
+            for asked in self.where:
                 if not asked(self.problem_view, view):
                     return False
         except Exception as error:

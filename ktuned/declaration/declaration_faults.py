@@ -198,9 +198,7 @@ def _find_outside_fault(default: Mapping[str, Any], space: Space) -> str:
     return ""
 
 
-def find_problems_fault(
-    problems: tuple[Any, ...], specialize: tuple[str, ...] | None, bucketed: Iterable[str] = ()
-) -> str:
+def find_problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None, bucketed: Iterable[str]) -> str:
     """Return the error in a list of problems."""
     if len(problems) > MAX_PROBLEMS:
         return f"problems has more than {MAX_PROBLEMS} entries, each with a job; lookups may ask for other problems"

@@ -9,17 +9,16 @@ import glob
 import os
 from pathlib import Path
 
-import msgspec
-
 from ktuned.declaration.declared_kernel import Kernel
 from ktuned.dependencies import OBSERVER
 from ktuned.ipc import Untrusted, normalize_path, stamp
+from ktuned.model import FrozenStruct
 
 MAX_FILES = 4_000
 """Most files that one kernel may declare: each survey looks at all of them."""
 
 
-class DeclaredFiles(msgspec.Struct, frozen=True):
+class DeclaredFiles(FrozenStruct):
     """The part of each pattern in the kernel's digest, and the files and directories with their stamps."""
 
     parts: dict[str, str]

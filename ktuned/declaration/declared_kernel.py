@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ktuned.declaration.declaration_faults import MAX_PROBLEMS, find_problems_fault
 from ktuned.declaration.spaces import BoundSpace, Space
@@ -35,7 +35,7 @@ from ktuned.model import (
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
 
-DEFAULT_OUTPUTS: Final = "default"
+DEFAULT_OUTPUTS = "default"
 """Given as ``reference``: the outputs of the default config are the expected ones."""
 
 KernelFunction = Callable[[Any, Any], "Build"]

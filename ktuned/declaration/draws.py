@@ -47,6 +47,9 @@ class Arrays(Protocol):
     def take_entries(self, table: Any, places: Any) -> Any:
         """Return a new array, which may be changed, of a table's entries at some places."""
 
+    def store_values(self, target: Any, place: int, values: Any, dtype: str) -> None:
+        """Round values to a dtype, into the elements of an array of this dtype from ``place``."""
+
 
 def derive_key(text: str) -> int:
     """Return the key of a text's own stream."""

@@ -23,15 +23,15 @@ is special, but the product of two special numbers often is not. All numbers are
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ktuned.declaration import draws
 from ktuned.declaration.draws import Arrays
+from ktuned.model import FrozenStruct
 
-HARD_FILLS: Final = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
+HARD_FILLS = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
 
-EVERYWHERE: Final = frozenset({"magnitudes", "cancelling"})
+EVERYWHERE = frozenset({"magnitudes", "cancelling"})
 """Fills that all tensors of a kernel get at once; the others go to every second one."""
 
 _RARE = 15
@@ -44,8 +44,7 @@ _WIDEST = 30
 """Magnitudes range from 2^-30 to 2^30, so that their products are finite in float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
+class _Format(FrozenStruct):
     """A floating-point format: the bits of its exponent and of its significand."""
 
     exponent: int
@@ -72,7 +71,7 @@ class _Format:
         return ((1 << self.exponent) - 1) << self.mantissa
 
 
-_FORMATS: Final = {
+_FORMATS = {
     "float64": _Format(11, 52),
     "float32": _Format(8, 23),
     "float16": _Format(5, 10),
@@ -84,14 +83,12 @@ _FORMATS: Final = {
 }
 
 
-def draw_hard_numbers(
-    arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int
-) -> Iterator[tuple[int, Any]]:
-    """Yield the bits (int64) of a tensor's elements, ``chunk`` at a time, with the place of the first."""
+def draw_hard_numbers(arrays: Arrays, fill: str, dtype: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
+    """Yield the bits (int64) of a tensor's elements in chunks, each with the place of its first element."""
     form = _FORMATS[dtype]
     # Each element takes a whole word: its bits also decide whether the element is special.
-    for first in range(0, count, chunk):
-        number = min(count - first, chunk)
+    for first in range(0, count, arrays.chunk):
+        number = min(count - first, arrays.chunk)
         drawn = _make_bits(arrays, fill, form, draws.generate_words(arrays, key, first, number), is_start=not first)
         yield first, drawn * _mask_runs(arrays, first, number) if fill == "denormals" else drawn
 

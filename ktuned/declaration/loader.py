@@ -21,15 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-import msgspec
-
 from ktuned.backends import find_extra, install_hint
 from ktuned.declaration.declaration import DeclarationCollector, EndOfDeclarations, collect_declarations
 from ktuned.declaration.declared_kernel import Kernel
 from ktuned.declaration.user_values import fold_to_line
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded, ImportEnd, is_ours
 from ktuned.ipc import ABSENT, NotRegularFile, Untrusted, normalize_path, read_regular_file, stamps_agree
-from ktuned.model import KernelFileError, listed
+from ktuned.model import FrozenStruct, KernelFileError, listed
 
 _DISTRIBUTION_OF_PACKAGE = {
     "cutlass": "nvidia-cutlass-dsl",
@@ -50,7 +48,7 @@ _LASTING_ERRORS = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFi
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
 
-class LoadedFile(msgspec.Struct, frozen=True):
+class LoadedFile(FrozenStruct):
     """The kernels that one kernel file declares, and its errors.
 
     ``files`` are the files that took part and count by their content, with the digests of the bytes that were compiled.

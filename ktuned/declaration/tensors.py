@@ -219,15 +219,7 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
     count = math.prod(spec.shape) * (1 + (part != spec.dtype))
     arrays = TorchArrays(device)
     made = arrays.make_empty(count, part)
-    if fill in HARD_FILLS:
-        bits = view_as_bits(made)
-        for place, values in draw_hard_numbers(
-            arrays, arrays.chunk, fill, part, count, _derive_key(spec, name, seed_text)
-        ):
-            bits[place : place + len(values)] = values
-        return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
-    for place, values in _draw_values(arrays, spec, part, count, _derive_key(spec, name, seed_text)):
-        arrays.store_values(made, place, values)
+    _draw_elements(arrays, spec, part, _derive_key(spec, name, seed_text), made, view_as_bits(made))
     return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
 
 
@@ -252,20 +244,14 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
         made = numpy.full(count, poison.pattern, f"uint{poison.width}").view(arrays.find_holding_dtype(part))
     else:
         made = arrays.make_empty(count, part)
-        if fill in HARD_FILLS:
-            bits = made.view(f"int{8 * made.itemsize}")
-            for place, values in draw_hard_numbers(
-                arrays, arrays.chunk, fill, part, count, _derive_key(spec, name, seed_text)
-            ):
-                bits[place : place + len(values)] = values
-        elif fill in ("zeros", "ones"):
+        if fill in ("zeros", "ones"):
             arrays.store_values(made, 0, numpy.zeros(count, "float32"), part)
             step = 1 + (part != spec.dtype)
             if fill == "ones":
                 arrays.store_values(made[::step], 0, numpy.ones(count // step, "float32"), part)
         else:
-            for place, values in _draw_values(arrays, spec, part, count, _derive_key(spec, name, seed_text)):
-                arrays.store_values(made, place, values, part)
+            bits = made.view(f"int{8 * made.itemsize}")
+            _draw_elements(arrays, spec, part, _derive_key(spec, name, seed_text), made, bits)
     return (made.view(spec.dtype) if part != spec.dtype else made).reshape(spec.shape)
 
 
@@ -285,6 +271,16 @@ def _read_file(spec: TensorSpec, name: str, framework: str) -> Any:
     if (tuple(found.shape), str(found.dtype).removeprefix("torch.")) != (spec.shape, spec.dtype):
         raise RuntimeError(f"{spec.file} holds {name} as {found.dtype} of {tuple(found.shape)}")
     return found
+
+
+def _draw_elements(arrays: Arrays, spec: TensorSpec, part: str, key: int, made: Any, bits: Any) -> None:
+    """Fill the array ``made`` with a random tensor's elements; ``bits`` is the same memory as integers."""
+    if spec.resolved_fill in HARD_FILLS:
+        for place, values in draw_hard_numbers(arrays, spec.resolved_fill, part, len(made), key):
+            bits[place : place + len(values)] = values
+        return
+    for place, values in _draw_values(arrays, spec, part, len(made), key):
+        arrays.store_values(made, place, values, part)
 
 
 def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:

@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
-
-from ktuned.model import KernelFileError, KtunedError, Scalar, escape_surrogates, listed
+from ktuned.model import FrozenStruct, KernelFileError, KtunedError, Scalar, escape_surrogates, listed
 
 MAX_MESSAGE_CHARS = 500
 """Length at which messages of user code are cut, so that an error fits on a terminal."""
@@ -70,7 +68,7 @@ class Values(Mapping[str, Scalar]):
         return ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
 
 
-class Site(msgspec.Struct, frozen=True):
+class Site(FrozenStruct):
     """Place where a kernel is declared, for errors about it."""
 
     path: str = ""

@@ -15,16 +15,15 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-import msgspec
-
 from ktuned.dependencies.origin import InstalledPlace, find_installed_place
 from ktuned.ipc import stamps
+from ktuned.model import FrozenStruct
 
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 """Files in a distribution's own directory that depend on the installer."""
 
 
-class Distribution(msgspec.Struct, frozen=True):
+class Distribution(FrozenStruct):
     """An installed distribution; ``record`` is the file that lists what it installed, or else its metadata."""
 
     name: str

@@ -9,19 +9,17 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
 from ktuned.backends import select_deciding_variables, select_finding_variables
 from ktuned.ipc import find_changed_file, replies
 from ktuned.model import ENVIRONMENT, Device, canonical
 from ktuned.protocol import EnvironmentInfo
 
 
-class EnvironmentReport(EnvironmentInfo, frozen=True, omit_defaults=True):
+class EnvironmentReport(EnvironmentInfo, omit_defaults=True):
     """What is known of an interpreter, with what the report depends on and the distributions installed there."""
 
     observed: replies.ProbeDependencies | None = None
-    distributions: Mapping[str, str] = msgspec.field(default_factory=dict)
+    distributions: Mapping[str, str] = {}
 
     @property
     def devices(self) -> Iterator[Device]:

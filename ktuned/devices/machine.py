@@ -22,6 +22,7 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
+    FrozenStruct,
     KernelInfo,
     KeyProblem,
     NotFound,
@@ -44,7 +45,7 @@ def is_device_named(device: Device, name: str) -> bool:
     return name in (device.name, device.kind, device.host or None) or name.casefold() in device.model.casefold()
 
 
-class JobDevices(msgspec.Struct, frozen=True):
+class JobDevices(FrozenStruct):
     """A job's target, and the devices that measure its configs; ``absence`` says why there are none."""
 
     target: str

@@ -12,12 +12,11 @@ from time import monotonic
 from typing import Any
 
 import anyio
-import msgspec
 import structlog
 
 from ktuned.catalog import Catalog, make_root_environment
 from ktuned.devices.environments import Environments
-from ktuned.model import AmbiguousName, KernelInfo, NotFound
+from ktuned.model import AmbiguousName, FrozenStruct, KernelInfo, NotFound
 from ktuned.protocol import Root
 
 _log = structlog.get_logger()
@@ -26,7 +25,7 @@ _log = structlog.get_logger()
 _Fingerprints = dict[str, Mapping[str, Any]]
 
 
-class SurveyIntervals(msgspec.Struct, frozen=True):
+class SurveyIntervals(FrozenStruct):
     """Seconds between looks at the toolchains of kernels in use (``recent_s``), and at all toolchains (``all_s``)."""
 
     recent_s: float = 2.0

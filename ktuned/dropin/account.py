@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from ktuned.spool import digest_content
 
-TUNED: Final = "tuned"
-RECORDED: Final = "recorded"
-FIXED: Final = "fixed"
-ANSWERED: Final = "answered by the library"
+TUNED = "tuned"
+RECORDED = "recorded"
+FIXED = "fixed"
+ANSWERED = "answered by the library"
 
 
 @dataclass
@@ -142,5 +142,5 @@ def _read_entries(directory: Path) -> Iterator[Any]:
                 yield json.loads(line)
 
 
-account: Final = Account()
+account = Account()
 """The account of this process."""

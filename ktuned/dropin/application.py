@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 _NOT_IN_PACKAGES = re.compile(r"[^A-Za-z0-9_.-]+")
 _NOT_IN_RELEASES = re.compile(r"[^A-Za-z0-9_.+!-]+")
@@ -17,7 +17,7 @@ _MAX_NAME = 160
 """Most characters of a function's name, which becomes part of a file's name. A longer one loses its beginning, because
 its end says more."""
 
-_SHORT: Final = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b1"}
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b1"}
 
 
 @dataclass(frozen=True, slots=True)

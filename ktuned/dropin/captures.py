@@ -7,9 +7,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-from typing import Any, Final
+from typing import Any
 
-_RELAXED: Final = 2
+_RELAXED = 2
 """``CU_STREAM_CAPTURE_MODE_RELAXED``"""
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 from msgspec import structs
 
@@ -22,28 +22,28 @@ from ktuned.model import CallKey, canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
 
-FIRST_LOOK_DEADLINE_S: Final = 0.1
+FIRST_LOOK_DEADLINE_S = 0.1
 """Deadline of the question in a key's first call. That call compiles a config anyway, so 0.1 s is not noticed."""
 
-LOOK_DEADLINE_S: Final = 10.0
+LOOK_DEADLINE_S = 10.0
 """Deadline of a question that no call waits for. It is long because a program's tight loop lets other threads rarely
 run."""
 
-POLL_S: Final = 0.1
-SLOW_POLL_S: Final = 1.0
+POLL_S = 0.1
+SLOW_POLL_S = 1.0
 """Intervals of the questions about followed keys: in the first minute, and later."""
 
-SLOW_AFTER_S: Final = 60.0
+SLOW_AFTER_S = 60.0
 
-WAIT_POLL_S: Final = 0.02
+WAIT_POLL_S = 0.02
 """Interval of the questions while a call waits for its key's tuning; it is short, because the daemon answers from
 memory."""
 
-TAKEN_IN_S: Final = 30.0
+TAKEN_IN_S = 30.0
 """How long a waiting call gives the daemon to accept its record. The daemon may have to find out first which devices
 the call's interpreter can use."""
 
-MAX_FOLLOWED: Final = 1000
+MAX_FOLLOWED = 1000
 """Most keys that a process follows; all others keep the config of their first call."""
 
 _log = logging.getLogger("ktuned.dropin")

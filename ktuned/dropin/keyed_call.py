@@ -20,7 +20,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from ktuned.dropin.account import FIXED, RECORDED, account
 from ktuned.dropin.captures import allow_captures, is_capturing, use_device
@@ -51,10 +51,10 @@ from ktuned.dropin.winners_file import FileWinner
 from ktuned.model import LATENCY, CallKey, Problem, canonical, spell_values, with_numerics
 from ktuned.spool import CallRecord, leave_record, spool_directory
 
-COUNTS_EVERY_S: Final = 10.0
+COUNTS_EVERY_S = 10.0
 """Launch counts are written at most this often, and only when a call is decided."""
 
-NOT_ACCEPTED: Final = "the daemon did not accept its call; `ktuned status` may say why"
+NOT_ACCEPTED = "the daemon did not accept its call; `ktuned status` may say why"
 
 
 class KeyedCall(ABC):

@@ -10,15 +10,14 @@ import contextlib
 import os
 import threading
 from time import monotonic
-from typing import Final
 
 from ktuned.model import CallKey
 from ktuned.spool import KeyLaunches, LaunchCounts, leave_counts, spool_directory
 
-MAX_COUNTED: Final = 1000
+MAX_COUNTED = 1000
 """Most keys that a process counts."""
 
-_ROWS_OF_A_FILE: Final = 200
+_ROWS_OF_A_FILE = 200
 
 
 class LaunchCounter:

@@ -49,10 +49,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, Self, get_args
 
-import msgspec
-
 from ktuned.dropin.winners_file import WinnersFile, read_winners_once
-from ktuned.model import EXACT, NUMERICS, TOLERANCE
+from ktuned.model import EXACT, NUMERICS, TOLERANCE, FrozenStruct
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
@@ -123,7 +121,7 @@ def choose_policy(own: Policy | None, of_process: Policy | None) -> Policy | Non
     return own if own.winners is not None else replace(own, winners=of_process.winners)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(FrozenStruct):
     """What the daemon knows of a key.
 
     Attributes:
@@ -160,37 +158,37 @@ class Standing(Enum):
 # Events
 
 
-class Called(msgspec.Struct, frozen=True):
+class Called(FrozenStruct):
     """A call needs a decision; ``is_capturing`` says whether a graph is being captured."""
 
     is_capturing: bool = False
 
 
-class Answered(msgspec.Struct, frozen=True):
+class Answered(FrozenStruct):
     """The daemon's answer to :class:`Ask` or :class:`Wait`; ``None`` if none runs."""
 
     answer: Answer | None
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class Recorded(FrozenStruct):
     """The call is in the spool; or it is not, and ``fault`` says why another process could not tune it."""
 
     fault: str = ""
 
 
-class Followed(msgspec.Struct, frozen=True):
+class Followed(FrozenStruct):
     """A later answer about a key that is followed."""
 
     answer: Answer
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class Loaded(FrozenStruct):
     """A config was loaded, and can be launched."""
 
     config: str
 
 
-class Unfit(msgspec.Struct, frozen=True):
+class Unfit(FrozenStruct):
     """A config cannot be compiled, loaded or launched on this device."""
 
     config: str
@@ -202,37 +200,37 @@ Event = Called | Answered | Recorded | Followed | Loaded | Unfit
 # Instructions
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(FrozenStruct):
     """Ask the daemon what it knows; reply with :class:`Answered`."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(FrozenStruct):
     """Write the call to the spool; reply with :class:`Recorded`."""
 
 
-class Wait(msgspec.Struct, frozen=True):
+class Wait(FrozenStruct):
     """Wait until the key's tuning has ended; reply with :class:`Answered`."""
 
 
-class Follow(msgspec.Struct, frozen=True):
+class Follow(FrozenStruct):
     """Report later answers as :class:`Followed`, until one is final or the tuning has ended."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(FrozenStruct):
     """Load a config; reply with :class:`Loaded` or :class:`Unfit`. If the daemon named it, ``answer`` is its answer."""
 
     config: str
     answer: Answer | None = None
 
 
-class Launch(msgspec.Struct, frozen=True):
+class Launch(FrozenStruct):
     """Launch a config from now on; with ``once`` only in this call, so that the next call is decided anew."""
 
     config: str
     once: bool = False
 
 
-class LeaveAlone(msgspec.Struct, frozen=True):
+class LeaveAlone(FrozenStruct):
     """Report why the key is not tuned. The framework's own tuner decides, unless a :class:`Launch` follows."""
 
     reason: str

@@ -16,16 +16,16 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from ktuned.dropin.application import FunctionName
 from ktuned.model import Scalar
 from ktuned.spool import digest_content
 
-CAPTURED: Final = "captured"
+CAPTURED = "captured"
 """Fill of a tensor whose content travels with the call."""
 
-MAX_CAPTURED_BYTES: Final = 64 << 20
+MAX_CAPTURED_BYTES = 64 << 20
 """Limit for the captured tensors of a call (indices, masks, lengths). Copying so much from the device takes 10 ms, once
 for each key, in a call that spends longer on compiling."""
 

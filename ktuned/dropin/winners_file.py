@@ -21,18 +21,18 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from ktuned.model import LATENCY, CallKey, Problem, canonical, is_exact
 from ktuned_client.winners import WinnersError, list_files, read_file
 
-CONSTANTS_KEY: Final = "@constants"
+CONSTANTS_KEY = "@constants"
 """The problem key with the digest of a call's configs, with all constants that each is compiled with."""
 
-PROGRAMS_KEY: Final = "@programs"
+PROGRAMS_KEY = "@programs"
 """The problem key with the digest of a call: its programs, their compile options and their arguments."""
 
-_DIGEST_KEYS: Final = (CONSTANTS_KEY, PROGRAMS_KEY)
+_DIGEST_KEYS = (CONSTANTS_KEY, PROGRAMS_KEY)
 """If a winner's problem differs in these alone, it is still the key's winner, but was made from other source."""
 
 

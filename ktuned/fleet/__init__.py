@@ -22,7 +22,7 @@ from ktuned.fleet.fleet import BENCH_MODULES, Fleet, choose_compile_slots, count
 from ktuned.fleet.front_ends import LIBRARY, FrontEndKey
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
-from ktuned.fleet.local_executor import SET_IN_WORKERS, LocalExecutor
+from ktuned.fleet.local_executor import SET_IN_WORKERS, LocalExecutor, choose_worker_variables
 from ktuned.fleet.priority_semaphore import NO_JOB, Turns, age_rank
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.program import ProgramFailed, Programs, run_program

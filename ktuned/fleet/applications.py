@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from ktuned.model import Device
 
-MAX_APPLICATIONS: Final = 1000
+MAX_APPLICATIONS = 1000
 """Living processes that are remembered at once."""
 
 

@@ -27,7 +27,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import anyio
 import msgspec
@@ -54,28 +54,28 @@ from ktuned.fleet.failures import DeadlineExpired, Health, HostLost, Output, Req
 from ktuned.fleet.process_group import ProcessGroup
 from ktuned.fleet.program import Programs
 from ktuned.ipc import InvalidMessage, decoding, frames, replies, requests
-from ktuned.model import BackendReport, Device, DeviceName, Phase, Role, WorkerError
+from ktuned.model import BackendReport, Device, DeviceName, FrozenStruct, Phase, Role, WorkerError
 from ktuned.protocol import ClusterInfo, HostInfo
 
 _log = structlog.get_logger()
 
-MODULE: Final = "ktuned_ray"
+MODULE = "ktuned_ray"
 """The plugin's module that joins a cluster."""
 
-JOIN_S: Final = 60.0
+JOIN_S = 60.0
 """Deadline for the cluster to report its nodes: Ray's client server needs up to half a minute for a new client."""
 
-SILENCE_S: Final = 20.0
+SILENCE_S = 20.0
 """After so many seconds without a report, the process or the cluster hangs."""
 
-SETTLED_S: Final = 30.0
+SETTLED_S = 30.0
 """How long a job waits for the cluster if this machine has no device for it, in seconds."""
 
-END_S: Final = 5.0
+END_S = 5.0
 """Time that the process gets to give its GPUs and CPUs back."""
 
 
-class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterSettings(FrozenStruct, forbid_unknown_fields=True):
     """The ``[cluster]`` table.
 
     Attributes:

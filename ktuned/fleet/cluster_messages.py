@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from ktuned.ipc import replies
-from ktuned.model import Phase
+from ktuned.model import FrozenStruct, Phase
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class Start(FrozenStruct, tag=True):
     """Start a worker on a node.
 
     ``lane`` is the device's name on the node, ``compile`` for a compile slot, and empty for a worker that uses neither.
@@ -34,7 +34,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     deadline_s: float
 
 
-class Exchange(msgspec.Struct, frozen=True, tag=True):
+class Exchange(FrozenStruct, tag=True):
     """Make a worker carry out a request: a frame of :mod:`ktuned.ipc`, with a deadline for each phase.
 
     ``digests`` has the contents of the project's files with which the request was made, by path relative to the root;
@@ -50,14 +50,14 @@ class Exchange(msgspec.Struct, frozen=True, tag=True):
     damaged: tuple[str, ...] = ()
 
 
-class Kill(msgspec.Struct, frozen=True, tag=True):
+class Kill(FrozenStruct, tag=True):
     """Kill a worker; ``why`` becomes the error of its request."""
 
     worker: int
     why: str = ""
 
 
-class WatchToolchain(msgspec.Struct, frozen=True, tag=True):
+class WatchToolchain(FrozenStruct, tag=True):
     """Watch a node's compilers and packages, instead of those that were watched under the same key.
 
     ``files`` and ``limits`` are those of :class:`~ktuned.ipc.replies.ProbeDependencies`.
@@ -69,7 +69,7 @@ class WatchToolchain(msgspec.Struct, frozen=True, tag=True):
     limits: Mapping[str, str]
 
 
-class Node(msgspec.Struct, frozen=True):
+class Node(FrozenStruct):
     """A node that is alive, with its CPUs and GPUs in the cluster's account."""
 
     id: str
@@ -78,14 +78,14 @@ class Node(msgspec.Struct, frozen=True):
     gpus: int
 
 
-class Nodes(msgspec.Struct, frozen=True, tag=True):
+class Nodes(FrozenStruct, tag=True):
     """All nodes; sent each second, so that silence means that the process, or the cluster, hangs."""
 
     version: str
     nodes: tuple[Node, ...]
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class Answer(FrozenStruct, tag=True):
     """The end of a start or an exchange: an encoded :class:`Result`, or why the worker is ``lost``.
 
     ``sealed`` are the artifacts that were compiled, by key, with the bytes that each added to this machine's disk.
@@ -97,21 +97,21 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     lost: str = ""
 
 
-class Gone(msgspec.Struct, frozen=True, tag=True):
+class Gone(FrozenStruct, tag=True):
     """A worker has ended."""
 
     worker: int
     reason: str
 
 
-class ToolchainChanged(msgspec.Struct, frozen=True, tag=True):
+class ToolchainChanged(FrozenStruct, tag=True):
     """A watched toolchain has changed, or cannot be watched any more."""
 
     node: str
     reason: str
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(FrozenStruct):
     """An item of a worker's answer, and what the worker's code printed for it."""
 
     value: msgspec.Raw
@@ -119,7 +119,7 @@ class Item(msgspec.Struct, frozen=True):
     stderr: str = ""
 
 
-class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+class Result(FrozenStruct, omit_defaults=True):
     """What became of a start or an exchange on the node.
 
     A start has a ``pid``, or an ``error`` with a ``hint``. An exchange has ``items``, and then a reply's ``value``, or

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Final
 
 import structlog
 
@@ -18,7 +17,7 @@ from ktuned.fleet.executor import Worker
 from ktuned.fleet.priority_semaphore import Turn, Turns
 from ktuned.fleet.quiet import GatePass, QuietGate
 
-STALL_S: Final = 3.0
+STALL_S = 3.0
 """Seconds without any processor time after which a compile counts as stalled. A read from a cold disk takes less."""
 
 _log = structlog.get_logger()

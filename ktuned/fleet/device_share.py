@@ -23,21 +23,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
 
-DUTY: Final = 0.2
+DUTY = 0.2
 """Share of the time that a lane may take from an application. On an H100 a step of 10 ms took 1.39 times as long while
 another process kept the GPU busy. With this share, the mean step of ``benchmarks/beside.py`` took 1.07 times as long
 on two H200s, and the median step 1.02 times."""
 
-MOST_SAVED_S: Final = 1.0
+MOST_SAVED_S = 1.0
 """Time that can be saved, and that may be taken all at once: five seconds' worth."""
 
-LOOK_S: Final = 0.5
+LOOK_S = 0.5
 """Interval at which a waiting lane looks whether the application has left the device. A look delays it by one turn of
 the GPU, some milliseconds."""
 
-LOOKS: Final = 5
+LOOKS = 5
 """Looks at the device, 20 ms apart, that must all find it free. A step leaves it free for some milliseconds."""
 
 

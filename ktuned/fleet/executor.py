@@ -18,13 +18,13 @@ import msgspec
 
 from ktuned.fleet.failures import Output
 from ktuned.ipc import requests
-from ktuned.model import Device, Role, read_device_kind
+from ktuned.model import Device, FrozenStruct, Role, read_device_kind
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
 
 
-class Environment(msgspec.Struct, frozen=True):
+class Environment(FrozenStruct):
     """What a worker runs in.
 
     Attributes:
@@ -46,7 +46,7 @@ class Environment(msgspec.Struct, frozen=True):
         return self if device.host == self.host else msgspec.structs.replace(self, host=device.host)
 
 
-class KernelCode(msgspec.Struct, frozen=True):
+class KernelCode(FrozenStruct):
     """The Python that a kernel file runs: the file's path, and a digest of all Python code that takes part."""
 
     file: str

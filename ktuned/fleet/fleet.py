@@ -21,7 +21,6 @@ from typing import Any, Self
 
 import anyio
 import anyio.abc
-import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -61,7 +60,7 @@ from ktuned.fleet.lane_machine import (
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
 from ktuned.fleet.quiet import Pace, QuietGate
 from ktuned.ipc import requests
-from ktuned.model import Device, Phase, Role, WorkerError
+from ktuned.model import Device, FrozenStruct, Phase, Role, WorkerError
 from ktuned.protocol import WorkerInfo
 
 _log = structlog.get_logger()
@@ -104,7 +103,7 @@ def count_compile_workers(slots: int) -> int:
     return slots + slots // 4
 
 
-class _Host(msgspec.Struct, frozen=True, eq=False):
+class _Host(FrozenStruct, eq=False):
     """The compile slots of a machine, and its gate between compiles and timing."""
 
     gate: QuietGate

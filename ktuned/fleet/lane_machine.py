@@ -57,7 +57,7 @@ from ktuned.fleet.failures import (
     is_outside_kill,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Phase, Role, WorkerError
+from ktuned.model import Device, DeviceName, FrozenStruct, IllegalMove, Observation, Outcome, Phase, Role, WorkerError
 
 WorkerKind = tuple[Role, Environment]
 
@@ -103,7 +103,7 @@ _NO_MEMORY = "out of memory"
 """Part of the messages of CUDA and torch when memory ran out."""
 
 
-class FleetLimits(msgspec.Struct, frozen=True):
+class FleetLimits(FrozenStruct):
     """How many idle workers a fleet keeps, for how long, and when a worker is replaced."""
 
     idle_s: float = 60.0
@@ -123,7 +123,7 @@ class FleetLimits(msgspec.Struct, frozen=True):
     """Pause after the first failed start beyond ``TOLERATED_FAILURES``."""
 
 
-class Bench(msgspec.Struct, frozen=True):
+class Bench(FrozenStruct):
     """The problem that a bench worker must have opened before it can measure.
 
     Attributes:
@@ -206,7 +206,7 @@ class LaneRecord(msgspec.Struct, eq=False):
     worker: Worker | None = None
     need: ProblemNeeded | None = None
     trust: Trust = Trust.SOUND
-    ending: list[Worker] = msgspec.field(default_factory=list)
+    ending: list[Worker] = []
     is_suspect: bool = False
     lost_at: float = -math.inf
     has_retried: bool = False
@@ -248,13 +248,13 @@ class LaneRecord(msgspec.Struct, eq=False):
 # Events of one lane
 
 
-class _OfLane(msgspec.Struct, frozen=True):
+class _OfLane(FrozenStruct):
     """An event or a step of one lane."""
 
     lane: LaneRecord
 
 
-class ProblemNeeded(_OfLane, frozen=True):
+class ProblemNeeded(_OfLane):
     """A job that holds a lane, vacant or open, needs a problem open there.
 
     Attributes:
@@ -270,33 +270,33 @@ class ProblemNeeded(_OfLane, frozen=True):
     is_shared: bool = False
 
 
-class WorkerTaken(_OfLane, frozen=True):
+class WorkerTaken(_OfLane):
     """The lane has borrowed a worker."""
 
     worker: Worker
 
 
-class StepDone(_OfLane, frozen=True):
+class StepDone(_OfLane):
     """Any other step of the lane is done."""
 
 
-class StepFailed(_OfLane, frozen=True):
+class StepFailed(_OfLane):
     """The lane's step has failed, or a request to its worker."""
 
     error: WorkerError
 
 
-class Measured(_OfLane, frozen=True):
+class Measured(_OfLane):
     """A lane's request is over; ``last`` is the measurement of its last config."""
 
     last: replies.Measurement
 
 
-class Stopped(_OfLane, frozen=True):
+class Stopped(_OfLane):
     """A lane's step or request was cancelled, or failed in the daemon."""
 
 
-class Released(_OfLane, frozen=True):
+class Released(_OfLane):
     """No job needs the lane any more; ``is_shared`` if an application may be at work on the device."""
 
     is_shared: bool = False
@@ -308,7 +308,7 @@ LaneEvent = ProblemNeeded | WorkerTaken | StepDone | StepFailed | Measured | Sto
 # Events of workers
 
 
-class WorkerNeeded(msgspec.Struct, frozen=True):
+class WorkerNeeded(FrozenStruct):
     """Someone needs a worker.
 
     Attributes:
@@ -326,37 +326,37 @@ class WorkerNeeded(msgspec.Struct, frozen=True):
     waits: bool = True
 
 
-class WorkerStarted(msgspec.Struct, frozen=True):
+class WorkerStarted(FrozenStruct):
     """A worker was started; if the start failed, ``error`` says why."""
 
     kind: WorkerKind
     error: WorkerError | None = None
 
 
-class WorkerReleased(msgspec.Struct, frozen=True):
+class WorkerReleased(FrozenStruct):
     """A worker is no longer needed."""
 
     worker: Worker
 
 
-class DataClosed(msgspec.Struct, frozen=True):
+class DataClosed(FrozenStruct):
     """An idle worker has closed its problem's data; if that failed, ``error`` says why."""
 
     worker: Worker
     error: WorkerError | None = None
 
 
-class WorkersOutdated(msgspec.Struct, frozen=True):
+class WorkersOutdated(FrozenStruct):
     """Something that an environment's workers were started with, or have imported, has changed."""
 
     environment: Environment
 
 
-class TimePassed(msgspec.Struct, frozen=True):
+class TimePassed(FrozenStruct):
     """Time has passed, and some workers may have idled for too long."""
 
 
-class SparesNeeded(msgspec.Struct, frozen=True):
+class SparesNeeded(FrozenStruct):
     """Until ``count`` are ready, spares are to be made; with a ``device``, each also makes its context there.
 
     With ``with_context``, one may make its context while it imports, if no worker has a context yet.
@@ -370,21 +370,21 @@ class SparesNeeded(msgspec.Struct, frozen=True):
     with_context: bool = False
 
 
-class SpareMade(msgspec.Struct, frozen=True):
+class SpareMade(FrozenStruct):
     """A spare was made; ``worker`` is None if making it failed."""
 
     kind: WorkerKind
     worker: Worker | None
 
 
-class TurnCame(msgspec.Struct, frozen=True):
+class TurnCame(FrozenStruct):
     """A spare may now take its turn on a device to make its context, if a lane has not taken the last spare."""
 
     environment: Environment
     device: Device
 
 
-class SpareWarmed(msgspec.Struct, frozen=True):
+class SpareWarmed(FrozenStruct):
     """A spare has made its context on a device; if that failed, ``error`` says why."""
 
     worker: Worker
@@ -392,7 +392,7 @@ class SpareWarmed(msgspec.Struct, frozen=True):
     error: WorkerError | None = None
 
 
-class DeviceUsed(msgspec.Struct, frozen=True):
+class DeviceUsed(FrozenStruct):
     """A lane has used a device. If ``is_shared``, it has taken ``taken_s`` seconds from an application."""
 
     device: Device
@@ -418,19 +418,19 @@ Event = (
 # Instructions that are carried out at once, or in the background
 
 
-class EndWorker(msgspec.Struct, frozen=True):
+class EndWorker(FrozenStruct):
     """Kill a worker."""
 
     worker: Worker
 
 
-class CloseData(msgspec.Struct, frozen=True):
+class CloseData(FrozenStruct):
     """Have idle workers close their problems' data, in the background; report each as :class:`DataClosed`."""
 
     workers: Sequence[Worker]
 
 
-class MakeSpare(msgspec.Struct, frozen=True):
+class MakeSpare(FrozenStruct):
     """Make a spare in the background, and report it as :class:`SpareMade`.
 
     The spare imports ``backend``, and belongs to a ``device`` of another host, if given. With ``may_make_context`` it
@@ -444,7 +444,7 @@ class MakeSpare(msgspec.Struct, frozen=True):
     device: str = ""
 
 
-class AwaitTurn(msgspec.Struct, frozen=True):
+class AwaitTurn(FrozenStruct):
     """Wait in the background for a turn on a device, behind all jobs, and report it as :class:`TurnCame`."""
 
     environment: Environment
@@ -454,32 +454,32 @@ class AwaitTurn(msgspec.Struct, frozen=True):
 # Steps of the caller that gave the event
 
 
-class LendWorker(msgspec.Struct, frozen=True):
+class LendWorker(FrozenStruct):
     """Use this worker."""
 
     worker: Worker
 
 
-class StartWorker(msgspec.Struct, frozen=True):
+class StartWorker(FrozenStruct):
     """Start a worker, report :class:`WorkerStarted`, and use it."""
 
     kind: WorkerKind
     device: str
 
 
-class AwaitSpare(msgspec.Struct, frozen=True):
+class AwaitSpare(FrozenStruct):
     """Wait until a spare of this kind is ready or has failed, and ask again."""
 
     kind: WorkerKind
 
 
-class WarmSpare(msgspec.Struct, frozen=True):
+class WarmSpare(FrozenStruct):
     """Have this spare make its context on the device that has its turn, and report :class:`SpareWarmed`."""
 
     worker: Worker
 
 
-class Fail(msgspec.Struct, frozen=True):
+class Fail(FrozenStruct):
     """Raise this error."""
 
     error: WorkerError
@@ -488,19 +488,19 @@ class Fail(msgspec.Struct, frozen=True):
 # Steps of a lane; their outcome is WorkerTaken, StepDone or StepFailed
 
 
-class Rest(_OfLane, frozen=True):
+class Rest(_OfLane):
     """Wait until the lane's pause is over."""
 
 
-class TakeWorker(_OfLane, frozen=True):
+class TakeWorker(_OfLane):
     """Borrow a worker for the lane's problem, and give the workers in the lane's ``ending`` a moment to end."""
 
 
-class RunCanary(_OfLane, frozen=True):
+class RunCanary(_OfLane):
     """Have the lane's worker run the canary."""
 
 
-class OpenProblem(_OfLane, frozen=True):
+class OpenProblem(_OfLane):
     """Have the workers in ``closing`` close their data, and then the lane's worker open the lane's problem."""
 
     closing: Sequence[Worker]

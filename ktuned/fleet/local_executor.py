@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Final, Self
+from typing import Self
 
 import anyio
 import anyio.abc
@@ -63,9 +63,19 @@ WARDEN_S = 15.0
 """Interval in seconds at which the warden is checked, and started again if it was killed."""
 
 
-SET_IN_WORKERS: Final = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+SET_IN_WORKERS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """Variables of workers, unless the daemon's environment or a project sets them. Inductor's pool of processes would run
 during the timing on the cores of other lanes, and a process that a config leaves behind costs the lane its worker."""
+
+
+OF_SHELLS = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+"""Variables that describe the shell which started the daemon; workers do not get them. With them, a result that depends
+on all variables would be out of date whenever the daemon is started from another directory."""
+
+
+def choose_worker_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of workers, given the daemon's."""
+    return {**SET_IN_WORKERS, **{name: value for name, value in environ.items() if name not in OF_SHELLS}}
 
 
 class LocalExecutor(Executor):
@@ -239,7 +249,9 @@ class LocalExecutor(Executor):
         # started is already in the table, and is not taken for an orphan.
         async with self._orphan_search:
             for _ in range(_ORPHAN_SEARCHES if self._ends_orphans else 0):
-                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self.programs.pids}
+                orphans = (
+                    memory.list_children(os.getpid()) - self._workers.keys() - {self._warden.pid, *self.programs.pids}
+                )
                 if not orphans:
                     break
                 _log.debug("orphans_ended", count=len(orphans))
@@ -252,15 +264,6 @@ class LocalExecutor(Executor):
             for worker in list(self._workers.values()):
                 await worker.gone.wait()
                 await self._clean_up_after_worker(worker)
-
-
-def list_children() -> set[int]:
-    """Return our children, adopted ones included; none if Linux does not list any (no ``CONFIG_PROC_CHILDREN``)."""
-    found: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as stream:
-            found.update(map(int, stream.read().split()))
-    return found
 
 
 def kill_and_reap(pids: Collection[int]) -> None:

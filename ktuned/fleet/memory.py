@@ -56,7 +56,7 @@ def measure_tree(pid: int) -> int:
     """Return the resident memory of a process and its descendants; 0 if the process is gone."""
     try:
         own = int(_read_bytes(f"/proc/{pid}/statm").split()[1]) * PAGE_BYTES
-        return own + sum(map(measure_tree, _list_children(pid)))
+        return own + sum(map(measure_tree, list_children(pid)))
     except (OSError, IndexError):
         return 0
 
@@ -66,16 +66,18 @@ def measure_cpu_ticks(pid: int) -> int:
     try:
         # Fields 14 to 17 in proc(5), which counts from 1; the words after the command's name begin with field 3.
         own = _read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()[11:15]
-        return sum(map(int, own)) + sum(map(measure_cpu_ticks, _list_children(pid)))
+        return sum(map(int, own)) + sum(map(measure_cpu_ticks, list_children(pid)))
     except (OSError, ValueError):
         return 0
 
 
-def _list_children(pid: int) -> list[int]:
-    found: list[bytes] = []
+def list_children(pid: int) -> set[int]:
+    """Return a process's children, adopted ones included; none if Linux does not list any (CONFIG_PROC_CHILDREN)."""
+    found: set[int] = set()
     for thread in os.listdir(f"/proc/{pid}/task"):
-        found += _read_bytes(f"/proc/{pid}/task/{thread}/children").split()
-    return list(map(int, found))
+        with suppress(OSError):
+            found.update(map(int, _read_bytes(f"/proc/{pid}/task/{thread}/children").split()))
+    return found
 
 
 def list_tree_threads(pid: int) -> list[int]:

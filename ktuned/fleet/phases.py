@@ -41,6 +41,7 @@ class Phases:
 
     Attributes:
         fault: The memory fault that has ended the worker, in words; known once these are closed.
+        held: The messages that the worker was holding back when its journal was last read.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Phases:
         self._timer = DeadlineTimer(loop, on_expired, self._find_phase_end)
         self._deadlines: Mapping[str, float] = {}
         self._entered = [PhaseEntry(Phase.SPAWN, clock())]
-        self._held = HeldItems(0, b"")
+        self.held = HeldItems(0, b"")
         self._paused_at: float | None = None
         self._paused_s = 0.0
 
@@ -82,7 +83,7 @@ class Phases:
         """Begin a request in a phase, with the seconds that each of its phases may take."""
         self._entered = [PhaseEntry(phase, self._clock())]
         self._deadlines = deadlines
-        self._held = HeldItems(0, b"")
+        self.held = HeldItems(0, b"")
         self._paused_s = 0.0
         if self._journal is not None:
             self._journal.begin_request(request, phase)
@@ -109,17 +110,12 @@ class Phases:
         """Read the phases and the held items in the journal; does nothing once it is closed."""
         if self._journal is None:
             return
-        found, self._held = self._journal.read_progress()
+        found, self.held = self._journal.read_progress()
         began, until = self._entered[0], self._clock()
         known = [entry for entry in found if began.at <= entry.at <= until and entry.phase in self._deadlines]
         # User code may have written nonsense. Then the last known phase continues.
         if known and known[-1].at >= self._entered[-1].at:
             self._entered = [began, *known] if known[0].at > began.at else known
-
-    @property
-    def held(self) -> HeldItems:
-        """The messages that the worker was holding back when its journal was last read."""
-        return self._held
 
     def read_durations(self) -> dict[str, float]:
         """Return the seconds that each phase of the request took, until now."""

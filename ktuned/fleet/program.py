@@ -37,7 +37,7 @@ class Programs(msgspec.Struct, eq=False):
     """
 
     env: Mapping[str, str]
-    pids: set[int] = msgspec.field(default_factory=set)
+    pids: set[int] = set()
 
 
 async def run_program(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
-
 from ktuned.backends import read_ticks
+from ktuned.model import FrozenStruct
 
 _TIME_FIELDS = slice(11, 15)
 """``utime stime cutime cstime`` of /proc/PID/stat, counted behind the name in parentheses."""
 
 
-class CpuUse(msgspec.Struct, frozen=True):
+class CpuUse(FrozenStruct):
     """CPU time since boot, in ticks, summed over all CPUs.
 
     Attributes:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -18,7 +17,7 @@ from ktuned.model import WorkerError
 
 _log = structlog.get_logger()
 
-_REAP_S: Final = 5.0
+_REAP_S = 5.0
 """Time that a dismissed warden gets to end."""
 
 

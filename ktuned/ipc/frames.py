@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -32,7 +32,7 @@ def _encode_mapping(value: object) -> dict[Any, Any]:
     raise NotImplementedError
 
 
-_pack: Final = msgspec.msgpack.Encoder(enc_hook=_encode_mapping).encode
+_pack = msgspec.msgpack.Encoder(enc_hook=_encode_mapping).encode
 
 
 def encode(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:

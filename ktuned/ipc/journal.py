@@ -15,12 +15,11 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite
 from operator import attrgetter
 from time import monotonic
 
-from ktuned.model import Phase
+from ktuned.model import FrozenStruct, Phase
 
 JOURNAL_VARIABLE = "KTUNED_JOURNAL"
 """The variable that gives a worker the file descriptor of its journal; user code does not see it."""
@@ -42,16 +41,14 @@ FAULT_AT = _ITEMS_AT + MAX_HELD_BYTES
 _FAULT_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseEntry:
+class PhaseEntry(FrozenStruct):
     """A phase and the time at which it was entered, by the clock that all processes of a machine share."""
 
     phase: Phase
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class HeldItems:
+class HeldItems(FrozenStruct):
     """Items that were not sent yet: their frames, and the number of the first one among the request's items."""
 
     first: int

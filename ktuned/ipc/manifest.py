@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ktuned.ipc.regular_files import open_regular_file
+from ktuned.model import FrozenStruct
 
 MANIFEST_NAME = "manifest.json"
 TENSORS_NAME = "tensors.json"
@@ -31,7 +32,7 @@ class DamagedArtifact(Exception):
     """An artifact's files are not those of its manifest."""
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class Recipe(FrozenStruct):
     """What is needed to load an artifact besides its files.
 
     ``build`` is the Build as plain data, ``target`` its architecture, ``kernel`` the kernel's short name, and
@@ -44,7 +45,7 @@ class Recipe(msgspec.Struct, frozen=True):
     plugin: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(FrozenStruct):
     """An artifact's identity: its key, its backend and that backend's facts, its files' digests, its recipe.
 
     ``decisive`` are the files that decide, together with the Build, which code runs; empty if other code runs, too.

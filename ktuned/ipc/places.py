@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 
 from ktuned.ipc.decoding import InvalidMessage
+from ktuned.model import FrozenStruct
 
 _STAGING = ".staging"
 
 
-class Places(msgspec.Struct, frozen=True):
+class Places(FrozenStruct):
     """The directories of projects (by name), of sealed artifacts, and of references' results.
 
     Files in ``trusted`` directories are used without a check of who can write them.

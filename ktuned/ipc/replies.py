@@ -13,27 +13,27 @@ import msgspec
 
 from ktuned.ipc import decoding, frames
 from ktuned.ipc.decoding import InvalidMessage
-from ktuned.model import BackendReport, Config, KernelInfo, Observation, Outcome, TrialResult
+from ktuned.model import BackendReport, Config, FrozenStruct, KernelInfo, Observation, Outcome, TrialResult
 
 
-class Empty(msgspec.Struct, frozen=True):
+class Empty(FrozenStruct):
     """The reply of an operation that has no result."""
 
 
-class Ready(msgspec.Struct, frozen=True):
+class Ready(FrozenStruct):
     """The first message of a worker."""
 
     pid: int
 
 
-class Remade(msgspec.Struct, frozen=True):
+class Remade(FrozenStruct):
     """What was made again: digests by part, and the CPU time in seconds that it took."""
 
     parts: Mapping[str, str]
     cpu_s: float
 
 
-class ProbeDependencies(msgspec.Struct, frozen=True):
+class ProbeDependencies(FrozenStruct):
     """The dependencies of a probe's answer, by which the daemon notices that the answer is out of date.
 
     Attributes:
@@ -50,7 +50,7 @@ class ProbeDependencies(msgspec.Struct, frozen=True):
     limits: Mapping[str, str]
 
 
-class ProbeReport(msgspec.Struct, frozen=True):
+class ProbeReport(FrozenStruct):
     """An interpreter's backends and search strategies.
 
     Attributes:
@@ -68,18 +68,18 @@ class ProbeReport(msgspec.Struct, frozen=True):
     nvml: str = ""
     strategies: tuple[str, ...] = ()
     observed: ProbeDependencies | None = None
-    distributions: Mapping[str, str] = msgspec.field(default_factory=dict)
+    distributions: Mapping[str, str] = {}
     executable: str = ""
 
 
-class GpuUsers(msgspec.Struct, frozen=True):
+class GpuUsers(FrozenStruct):
     """How many other processes worked on each GPU lately; ``absence`` says why that is unknown."""
 
     users: Mapping[str, int]
     absence: str = ""
 
 
-class FileFault(msgspec.Struct, frozen=True):
+class FileFault(FrozenStruct):
     """An error of a kernel file, with its place; ``path`` may be absolute, or empty if it is unknown."""
 
     code: str
@@ -90,7 +90,7 @@ class FileFault(msgspec.Struct, frozen=True):
     excerpt: str = ""
 
 
-class InspectedFile(msgspec.Struct, frozen=True):
+class InspectedFile(FrozenStruct):
     """The declarations of a kernel file; all paths, the kernels' included, are relative to the project's directory."""
 
     file: str
@@ -99,7 +99,7 @@ class InspectedFile(msgspec.Struct, frozen=True):
     digests: Mapping[str, str]
 
 
-class Explored(msgspec.Struct, frozen=True):
+class Explored(FrozenStruct):
     """An opened space, and the strategy that walks it.
 
     Attributes:
@@ -125,7 +125,7 @@ class Explored(msgspec.Struct, frozen=True):
     references: tuple[Proposal, ...] = ()
 
 
-class Proposal(msgspec.Struct, frozen=True):
+class Proposal(FrozenStruct):
     """One config with its Build as plain data; without a Build, ``outcome`` and ``message`` say why.
 
     ``cores`` is the number of cores that the config uses, if the kernel file declares it.
@@ -138,7 +138,7 @@ class Proposal(msgspec.Struct, frozen=True):
     cores: int | None = None
 
 
-class Proposals(msgspec.Struct, frozen=True):
+class Proposals(FrozenStruct):
     """The strategy's next configs; ``finished`` if they are the last, ``converged`` if a better one is unlikely."""
 
     proposals: tuple[Proposal, ...]
@@ -147,13 +147,13 @@ class Proposals(msgspec.Struct, frozen=True):
     observed: tuple[Observation, ...] = ()
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class Admitted(FrozenStruct):
     """The space's verdict on each of the request's configs, in their order."""
 
     admitted: tuple[bool, ...]
 
 
-class Lowered(msgspec.Struct, frozen=True):
+class Lowered(FrozenStruct):
     """A unit's function as data for compile workers, which may be empty, or the ``outcome`` that ends the unit."""
 
     code: bytes
@@ -163,7 +163,7 @@ class Lowered(msgspec.Struct, frozen=True):
     observed: tuple[Observation, ...] = ()
 
 
-class CompiledUnit(msgspec.Struct, frozen=True, omit_defaults=True):
+class CompiledUnit(FrozenStruct, omit_defaults=True):
     """The result of one unit; its artifact is sealed if ``outcome`` is None.
 
     Attributes:
@@ -184,7 +184,7 @@ class CompiledUnit(msgspec.Struct, frozen=True, omit_defaults=True):
     observed: tuple[Observation, ...] = ()
 
 
-class Opened(msgspec.Struct, frozen=True):
+class Opened(FrozenStruct):
     """A problem's data was made, or could not be.
 
     Attributes:
@@ -202,7 +202,7 @@ class Opened(msgspec.Struct, frozen=True):
     inputs: str = ""
 
 
-class CostRange(msgspec.Struct, frozen=True):
+class CostRange(FrozenStruct):
     """A config's cost by the problem's objective, with its 95 % interval; in µs if the objective is the latency."""
 
     cost: float
@@ -210,7 +210,7 @@ class CostRange(msgspec.Struct, frozen=True):
     high: float
 
 
-class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
+class Measurement(FrozenStruct, omit_defaults=True):
     """The measurement of one config: its result so far, and what it means for this worker and for other configs.
 
     Attributes:
@@ -237,19 +237,19 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
     taken_s: float | None = None
 
 
-class DeviceSeen(msgspec.Struct, frozen=True):
+class DeviceSeen(FrozenStruct):
     """A device works. ``taken_s`` is 0 if no other program works on it now, and otherwise the time of this look."""
 
     taken_s: float = 0.0
 
 
-class Metrics(msgspec.Struct, frozen=True):
+class Metrics(FrozenStruct):
     """The kernel file's own metrics, for each latency of the request."""
 
     figures: tuple[dict[str, float], ...]
 
 
-class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+class Failure(FrozenStruct, omit_defaults=True):
     """The failure of a request: code, one line, hint and traceback; an error of a kernel file has its place.
 
     ``observed`` are the names that were found to have changed, if that is the failure.
@@ -265,29 +265,29 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     observed: tuple[Observation, ...] = ()
 
 
-class Item(msgspec.Struct, frozen=True):
+class Item(FrozenStruct):
     """One of several results; the phase's deadline begins again."""
 
     value: Any
 
 
-class Computed(msgspec.Struct, frozen=True):
+class Computed(FrozenStruct):
     """Computing has ended: the rest of the request only waits for the disk."""
 
 
-class Restarting(msgspec.Struct, frozen=True):
+class Restarting(FrozenStruct):
     """The worker starts again as a fresh process, and then goes on with the request."""
 
     reason: str
 
 
-class Done(msgspec.Struct, frozen=True):
+class Done(FrozenStruct):
     """The operation's reply."""
 
     value: Any
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(FrozenStruct):
     """The operation could not be done; the worker takes the next request."""
 
     failure: Failure
@@ -316,7 +316,7 @@ def encode(answer: Answer) -> bytes:
             return frames.encode({"failed": failure})
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _Message(FrozenStruct):
     """A frame of an answer; it has one of these fields."""
 
     item: msgspec.Raw = msgspec.Raw()

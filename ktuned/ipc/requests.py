@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Never, TypeVar, Union, get_args
 
-import msgspec
-
 from ktuned.ipc import decoding, frames, replies
 from ktuned.ipc.places import make_relative
 from ktuned.model import (
@@ -20,6 +18,7 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
+    FrozenStruct,
     KernelInfo,
     Observation,
     Outcome,
@@ -38,13 +37,13 @@ NO_DEVICE = Device(DeviceName(""), DeviceModel(""), Target(""))
 """Stands for an unknown device."""
 
 
-class Request(msgspec.Struct, Generic[R, I], frozen=True, omit_defaults=True, tag_field="op"):
+class Request(FrozenStruct, Generic[R, I], omit_defaults=True, tag_field="op"):
     """One operation's request; ``R`` is its reply, ``I`` its items (``Never`` if it has none)."""
 
     first_phase: ClassVar[Phase]
 
 
-class KernelRef(msgspec.Struct, frozen=True):
+class KernelRef(FrozenStruct):
     """A kernel and the files with which it was inspected; all paths are relative to the project's directory.
 
     Attributes:
@@ -67,7 +66,7 @@ class KernelRef(msgspec.Struct, frozen=True):
     digests: Mapping[str, str]
     compiled: tuple[str, ...] = ()
     version: str = ""
-    variables: Mapping[str, str] = msgspec.field(default_factory=dict)
+    variables: Mapping[str, str] = {}
 
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
@@ -85,7 +84,7 @@ class KernelRef(msgspec.Struct, frozen=True):
         )
 
 
-class UnitRef(msgspec.Struct, frozen=True, omit_defaults=True):
+class UnitRef(FrozenStruct, omit_defaults=True):
     """One config's Build as plain data, and the key of its artifact.
 
     ``lowered`` is the Build's function as a front end has translated it, if the backend uses one.
@@ -96,7 +95,7 @@ class UnitRef(msgspec.Struct, frozen=True, omit_defaults=True):
     lowered: bytes = b""
 
 
-class TriedConfig(msgspec.Struct, frozen=True):
+class TriedConfig(FrozenStruct):
     """The outcome of a proposed config, for the strategy.
 
     ``cost`` is None unless the config was measured; it is the latency in µs if that is the objective. ``doubt`` is half
@@ -109,7 +108,7 @@ class TriedConfig(msgspec.Struct, frozen=True):
     doubt: float | None = None
 
 
-class Prepare(Request[replies.Empty, Never], frozen=True):
+class Prepare(Request[replies.Empty, Never]):
     """Import backends with their compilers, and modules that later requests will need.
 
     ``holds_context`` says that the worker will measure. If its backends are for GPUs, and the machine has a single GPU,
@@ -123,7 +122,7 @@ class Prepare(Request[replies.Empty, Never], frozen=True):
     holds_context: bool = False
 
 
-class Probe(Request[replies.ProbeReport, Never], frozen=True):
+class Probe(Request[replies.ProbeReport, Never]):
     """Report the interpreter's backends, their toolchains and their devices.
 
     ``variables`` are the names of environment variables that the project itself sets.
@@ -134,7 +133,7 @@ class Probe(Request[replies.ProbeReport, Never], frozen=True):
     variables: tuple[str, ...] = ()
 
 
-class GpuUsers(Request[replies.GpuUsers, Never], frozen=True):
+class GpuUsers(Request[replies.GpuUsers, Never]):
     """Count the processes, except ``ours``, that worked on each GPU lately."""
 
     first_phase: ClassVar = Phase.INSPECT
@@ -142,7 +141,7 @@ class GpuUsers(Request[replies.GpuUsers, Never], frozen=True):
     ours: tuple[int, ...]
 
 
-class Inspect(Request[replies.Empty, replies.InspectedFile], frozen=True):
+class Inspect(Request[replies.Empty, replies.InspectedFile]):
     """Import kernel files (paths relative to the project) and send an item for each.
 
     ``learned`` are names that each kernel is known to read. The worker looks at them, and adds them to the kernel's
@@ -153,11 +152,11 @@ class Inspect(Request[replies.Empty, replies.InspectedFile], frozen=True):
 
     project: str
     files: tuple[str, ...]
-    learned: Mapping[str, tuple[Observation, ...]] = msgspec.field(default_factory=dict)
+    learned: Mapping[str, tuple[Observation, ...]] = {}
     name: str = ""
 
 
-class Explore(Request[replies.Explored, Never], frozen=True):
+class Explore(Request[replies.Explored, Never]):
     """Open the space of a kernel's problem, to search it.
 
     Attributes:
@@ -176,7 +175,7 @@ class Explore(Request[replies.Explored, Never], frozen=True):
     device: Device = NO_DEVICE
 
 
-class Ask(Request[replies.Proposals, Never], frozen=True):
+class Ask(Request[replies.Proposals, Never]):
     """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs.
 
     With ``anywhere``, the configs are drawn from the whole space at random, and not chosen by the strategy.
@@ -189,7 +188,7 @@ class Ask(Request[replies.Proposals, Never], frozen=True):
     anywhere: bool = False
 
 
-class Remake(Request[replies.Remade, Never], frozen=True):
+class Remake(Request[replies.Remade, Never]):
     """Make a config's Build, inputs and artifact again in a fresh process, to compare them with earlier ones.
 
     If answers do not wait for it (``is_awaited``), the process yields to all others.
@@ -204,7 +203,7 @@ class Remake(Request[replies.Remade, Never], frozen=True):
     is_awaited: bool = False
 
 
-class Admits(Request[replies.Admitted, Never], frozen=True):
+class Admits(Request[replies.Admitted, Never]):
     """Ask which configs a kernel's space admits for a problem."""
 
     first_phase: ClassVar = Phase.INSPECT
@@ -214,7 +213,7 @@ class Admits(Request[replies.Admitted, Never], frozen=True):
     configs: tuple[Config, ...]
 
 
-class OpenFrontEnd(Request[replies.Empty, Never], frozen=True):
+class OpenFrontEnd(Request[replies.Empty, Never]):
     """Import what :class:`Lower` needs: the backend's compiler, and a kernel file or the ``library`` that Builds name.
 
     With a ``build``, import the module of its function as well.
@@ -228,7 +227,7 @@ class OpenFrontEnd(Request[replies.Empty, Never], frozen=True):
     build: Mapping[str, Any] | None = None
 
 
-class Lower(Request[replies.Lowered, Never], frozen=True):
+class Lower(Request[replies.Lowered, Never]):
     """Translate a unit's function into data from which compile workers compile without importing the user's code."""
 
     first_phase: ClassVar = Phase.LOAD
@@ -236,10 +235,10 @@ class Lower(Request[replies.Lowered, Never], frozen=True):
     kernel: KernelRef
     target: str
     unit: UnitRef
-    toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
+    toolchain: Mapping[str, str] = {}
 
 
-class Compile(Request[replies.Empty, replies.CompiledUnit], frozen=True):
+class Compile(Request[replies.Empty, replies.CompiledUnit]):
     """Compile units for a target, seal their artifacts and send an item for each.
 
     Attributes:
@@ -258,12 +257,12 @@ class Compile(Request[replies.Empty, replies.CompiledUnit], frozen=True):
     target: str
     staging: str
     units: tuple[UnitRef, ...]
-    toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
+    toolchain: Mapping[str, str] = {}
     hold_s: float = 0.0
     announced: bool = False
 
 
-class Open(Request[replies.Opened, Never], frozen=True):
+class Open(Request[replies.Opened, Never]):
     """Make a problem's data on a device, for the trials that follow.
 
     Attributes:
@@ -289,13 +288,13 @@ class Open(Request[replies.Opened, Never], frozen=True):
     reference: UnitRef | None = None
 
 
-class Close(Request[replies.Empty, Never], frozen=True):
+class Close(Request[replies.Empty, Never]):
     """Free the opened problem's data and its memory."""
 
     first_phase: ClassVar = Phase.LOAD
 
 
-class Canary(Request[replies.DeviceSeen, Never], frozen=True):
+class Canary(Request[replies.DeviceSeen, Never]):
     """Run something tiny on a device, to learn whether the device works.
 
     Attributes:
@@ -310,7 +309,7 @@ class Canary(Request[replies.DeviceSeen, Never], frozen=True):
     looks: int = 0
 
 
-class MeasurePeaks(Request[Peaks, Never], frozen=True):
+class MeasurePeaks(Request[Peaks, Never]):
     """Measure the limits of a device."""
 
     first_phase: ClassVar = Phase.LOAD
@@ -318,7 +317,7 @@ class MeasurePeaks(Request[Peaks, Never], frozen=True):
     device: Device
 
 
-class SameBits(msgspec.Struct, frozen=True):
+class SameBits(FrozenStruct):
     """How to compare a config's bits with the anchor's.
 
     Attributes:
@@ -332,7 +331,7 @@ class SameBits(msgspec.Struct, frozen=True):
     on_all_inputs: bool = False
 
 
-class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
+class Trial(Request[replies.Measurement, replies.Measurement]):
     """Load, check and time configs of the opened problem, one after the other.
 
     All measurements but the last are sent as items; the last one is the reply. A config that raises ends the batch,
@@ -376,7 +375,7 @@ class Trial(Request[replies.Measurement, replies.Measurement], frozen=True):
     deadlines: Mapping[str, float] = {}
 
 
-class Time(Request[replies.Measurement, Never], frozen=True):
+class Time(Request[replies.Measurement, Never]):
     """Time a finalist of the opened problem again, and measure what only finalists are measured for."""
 
     first_phase: ClassVar = Phase.LOAD
@@ -386,7 +385,7 @@ class Time(Request[replies.Measurement, Never], frozen=True):
     judge_contention: bool
 
 
-class Check(Request[replies.Measurement, Never], frozen=True):
+class Check(Request[replies.Measurement, Never]):
     """Launch a config of the opened problem once and check it. The measurement has no latency."""
 
     first_phase: ClassVar = Phase.LOAD
@@ -394,7 +393,7 @@ class Check(Request[replies.Measurement, Never], frozen=True):
     unit: UnitRef
 
 
-class TimeReference(Request[replies.Measurement, Never], frozen=True):
+class TimeReference(Request[replies.Measurement, Never]):
     """Time the reference function of the opened problem."""
 
     first_phase: ClassVar = Phase.LOAD
@@ -403,7 +402,7 @@ class TimeReference(Request[replies.Measurement, Never], frozen=True):
     judge_contention: bool
 
 
-class EvaluateMetrics(Request[replies.Metrics, Never], frozen=True):
+class EvaluateMetrics(Request[replies.Metrics, Never]):
     """Compute the kernel file's own metrics of the opened problem for latencies that were corrected since."""
 
     first_phase: ClassVar = Phase.CHECK

@@ -99,7 +99,7 @@ def stamp(path: Path) -> str:
         return _digest_file(path)
 
 
-def stamp_attributes(path: Path, *, has_times: bool = False) -> str:
+def stamp_attributes(path: Path, *, has_times: bool) -> str:
     """Return the part of a regular file's stamp that says what ``stat`` shows of it; empty for anything else."""
     with pause_recording():
         try:

@@ -12,11 +12,10 @@ import stat
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
 
 from ktuned.model import KtunedError
 
-MAX_LINKS: Final = 40
+MAX_LINKS = 40
 """Most links that Linux follows in one path (path_resolution(7))."""
 
 
@@ -105,12 +104,12 @@ def _find_fault(path: str, found: os.stat_result, *, may_be_sticky: bool) -> tup
     return None
 
 
-_ACL_VERSION: Final = 2
-_ACL_ENTRY: Final = struct.Struct("<HHI")
-_ACL_TAGS: Final = {0x02: "user", 0x08: "group"}
+_ACL_VERSION = 2
+_ACL_ENTRY = struct.Struct("<HHI")
+_ACL_TAGS = {0x02: "user", 0x08: "group"}
 """Tags of the entries for named users and groups (``linux/posix_acl.h``)."""
 
-_ACL_WRITE: Final = 2
+_ACL_WRITE = 2
 
 
 def _find_writer_in_acl(path: str, us: int) -> str:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from ktuned.model import FrozenStruct
 
 if TYPE_CHECKING:
     from ktuned.checking import Span, TensorLibrary
@@ -48,7 +48,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class Field(msgspec.Struct, frozen=True):
+class Field(FrozenStruct):
     """A tensor's place in each set; ``start`` is that of its first byte, ``first`` that of its first element.
 
     Strides are in elements.
@@ -63,7 +63,7 @@ class Field(msgspec.Struct, frozen=True):
     first: int
 
 
-class Layout(msgspec.Struct, frozen=True):
+class Layout(FrozenStruct):
     """Where everything lies in a set.
 
     Attributes:

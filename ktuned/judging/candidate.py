@@ -32,18 +32,18 @@ from ktuned.ipc import frames, parent
 from ktuned.judging.arena import Arena, Layout
 from ktuned.judging.gpu_memory import GpuArena, start_gpu
 from ktuned.judging.sandbox import Sandbox, enter_sandbox
-from ktuned.model import Device, Unsupported, describe_error
+from ktuned.model import Device, FrozenStruct, Unsupported, describe_error
 
 MAX_MESSAGE_BYTES = 1 << 20
 
 
-class Birth(msgspec.Struct, frozen=True):
+class Birth(FrozenStruct):
     """To the nursery, with the candidate's socket: fork a process that confines itself."""
 
     sandbox: Sandbox
 
 
-class PlainUnit(msgspec.Struct, frozen=True):
+class PlainUnit(FrozenStruct):
     """A config's compiled unit as plain data: a :class:`~ktuned.backends.Unit`, its backend and its artifact."""
 
     backend: str
@@ -73,7 +73,7 @@ class PlainUnit(msgspec.Struct, frozen=True):
         return backend.load(Path(self.artifact), unit, device)
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+class Load(FrozenStruct, tag=True):
     """To a candidate, with the memory's descriptor: load a config. Without a unit, its launches do nothing."""
 
     layout: Layout
@@ -82,13 +82,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     environment: Mapping[str, str] = {}
 
 
-class Bind(msgspec.Struct, frozen=True, tag=True):
+class Bind(FrozenStruct, tag=True):
     """To a candidate: bind a launch to each of the first ``count`` sets."""
 
     count: int
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
+class Order(FrozenStruct, tag=True):
     """To a candidate: launch on these sets, one after the other, and answer with the number that is drawn anew.
 
     On a GPU, launches wait for the gate to have its number. They have ended when the candidate answers, unless they are
@@ -105,14 +105,14 @@ class Order(msgspec.Struct, frozen=True, tag=True):
         return array.array("H", self.places)
 
 
-class Await(msgspec.Struct, frozen=True, tag=True):
+class Await(FrozenStruct, tag=True):
     """To a candidate: answer when its launches have ended."""
 
 
 Message = Load | Bind | Order | Await
 
 
-class Born(msgspec.Struct, frozen=True, tag=True):
+class Born(FrozenStruct, tag=True):
     """From a candidate: its process, the process that ends as it ends, and what could not be enforced."""
 
     pid: int
@@ -120,13 +120,13 @@ class Born(msgspec.Struct, frozen=True, tag=True):
     not_enforced: tuple[str, ...]
 
 
-class Finished(msgspec.Struct, frozen=True, tag=True):
+class Finished(FrozenStruct, tag=True):
     """From a candidate: it has done what the message asked for; an order's number is returned."""
 
     number: int = 0
 
 
-class Raised(msgspec.Struct, frozen=True, tag=True):
+class Raised(FrozenStruct, tag=True):
     """From a candidate: loading, binding or launching raised."""
 
     message: str

@@ -21,7 +21,7 @@ import struct
 import weakref
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ktuned.checking import GpuBytes
 from ktuned.judging.arena import Arena, Layout
@@ -46,7 +46,7 @@ _WORK_FILLS, _TRIES, _BUSY = 40, 4, 1.5
 as long it takes beside another process, with which it takes turns.
 """
 _PINNED, _ON_DEVICE, _FILE_DESCRIPTOR, _READ_WRITE = 1, 1, 1, 3
-_WAIT_UNTIL_EQUAL: Final = 1
+_WAIT_UNTIL_EQUAL = 1
 
 
 class DriverFailed(KtunedError):

@@ -14,12 +14,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-_POLL_S: Final = 0.0002
+_POLL_S = 0.0002
 """How long to wait before asking again whether a process has stopped. Most stop within 50 µs."""
 
-_PROCESS_CLOCK: Final = 2
+_PROCESS_CLOCK = 2
 """The clock of CPU time in a clock's number (``clock_getcpuclockid(3)``)."""
 
 

@@ -36,24 +36,24 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from ktuned.judging.syscall_filter import refuse_system_calls
 
 NAMESPACES, LANDLOCK, FILTER = "user namespaces", "Landlock", "seccomp"
-LAYERS: Final = frozenset({NAMESPACES, LANDLOCK, FILTER})
+LAYERS = frozenset({NAMESPACES, LANDLOCK, FILTER})
 
-SCRATCH_BYTES: Final = 1 << 30
+SCRATCH_BYTES = 1 << 30
 """Most that a candidate may write into its scratch directory, and into one file. It lies in memory."""
 
-MEMORY_SHARE: Final = 0.75
+MEMORY_SHARE = 0.75
 """How much of the machine's memory a candidate may map to write: the rest keeps the judge and the daemon alive."""
 
-MAX_DESCRIPTORS: Final = 1024
+MAX_DESCRIPTORS = 1024
 
 _HIDDEN, _READABLE = "hidden", "readable"
 
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
 """The devices of each candidate: others, such as disks, belong to root, and so would its candidate."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,20 +64,20 @@ _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_MOUNT_SETATTR: Final = 442
+_MOUNT_SETATTR = 442
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
-_CAPABILITY_VERSION: Final = 0x20080522
+_CAPABILITY_VERSION = 0x20080522
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_FLAG, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-_CONTROL_DEVICE: Final = 1 << 15
+_CONTROL_DEVICE = 1 << 15
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _CONTROL_DEVICE
-_RIGHTS_BY_VERSION: Final = (0, 13, 14, 15, 15, 16)
+_RIGHTS_BY_VERSION = (0, 13, 14, 15, 15, 16)
 """How many rights of files a version of Landlock knows."""
 
-_TCP_RIGHTS: Final = 0b11
-_SCOPES: Final = 0b11
+_TCP_RIGHTS = 0b11
+_SCOPES = 0b11
 _FIRST_WITH_TRUNCATE, _FIRST_WITH_TCP, _FIRST_WITH_SCOPES = 3, 4, 6
 
 

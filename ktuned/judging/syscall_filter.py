@@ -22,10 +22,10 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-_NUMBERS: Final = {"x86_64": 0, "aarch64": 1}
-_ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
-_X32: Final = 0x40000000
+_NUMBERS = {"x86_64": 0, "aarch64": 1}
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_X32 = 0x40000000
 
 _REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
     # Processes.
@@ -113,18 +113,18 @@ _OWN: Final[dict[str, tuple[int, int]]] = {
 }
 """Allowed if the first argument is this process; or 0, except for ``kill``, which then means its group."""
 
-_CLONE: Final = (56, 220)
-_CLONE3: Final = (435, 435)
-_PRCTL: Final = (157, 167)
-_CLONE_THREAD: Final = 0x10000
+_CLONE = (56, 220)
+_CLONE3 = (435, 435)
+_PRCTL = (157, 167)
+_CLONE_THREAD = 0x10000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-_REFUSED_OPTIONS: Final = (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)
+_REFUSED_OPTIONS = (_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE)
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-_ALLOW: Final = 0x7FFF0000
-_FAIL: Final = 0x00050000
-_SECCOMP_SET_MODE_FILTER: Final = 1
+_ALLOW = 0x7FFF0000
+_FAIL = 0x00050000
+_SECCOMP_SET_MODE_FILTER = 1
 _ALL_THREADS, _LEAVE_SPECULATION = 1, 4
 """Flags. Without the second, Linux before 5.16 slows down the process's loads (``spec_store_bypass``)."""
 

@@ -7,34 +7,32 @@ checks delay neither tunings nor the checks of other kernels.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
 import anyio
 import anyio.abc
-import msgspec
 import structlog
 
 from ktuned.answers import WantedTuning
 from ktuned.catalog import Admission
 from ktuned.fleet import COURTESY_S, QuietGate
-from ktuned.model import Config, KernelInfo, KtunedError, Problem, WinnerKey, canonical
+from ktuned.model import Config, FrozenStruct, KernelInfo, KtunedError, Problem, WinnerKey, canonical
 from ktuned.protocol import AnswersChanged, ChannelInfo, Priority, PublishEvent
 from ktuned.scheduling import Jobs
 from ktuned.store import Context
 
 _log = structlog.get_logger()
 
-MAX_FOLLOW_UPS: Final = 1_000
+MAX_FOLLOW_UPS = 1_000
 """Tunings and checks that may wait. Further ones are dropped, and requested again by the next lookup."""
 
-MAX_CHECKED_KERNELS: Final = 4
+MAX_CHECKED_KERNELS = 4
 """Kernels whose checks run at once: each needs a worker, which may use a core until its deadline."""
 
-MAX_REMEMBERED: Final = 50_000
+MAX_REMEMBERED = 50_000
 """Tunings that are remembered as queued, some 500 bytes each; when there are more, all are forgotten."""
 
 
-class _ConfigQuestion(msgspec.Struct, frozen=True):
+class _ConfigQuestion(FrozenStruct):
     """The question whether configs are in a kernel's space, for a problem."""
 
     kernel: KernelInfo

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from time import monotonic, perf_counter
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import msgpack
@@ -32,28 +32,28 @@ from ktuned.model import Config, Device, KernelInfo, KernelName, KtunedError, No
 from ktuned.protocol import Answer, JobInfo, Status
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_winner_prefix
 
-MAX_WINNERS: Final = MAX_ENTRIES // 2
+MAX_WINNERS = MAX_ENTRIES // 2
 """How many winners of a kernel, and of all kernels that are not in use, are published before anyone requests them."""
 
-MAX_DESCRIPTION_BYTES: Final = MAX_CONTENT_BYTES - 512
+MAX_DESCRIPTION_BYTES = MAX_CONTENT_BYTES - 512
 """Size limit of a kernel's description; the rest of an entry is for the longest name that a client may use."""
 
-SLICE_S: Final = 0.001
+SLICE_S = 0.001
 """After publishing for this long, other work of the daemon has its turn, so that lookups wait no longer."""
 
-FIRST_SLICE_S: Final = 0.05
+FIRST_SLICE_S = 0.05
 """How long a new daemon publishes before it does anything else: its table is empty, and clients read it already."""
 
-SHARE: Final = 0.05
+SHARE = 0.05
 """Share of the daemon's time that publishing may take, however often a kernel with thousands of winners changes."""
 
-SHORTEST_PAUSE_S: Final = 0.05
+SHORTEST_PAUSE_S = 0.05
 """Least pause between two publications, because changes come in bursts, for example from the jobs after an edit."""
 
-USED_S: Final = 60.0
+USED_S = 60.0
 """For this long after a lookup a kernel is in use: its winners are published first, its files checked more often."""
 
-_NOTHING: Final = (-1, 0)
+_NOTHING = (-1, 0)
 """For a kernel whose winners were not published yet: a generation that no kernel has, and their number."""
 
 

@@ -52,7 +52,6 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from time import CLOCK_MONOTONIC, clock_gettime_ns
-from typing import Final
 from zlib import crc32
 
 import structlog
@@ -77,17 +76,17 @@ from ktuned_client.table import (
     find_slot,
 )
 
-FIRST_ENTRIES: Final = 256
+FIRST_ENTRIES = 256
 """Entries of a new file, which then has 288 KiB. Their number doubles whenever an entry finds no place."""
 
-WATCHED_S: Final = 10.0
+WATCHED_S = 10.0
 """How long fresh answers stay fresh after the daemon's last sign of life: it may be busy for some seconds."""
 
-CONFIRM_EVERY_S: Final = 2.0
+CONFIRM_EVERY_S = 2.0
 """Interval of the daemon's signs of life: several fit into :data:`WATCHED_S`, and each takes some microseconds."""
 
-_HEAD: Final = struct.Struct("=QQ")
-_GENERATIONS: Final = slice(8 * FIRST_SLOT, 8 * WORDS)
+_HEAD = struct.Struct("=QQ")
+_GENERATIONS = slice(8 * FIRST_SLOT, 8 * WORDS)
 
 _log = structlog.get_logger()
 

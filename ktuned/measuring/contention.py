@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
-import msgspec
-
 from ktuned.backends import CpuTicks, nvml, read_ticks
 from ktuned.ipc import requests
 from ktuned.measuring.launch_observer import LaunchObserver, Restart
 from ktuned.measuring.results import make_failed_result
 from ktuned.measuring.samples import Samples
 from ktuned.measuring.timed_launches import TimedLaunches
-from ktuned.model import Device, Outcome, Phase, TrialResult
+from ktuned.model import Device, FrozenStruct, Outcome, Phase, TrialResult
 
 CONTENDED_SHARE = 0.6
 """Share of all CPU time that others must take, with hardly any left idle, before a timing is thrown away.
@@ -60,7 +58,7 @@ FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container
 _NO_TICKS = CpuTicks(*[0] * len(CpuTicks._fields))
 
 
-class CpuTimes(msgspec.Struct, frozen=True):
+class CpuTimes(FrozenStruct):
     """CPU time since boot, in ticks: the machine's by kind, and this process's own."""
 
     machine: CpuTicks

@@ -15,13 +15,11 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-import msgspec
-
 from ktuned.backends import Launch
 from ktuned.ipc import requests
 from ktuned.measuring.launch_observer import LaunchObserver, Restart, TimingRequest
 from ktuned.measuring.timed_launches import TimedLaunches
-from ktuned.model import FailureFacts, Phase, Profile, TrialDetail, TrialResult
+from ktuned.model import FailureFacts, FrozenStruct, Phase, Profile, TrialDetail, TrialResult
 
 RAN_SHARE = 0.2
 """A thread counts if it ran for at least this share of the busiest thread's time: a pool's idle threads wake up
@@ -36,7 +34,7 @@ _PER_THREAD_CLOCK = 6
 """CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED (Linux, posix-timers.h): with a thread's id, they make its clock's id."""
 
 
-class ThreadTimes(msgspec.Struct, frozen=True):
+class ThreadTimes(FrozenStruct):
     """CPU time so far in ns, of each living thread and of the whole process."""
 
     threads: Mapping[int, int]

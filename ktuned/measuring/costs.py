@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.ipc import replies
 from ktuned.measuring.launch_observer import LaunchObserver, Restart
 from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import (
+    FrozenStruct,
     KernelFileError,
     Objective,
     Outcome,
@@ -21,7 +21,7 @@ from ktuned.model import (
 )
 
 
-class Costs(msgspec.Struct, frozen=True):
+class Costs(FrozenStruct):
     """Computes the costs of configs.
 
     Attributes:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from ktuned.backends import EnergyCounter, Launch
@@ -55,14 +56,13 @@ class CounterStopped(Exception):
     """The energy counter does not move while a kernel runs."""
 
 
-class EnergyReadings:
+class EnergyReadings(msgspec.Struct, eq=False):
     """Readings of an energy counter while a kernel runs over and over for ``limit_s`` seconds."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._is_complete = False
-        self._limit_s = limit_s
-        self._last_j = math.inf
-        self._steps: list[tuple[float, float]] = []
+    limit_s: float
+    _is_complete: bool = False
+    _last_j: float = math.inf
+    _steps: list[tuple[float, float]] = []
 
     def wants_reading(self) -> bool:
         """Return whether the time is not over, or the energy is not known yet."""
@@ -78,9 +78,9 @@ class EnergyReadings:
             self._steps.append((launches, joules))
         self._last_j = joules
         is_known = len(self._steps) > 1 and self._steps[-1][0] > self._steps[0][0]
-        if not is_known and elapsed_s > PATIENCE * self._limit_s:
+        if not is_known and elapsed_s > PATIENCE * self.limit_s:
             raise CounterStopped(f"it did not move in {elapsed_s:.1f} s of work")
-        self._is_complete = is_known and elapsed_s >= self._limit_s
+        self._is_complete = is_known and elapsed_s >= self.limit_s
 
     @property
     def launch_j(self) -> float:

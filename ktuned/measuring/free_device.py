@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from threading import Event
 from time import perf_counter
-from typing import Final
 
-FREE_TRIP_S: Final = 0.7e-3
+FREE_TRIP_S = 0.7e-3
 """Longest round trip to a free GPU, right after another one."""
 
-LOOKS_APART_S: Final = 0.02
+LOOKS_APART_S = 0.02
 """Pause between two looks. A training step leaves the GPU free for a few milliseconds here and there."""
 
 

@@ -29,7 +29,7 @@ import msgspec
 from ktuned.ipc import replies
 from ktuned.measuring.noise import Noise
 from ktuned.measuring.samples import FEWEST_FOR_CI, Samples
-from ktuned.model import Preset
+from ktuned.model import FrozenStruct, Preset
 
 RELATIVE_CI = 0.01
 """Half-width of the median's 95 % confidence interval, relative to the median, at which sampling stops."""
@@ -86,7 +86,7 @@ class Ending(Enum):
     HOPELESS = auto()
 
 
-class RaceRules(msgspec.Struct, frozen=True):
+class RaceRules(FrozenStruct):
     """Everything that one config's sampling depends on, except its timer.
 
     Attributes:

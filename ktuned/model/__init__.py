@@ -36,6 +36,7 @@ from ktuned.model.errors import (
     suggest_name,
 )
 from ktuned.model.expressions import Expression, Term
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
@@ -193,6 +194,7 @@ __all__ = [
     "FailureFacts",
     "Fault",
     "FinalRounds",
+    "FrozenStruct",
     "IllegalMove",
     "JudgeVerdict",
     "Judgement",

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
-import msgspec
+from ktuned.model.frozen_struct import FrozenStruct
 
-MAX_ERRORS: Final = 10
+MAX_ERRORS = 10
 """Errors of one message that are returned; later ones mostly follow from the first."""
 
-_GCC: Final = re.compile(
-    r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<message>.+)$"
-)
+_GCC = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<message>.+)$")
 """GCC, Clang and linkers: ``gemm.cpp:3:7: error: expected ';'``."""
 
-_NVCC: Final = re.compile(
+_NVCC = re.compile(
     r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\)\s?: (?:catastrophic )?error(?: #[\w-]+)?\s?: (?P<message>.+)$"
 )
 """nvcc and NVRTC: ``gemm.cu(3): error: identifier "y" is undefined``."""
 
-_PTXAS: Final = re.compile(r"^ptxas (?P<file>[^,\n]+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<message>.+)$")
-_LINKER: Final = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+): (?P<message>undefined reference to .+)$")
-_PLACE: Final = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d+): (?P<message>.+)$")
+_PTXAS = re.compile(r"^ptxas (?P<file>[^,\n]+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<message>.+)$")
+_LINKER = re.compile(r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+): (?P<message>undefined reference to .+)$")
+_PLACE = re.compile(r"^(?P<file>[^\s:][^:\n]*\.py):(?P<line>\d+): (?P<message>.+)$")
 """ktuned's own errors in kernel files: ``tune_gemm.py:3: NameError: …``."""
 
-_FRAME: Final = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
-_EXCEPTION: Final = re.compile(r"^(?P<message>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*|$))")
-_TRITON: Final = re.compile(r"^at (?P<line>\d+):(?P<column>\d+):$")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)')
+_EXCEPTION = re.compile(r"^(?P<message>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)(?::.*|$))")
+_TRITON = re.compile(r"^at (?P<line>\d+):(?P<column>\d+):$")
 """Triton counts lines from the function's own first line, and names no file."""
 
 
-class CompilerError(msgspec.Struct, frozen=True):
+class CompilerError(FrozenStruct):
     """One error in a source.
 
     Attributes:

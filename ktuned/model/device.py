@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import msgspec
-
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 
 NO_COUNTER = "it has no energy counter"
@@ -17,7 +16,7 @@ def read_device_kind(name: str) -> str:
     return name.rpartition("/")[2].partition(":")[0]
 
 
-class Device(msgspec.Struct, frozen=True):
+class Device(FrozenStruct):
     """A CPU or GPU that kernels can run on, as a backend found it.
 
     Attributes:
@@ -31,7 +30,7 @@ class Device(msgspec.Struct, frozen=True):
     name: DeviceName
     model: DeviceModel
     target: Target
-    fingerprint: Mapping[str, str] = msgspec.field(default_factory=dict)
+    fingerprint: Mapping[str, str] = {}
     no_energy: str = NO_COUNTER
 
     @property
@@ -50,7 +49,7 @@ class Device(msgspec.Struct, frozen=True):
         return self.name.rpartition("/")[2]
 
 
-class Absence(msgspec.Struct, frozen=True):
+class Absence(FrozenStruct):
     """Why a backend has no device: the reason's name, one line about it, and a command that helps."""
 
     reason: str
@@ -58,7 +57,7 @@ class Absence(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class Fault(FrozenStruct):
     """An error as data: its code, one line, and the remedy."""
 
     code: str
@@ -66,7 +65,7 @@ class Fault(msgspec.Struct, frozen=True):
     hint: str = ""
 
 
-class BackendReport(msgspec.Struct, frozen=True):
+class BackendReport(FrozenStruct):
     """One backend as a probe found it.
 
     Attributes:
@@ -81,7 +80,7 @@ class BackendReport(msgspec.Struct, frozen=True):
     """
 
     version: str
-    fingerprint: Mapping[str, str] = msgspec.field(default_factory=dict)
+    fingerprint: Mapping[str, str] = {}
     group_size: int = 1
     lowers: bool = False
     target: str = ""
@@ -95,7 +94,7 @@ ARCHITECTURES = tuple(
     for number, letters in (
         *((number, ("",)) for number in (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89)),
         (90, ("", "a")),
-        *((number, ("", "a", "f")) for number in (100, 101, 103, 110, 120, 121)),
+        *((number, ("", "a", "f")) for number in (100, 101, 103, 107, 110, 120, 121)),
     )
     for letter in letters
 )

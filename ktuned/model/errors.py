@@ -7,9 +7,8 @@ that programs need not read the message.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-TOML_HINT: Final = "correct it: in TOML strings have quotes, and true and false are in small letters"
+TOML_HINT = "correct it: in TOML strings have quotes, and true and false are in small letters"
 
 
 class KtunedError(Exception):

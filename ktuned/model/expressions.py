@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from ktuned.model.errors import UsageError, listed
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.values import Scalar
 
 MAX_CHARS = 4_000
@@ -114,7 +113,7 @@ class Expression:
         return found
 
 
-class Term(msgspec.Struct, frozen=True):
+class Term(FrozenStruct):
     """A part of an expression: the names that it reads, and a function from their values to its own."""
 
     names: tuple[str, ...]

@@ -30,6 +30,7 @@ import msgspec
 
 from ktuned.model.buckets import apply_bucket_rules
 from ktuned.model.errors import UsageError, listed
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.keys import (
     DeviceModel,
     KernelName,
@@ -62,7 +63,7 @@ _DIRECTORY = "dir"
 """The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
 
 
-class SpaceInfo(msgspec.Struct, frozen=True):
+class SpaceInfo(FrozenStruct):
     """A declared space, as far as it can be described without code.
 
     Attributes:
@@ -82,7 +83,7 @@ class SpaceInfo(msgspec.Struct, frozen=True):
     size: int | None = None
 
 
-class KernelInfo(msgspec.Struct, frozen=True):
+class KernelInfo(FrozenStruct):
     """A kernel's declaration without its code.
 
     Short digests by labels say what changed between two descriptions.
@@ -126,13 +127,13 @@ class KernelInfo(msgspec.Struct, frozen=True):
     specialize: tuple[str, ...] | None
     space: SpaceInfo
     plan: Plan
-    learned: Mapping[str, Observation] = msgspec.field(default_factory=dict)
-    bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    learned: Mapping[str, Observation] = {}
+    bucket: Mapping[str, Any] = {}
     knobs: tuple[str, ...] = ()
-    file_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
-    python_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
-    argument_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
-    plan_parts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    file_parts: Mapping[str, str] = {}
+    python_parts: Mapping[str, str] = {}
+    argument_parts: Mapping[str, str] = {}
+    plan_parts: Mapping[str, str] = {}
     data_digest: str = ""
     judges: bool = False
     is_judged: bool = True

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
-import msgspec
-
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.values import Problem, Scalar, canonical
 
@@ -79,7 +78,7 @@ class WinnerKey(NamedTuple):
     objective: Objective = LATENCY
 
 
-class CallKey(msgspec.Struct, frozen=True):
+class CallKey(FrozenStruct):
     """A tuning key of an application's function.
 
     Attributes:

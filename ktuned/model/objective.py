@@ -16,25 +16,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Final, NewType
+from typing import NewType
 
 from ktuned.model.errors import UsageError
 
 Objective = NewType("Objective", str)
 """The figure by which configs are compared; see :func:`read_objective` for its form."""
 
-LATENCY: Final = Objective("latency")
+LATENCY = Objective("latency")
 
-JUDGED: Final = Objective("judged")
+JUDGED = Objective("judged")
 """Stands for the objective of a judged job, which searches for no winner. So nothing else has the job's key."""
 
-ENERGY: Final = "energy"
+ENERGY = "energy"
 """The metric that every kernel has: the energy of a launch in J."""
 
-TOLERANCE: Final = "tolerance"
-EXACT: Final = "exact"
+TOLERANCE = "tolerance"
+EXACT = "exact"
 
-NUMERICS: Final = (TOLERANCE, EXACT)
+NUMERICS = (TOLERANCE, EXACT)
 """How outputs are compared: with the reference's outputs within a tolerance, and for ``exact`` also with the anchor's
 outputs bit by bit.
 """

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import msgspec
 from msgspec.structs import replace
 
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.keys import DeviceModel
 
 FLOAT32 = "float32"
@@ -32,7 +32,7 @@ BANDWIDTH_METRIC = "gbps"
 _ARITHMETIC_METRIC = "tflops"
 
 
-class Peaks(msgspec.Struct, frozen=True):
+class Peaks(FrozenStruct):
     """Measured limits of a device model: GB/s of its memory, and TFLOP/s by precision.
 
     ``absent`` says why a figure could not be measured, by its name. ``measured`` is a Unix time in s. ``doubt`` says
@@ -41,8 +41,8 @@ class Peaks(msgspec.Struct, frozen=True):
 
     device: DeviceModel
     gbps: float | None = None
-    tflops: Mapping[str, float] = msgspec.field(default_factory=dict)
-    absent: Mapping[str, str] = msgspec.field(default_factory=dict)
+    tflops: Mapping[str, float] = {}
+    absent: Mapping[str, str] = {}
     measured: float = 0.0
     doubt: str = ""
 
@@ -52,7 +52,7 @@ class Peaks(msgspec.Struct, frozen=True):
         return self.gbps is not None or bool(self.tflops)
 
 
-class Share(msgspec.Struct, frozen=True):
+class Share(FrozenStruct):
     """The share of a device's limit that a kernel reaches, by a metric; ``of`` names the limit.
 
     If the limit is in doubt, it may be higher, and the share is ``at_most`` this.

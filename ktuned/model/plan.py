@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-import msgspec
 from msgspec import structs
 
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.objective import JUDGED, LATENCY, with_numerics
 from ktuned.model.values import Config
 
 
-class Preset(msgspec.Struct, frozen=True):
+class Preset(FrozenStruct):
     """How thorough measurements are.
 
     Attributes:
@@ -57,7 +57,7 @@ UNTIL = ("budget", "converged")
 """When a job ends: at its budget, or earlier, when an improvement of more than 1 % is unlikely."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(FrozenStruct):
     """The plan of a job for one space.
 
     Attributes:
@@ -82,7 +82,7 @@ class Plan(msgspec.Struct, frozen=True):
     trials: int = DEFAULT_TRIALS
     time_limit_s: float | None = None
     early_stop: float = 3.0
-    deadlines: Mapping[str, float] = msgspec.field(default_factory=dict)
+    deadlines: Mapping[str, float] = {}
     compile_only: bool = False
     until: str = "budget"
     configs: tuple[Config, ...] = ()
@@ -96,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
         return self.objective == JUDGED
 
 
-class PlanDefaults(msgspec.Struct, frozen=True):
+class PlanDefaults(FrozenStruct):
     """A project's budgets for kernel files that set none of their own; None stands for ktuned's default."""
 
     preset: str | None = None

@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.values import sha256
 
 ENVIRONMENT = "env:"
@@ -55,7 +55,7 @@ _OWN_VARIABLES = ("LD_PRELOAD", "LD_AUDIT", "TMPDIR")
 """Variables that the daemon sets for a worker, besides those that begin with ``KTUNED_``."""
 
 
-class Observation(msgspec.Struct, frozen=True):
+class Observation(FrozenStruct):
     """One entry of a trace: a name, and a digest of what was read there.
 
     Attributes:

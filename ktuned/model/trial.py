@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Self
 
-import msgspec
 from msgspec.structs import replace
 
+from ktuned.model.frozen_struct import FrozenStruct
 from ktuned.model.keys import Phase
 from ktuned.model.objective import Objective, is_exact, select_figure
 from ktuned.model.values import Outcome
@@ -25,11 +25,11 @@ def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
     return None if not anchor or len(bits) < len(anchor) else True
 
 
-class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Stage(FrozenStruct, omit_defaults=True):
     """What one stage adds to a trial's detail; a fact that a trial lacks is nowhere written."""
 
 
-class FailureFacts(Stage, frozen=True):
+class FailureFacts(Stage):
     """Where a trial failed, and what it left.
 
     Attributes:
@@ -54,7 +54,7 @@ class FailureFacts(Stage, frozen=True):
     stderr: str = ""
 
 
-class Compiled(Stage, frozen=True):
+class Compiled(Stage):
     """What compiling made.
 
     Attributes:
@@ -70,7 +70,7 @@ class Compiled(Stage, frozen=True):
     inputs: str = ""
 
 
-class Timing(Stage, frozen=True):
+class Timing(Stage):
     """The timings of launches.
 
     Attributes:
@@ -91,7 +91,7 @@ class Timing(Stage, frozen=True):
     carried_from: int = 0
 
 
-class Checks(Stage, frozen=True):
+class Checks(Stage):
     """The checks of outputs and inputs.
 
     Attributes:
@@ -109,7 +109,7 @@ class Checks(Stage, frozen=True):
     compared: int = 0
 
 
-class Numerics(Stage, frozen=True):
+class Numerics(Stage):
     """The comparison of output bits.
 
     Attributes:
@@ -123,7 +123,7 @@ class Numerics(Stage, frozen=True):
     nondeterministic: bool = False
 
 
-class Profile(Stage, frozen=True):
+class Profile(Stage):
     """Where and how the trial ran, and what it used.
 
     Attributes:
@@ -145,7 +145,7 @@ class Profile(Stage, frozen=True):
     metrics_fault: str = ""
 
 
-class FinalRounds(Stage, frozen=True):
+class FinalRounds(Stage):
     """The rounds of a finalist.
 
     Attributes:
@@ -174,7 +174,7 @@ class JudgeVerdict(StrEnum):
     CHEATING = "cheating"
 
 
-class Judgement(Stage, frozen=True):
+class Judgement(Stage):
     """The verdict on a config that was judged, and what it rests on.
 
     Attributes:
@@ -190,7 +190,7 @@ class Judgement(Stage, frozen=True):
     not_enforced: tuple[str, ...] = ()
 
 
-class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+class TrialDetail(FrozenStruct, omit_defaults=True):
     """The facts about a trial besides its figures: a struct for each stage, empty if the trial did not get there.
 
     The end of a name is the unit of a time. To add a fact, add a field to its stage: the store keeps it, ``results``
@@ -207,10 +207,10 @@ class TrialDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     judged: Judgement = Judgement()
 
 
-NO_DETAIL: Final = TrialDetail()
+NO_DETAIL = TrialDetail()
 
 
-class TrialResult(msgspec.Struct, frozen=True):
+class TrialResult(FrozenStruct):
     """The result of one config. The worker makes it, the daemon adds what only it knows, the store keeps it.
 
     Attributes:
@@ -231,7 +231,7 @@ class TrialResult(msgspec.Struct, frozen=True):
     message: str = ""
     artifact: str | None = None
     detail: TrialDetail = NO_DETAIL
-    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
+    metrics: Mapping[str, float] = {}
 
     @property
     def launch_s(self) -> float | None:

@@ -24,7 +24,7 @@ _VERDICTS: Final[Mapping[Outcome, JudgeVerdict]] = {
 }
 """The verdict of each outcome that says something about the config. All others say that nothing was found out."""
 
-SEVERITY: Final = {verdict: place for place, verdict in enumerate(JudgeVerdict)}
+SEVERITY = {verdict: place for place, verdict in enumerate(JudgeVerdict)}
 """How bad a verdict is, from the best to the worst."""
 
 

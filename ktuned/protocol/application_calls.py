@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-
-from ktuned.model import CallKey, Config
+from ktuned.model import CallKey, Config, FrozenStruct
 from ktuned.protocol.method import EmptyAnswer, Method, Params
 from ktuned.protocol.winners import Status
 
 
-class CallsParams(Params, frozen=True):
+class CallsParams(Params):
     """``calls``: keys of functions. With ``waits``, their tunings have priority while the connection lasts. ``beside``
     is the pid of the application, which uses the device during the tuning.
     """
@@ -22,7 +20,7 @@ class CallsParams(Params, frozen=True):
     beside: int | None = None
 
 
-class KeyAnswer(msgspec.Struct, frozen=True):
+class KeyAnswer(FrozenStruct):
     """What the daemon knows about one key of an application's function.
 
     Attributes:
@@ -46,13 +44,13 @@ class KeyAnswer(msgspec.Struct, frozen=True):
     default_us: float | None = None
 
 
-class CallsAnswer(msgspec.Struct, frozen=True):
+class CallsAnswer(FrozenStruct):
     """The answer for each key, in the order of the keys."""
 
     answers: Sequence[KeyAnswer]
 
 
-class PrepareParams(Params, frozen=True):
+class PrepareParams(Params):
     """``prepare_workers``: the plugin whose framework an application imports, in an interpreter with these environment
     variables, and the library for the plugin's front end to import, if there is one.
     """
@@ -60,8 +58,8 @@ class PrepareParams(Params, frozen=True):
     tool: str
     python: str
     library: dict[str, Any] | None = None
-    variables: dict[str, str] = msgspec.field(default_factory=dict)
+    variables: dict[str, str] = {}
 
 
-CALLS: Final = Method("calls", CallsParams, CallsAnswer)
-PREPARE_WORKERS: Final = Method("prepare_workers", PrepareParams, EmptyAnswer)
+CALLS = Method("calls", CallsParams, CallsAnswer)
+PREPARE_WORKERS = Method("prepare_workers", PrepareParams, EmptyAnswer)

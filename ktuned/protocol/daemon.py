@@ -6,19 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
-from ktuned.model import BackendReport, DeviceModel, DeviceName, Fault, Peaks
+from ktuned.model import BackendReport, DeviceModel, DeviceName, Fault, FrozenStruct, Peaks
 from ktuned.protocol.kernels import RootInfo
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams, Params
 
-VERSION: Final = "0.1.0"
+VERSION = "0.1.0"
 """The version of ktuned, which ``hello`` and ``status`` tell."""
 
 
-class HelloAnswer(msgspec.Struct, frozen=True):
+class HelloAnswer(FrozenStruct):
     """Identity of the daemon. The first three fields are the same in every version of the protocol.
 
     Attributes:
@@ -36,7 +35,7 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     table: str | None = None
 
 
-class IdleInfo(msgspec.Struct, frozen=True):
+class IdleInfo(FrozenStruct):
     """The idle time in s after which the daemon ends (0: never), and why it is not idle now: ``clients``, ``jobs``,
     ``watches``.
     """
@@ -45,7 +44,7 @@ class IdleInfo(msgspec.Struct, frozen=True):
     busy: tuple[str, ...]
 
 
-class WorkFigures(msgspec.Struct, frozen=True):
+class WorkFigures(FrozenStruct):
     """Answered requests of any method, answered lookups, and ended trials: numbers since the start, or per second."""
 
     requests: int | float = 0
@@ -53,7 +52,7 @@ class WorkFigures(msgspec.Struct, frozen=True):
     trials: int | float = 0
 
 
-class LaneInfo(msgspec.Struct, frozen=True):
+class LaneInfo(FrozenStruct):
     """A device's lane: its job, its worker, the seconds that it has measured, and the reason if it is sick."""
 
     device: DeviceName
@@ -70,7 +69,7 @@ class LaneInfo(msgspec.Struct, frozen=True):
         return self.state == "sick"
 
 
-class WorkerInfo(msgspec.Struct, frozen=True):
+class WorkerInfo(FrozenStruct):
     """A worker process; ``host`` is empty for this machine, ``requests`` is the number of requests that it answered."""
 
     pid: int
@@ -82,7 +81,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
 
 
-class ChannelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChannelInfo(FrozenStruct, omit_defaults=True):
     """A queue: its entries and its capacity; for the store's writer, its writes and the commits that they shared."""
 
     used: int
@@ -91,7 +90,7 @@ class ChannelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     commits: int | None = None
 
 
-class TrafficInfo(msgspec.Struct, frozen=True):
+class TrafficInfo(FrozenStruct):
     """Open connections and pending requests, and the requests that were answered and refused since the start."""
 
     connections: int
@@ -100,16 +99,16 @@ class TrafficInfo(msgspec.Struct, frozen=True):
     refused: int
 
 
-class JobCounts(msgspec.Struct, frozen=True):
+class JobCounts(FrozenStruct):
     """Numbers of open jobs by state; ``waits`` counts those that wait although their device may be free, by reason."""
 
     queued: int = 0
     running: int = 0
     paused: int = 0
-    waits: Mapping[str, int] = msgspec.field(default_factory=dict)
+    waits: Mapping[str, int] = {}
 
 
-class StoreInfo(msgspec.Struct, frozen=True):
+class StoreInfo(FrozenStruct):
     """The store's rows and its size on the disk; ``notice`` says what was wrong with it when it was opened."""
 
     trials: int
@@ -119,7 +118,7 @@ class StoreInfo(msgspec.Struct, frozen=True):
     notice: str = ""
 
 
-class ArtifactsInfo(msgspec.Struct, frozen=True):
+class ArtifactsInfo(FrozenStruct):
     """The size of all artifacts (compiled kernels), its limit, and their directory."""
 
     bytes: int
@@ -127,7 +126,7 @@ class ArtifactsInfo(msgspec.Struct, frozen=True):
     directory: str = ""
 
 
-class HostInfo(msgspec.Struct, frozen=True):
+class HostInfo(FrozenStruct):
     """A node of the cluster: its CPUs and GPUs, its state (``ready`` or ``failed``), and why not all of it is used."""
 
     name: str
@@ -137,7 +136,7 @@ class HostInfo(msgspec.Struct, frozen=True):
     reason: str
 
 
-class ClusterInfo(msgspec.Struct, frozen=True):
+class ClusterInfo(FrozenStruct):
     """The cluster whose nodes are used. ``version`` is empty while it is not joined."""
 
     address: str
@@ -145,7 +144,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
     hosts: tuple[HostInfo, ...]
 
 
-class EnvironmentInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+class EnvironmentInfo(FrozenStruct, omit_defaults=True):
     """An interpreter and its backends, as found by its last probe.
 
     The daemon's own report (:class:`~ktuned.devices.EnvironmentReport`) has more fields: hundreds of files that only
@@ -175,7 +174,7 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.convert(report, cls, from_attributes=True)
 
 
-class ShareInfo(msgspec.Struct, frozen=True):
+class ShareInfo(FrozenStruct):
     """The team's store, and the exchange with it.
 
     Attributes:
@@ -193,7 +192,7 @@ class ShareInfo(msgspec.Struct, frozen=True):
     taken: int
 
 
-class StatusAnswer(msgspec.Struct, frozen=True):
+class StatusAnswer(FrozenStruct):
     """The state of every part of the daemon.
 
     Attributes:
@@ -256,19 +255,19 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     share: ShareInfo | None = None
 
 
-class BackendsAnswer(msgspec.Struct, frozen=True):
+class BackendsAnswer(FrozenStruct):
     """The interpreters of all roots, each once."""
 
     environments: tuple[EnvironmentInfo, ...]
 
 
-class PeaksParams(Params, frozen=True):
+class PeaksParams(Params):
     """``peaks``: the stored limits; ``measure`` measures them first."""
 
     measure: bool = False
 
 
-class PeaksAnswer(msgspec.Struct, frozen=True):
+class PeaksAnswer(FrozenStruct):
     """The measured limits of each device model."""
 
     peaks: tuple[Peaks, ...] = ()
@@ -279,8 +278,8 @@ class PeaksAnswer(msgspec.Struct, frozen=True):
         return {peaks.device: peaks for peaks in self.peaks}
 
 
-HELLO: Final = Method("hello", NoParams, HelloAnswer)
-STATUS: Final = Method("status", NoParams, StatusAnswer)
-BACKENDS: Final = Method("backends", NoParams, BackendsAnswer)
-PEAKS: Final = Method("peaks", PeaksParams, PeaksAnswer)
-SHUTDOWN: Final = Method("shutdown", NoParams, EmptyAnswer)
+HELLO = Method("hello", NoParams, HelloAnswer)
+STATUS = Method("status", NoParams, StatusAnswer)
+BACKENDS = Method("backends", NoParams, BackendsAnswer)
+PEAKS = Method("peaks", PeaksParams, PeaksAnswer)
+SHUTDOWN = Method("shutdown", NoParams, EmptyAnswer)

@@ -32,7 +32,7 @@ from ktuned.protocol.trials import Trial
 J = TypeVar("J", bound=Job)
 
 
-class SubscribeParams(Params, frozen=True):
+class SubscribeParams(Params):
     """``subscribe``: the (epoch, seq) of the last event that was seen, and filters; events must pass all of them."""
 
     since: tuple[int, int] | None = None
@@ -41,7 +41,7 @@ class SubscribeParams(Params, frozen=True):
     types: frozenset[str] | None = None
 
 
-class Event(StreamPosition, frozen=True, kw_only=True, tag_field="type"):
+class Event(StreamPosition, kw_only=True, tag_field="type"):
     """Base of all events: the kernel and the job that they concern, if any. The stream sets ``seq`` and ``epoch``."""
 
     seq: int = 0
@@ -50,19 +50,19 @@ class Event(StreamPosition, frozen=True, kw_only=True, tag_field="type"):
     job: int | None = None
 
 
-class EventOfKernel(Event, frozen=True, kw_only=True):
+class EventOfKernel(Event, kw_only=True):
     """Base of events that concern a kernel."""
 
     kernel: KernelName
 
 
-class EventOfJob(EventOfKernel, frozen=True, kw_only=True):
+class EventOfJob(EventOfKernel, kw_only=True):
     """Base of events that concern a job."""
 
     job: int
 
 
-class StreamGap(Event, frozen=True, kw_only=True, tag="gap"):
+class StreamGap(Event, kw_only=True, tag="gap"):
     """Stands for events that are no longer available; the subscriber should request the current state instead."""
 
 
@@ -70,7 +70,7 @@ PublishEvent = Callable[[Event], None]
 """Sends an event to the parts of the daemon that it concerns and to all subscribers; never blocks."""
 
 
-class JobEvent(EventOfJob, frozen=True, kw_only=True):
+class JobEvent(EventOfJob, kw_only=True):
     """A job's state has changed; ``job_state`` is the job as it is now."""
 
     job_state: JobInfo
@@ -81,28 +81,28 @@ class JobEvent(EventOfJob, frozen=True, kw_only=True):
         return cls(kernel=job.kernel, job=job.id, job_state=job)
 
 
-class JobQueued(JobEvent, frozen=True, kw_only=True, tag="job_queued"):
+class JobQueued(JobEvent, kw_only=True, tag="job_queued"):
     """A job waits for its turn: it is new, was resumed, or has given up its device."""
 
 
-class JobStarted(JobEvent, frozen=True, kw_only=True, tag="job_started"):
+class JobStarted(JobEvent, kw_only=True, tag="job_started"):
     """A job runs."""
 
 
-class JobPaused(JobEvent, frozen=True, kw_only=True, tag="job_paused"):
+class JobPaused(JobEvent, kw_only=True, tag="job_paused"):
     """A job waits until it is resumed."""
 
 
-class JobDone(JobEvent, frozen=True, kw_only=True, tag="job_done"):
+class JobDone(JobEvent, kw_only=True, tag="job_done"):
     """A job has ended: it is done, was cancelled, or failed."""
 
 
-class JobProgress(EventOfJob, frozen=True, kw_only=True):
+class JobProgress(EventOfJob, kw_only=True):
     """A job's figures after one more config; the fields are those of :class:`~ktuned.protocol.Job`."""
 
     done: int
     total: int | None = None
-    outcomes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    outcomes: Mapping[str, int] = {}
     best_us: float | None = None
     best_spread_us: float | None = None
     default_us: float | None = None
@@ -117,11 +117,11 @@ class JobProgress(EventOfJob, frozen=True, kw_only=True):
         return replace(job, **{name: getattr(self, name) for name in FIGURES})
 
 
-FIGURES: Final = tuple(name for name in JobProgress.__struct_fields__ if name not in Event.__struct_fields__)
+FIGURES = tuple(name for name in JobProgress.__struct_fields__ if name not in Event.__struct_fields__)
 """The names of the figures; a job has fields of the same names."""
 
 
-class TrialDone(JobProgress, frozen=True, kw_only=True, tag="trial_done"):
+class TrialDone(JobProgress, kw_only=True, tag="trial_done"):
     """A config has its outcome.
 
     Attributes:
@@ -133,7 +133,7 @@ class TrialDone(JobProgress, frozen=True, kw_only=True, tag="trial_done"):
     left_s: float | None = None
 
 
-class ConfigCompiled(JobProgress, frozen=True, kw_only=True, tag="config_compiled"):
+class ConfigCompiled(JobProgress, kw_only=True, tag="config_compiled"):
     """A config of a job that only compiles has its artifact, or the reason why there is none.
 
     Attributes:
@@ -159,7 +159,7 @@ class ConfigCompiled(JobProgress, frozen=True, kw_only=True, tag="config_compile
     reused: bool
 
 
-class Refining(EventOfJob, frozen=True, kw_only=True, tag="refining"):
+class Refining(EventOfJob, kw_only=True, tag="refining"):
     """A round of a job's final measurement begins: number ``round`` of ``rounds``, with ``finalists`` configs."""
 
     round: int
@@ -167,7 +167,7 @@ class Refining(EventOfJob, frozen=True, kw_only=True, tag="refining"):
     finalists: int
 
 
-class WinnerChanged(EventOfKernel, frozen=True, kw_only=True, tag="winner"):
+class WinnerChanged(EventOfKernel, kw_only=True, tag="winner"):
     """A problem has another winner. Without a ``job``, it was known before: an edit was undone, or it was imported."""
 
     problem: Problem
@@ -175,7 +175,7 @@ class WinnerChanged(EventOfKernel, frozen=True, kw_only=True, tag="winner"):
     config: Config
     latency_us: float
     trial: int | None = None
-    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
+    metrics: Mapping[str, float] = {}
     objective: Objective = LATENCY
 
     @property
@@ -184,19 +184,19 @@ class WinnerChanged(EventOfKernel, frozen=True, kw_only=True, tag="winner"):
         return select_figure(self.objective, self.latency_us, self.metrics)
 
 
-class KernelStale(EventOfKernel, frozen=True, kw_only=True, tag="stale"):
+class KernelStale(EventOfKernel, kw_only=True, tag="stale"):
     """A kernel has changed, so its winners, which are older than the change, are stale."""
 
     digest: str = ""
 
 
-class NamesLearned(EventOfKernel, frozen=True, kw_only=True, tag="learned"):
+class NamesLearned(EventOfKernel, kw_only=True, tag="learned"):
     """Compiling or measuring has shown that a kernel also depends on these files; they are watched from now on."""
 
     names: tuple[str, ...]
 
 
-class AnswersChanged(Event, frozen=True, kw_only=True, tag="answers"):
+class AnswersChanged(Event, kw_only=True, tag="answers"):
     """Answers for a kernel, or for all, may have changed for a reason without an event of its own. It is not sent.
 
     Attributes:
@@ -206,7 +206,7 @@ class AnswersChanged(Event, frozen=True, kw_only=True, tag="answers"):
     is_revoked: bool = False
 
 
-class LaneChanged(Event, frozen=True, kw_only=True, tag="lane"):
+class LaneChanged(Event, kw_only=True, tag="lane"):
     """A device's lane has opened, has closed, or is sick, with the reason."""
 
     device: DeviceName
@@ -214,22 +214,22 @@ class LaneChanged(Event, frozen=True, kw_only=True, tag="lane"):
     reason: str | None = None
 
 
-class PauseEvent(Event, frozen=True, kw_only=True):
+class PauseEvent(Event, kw_only=True):
     """Tuning on a device model (``""``: on all) was paused or resumed; without a ``device``, by a full disk."""
 
     device: str | msgspec.UnsetType = msgspec.UNSET
     reason: str = ""
 
 
-class TuningPaused(PauseEvent, frozen=True, kw_only=True, tag="paused"):
+class TuningPaused(PauseEvent, kw_only=True, tag="paused"):
     """Tuning was paused on a device model (``""``: on all). Without a ``device``, because nothing can be recorded."""
 
 
-class TuningResumed(PauseEvent, frozen=True, kw_only=True, tag="resumed"):
+class TuningResumed(PauseEvent, kw_only=True, tag="resumed"):
     """A pause that :class:`TuningPaused` reported has ended."""
 
 
-class KernelsReloaded(Event, frozen=True, kw_only=True, tag="reloaded"):
+class KernelsReloaded(Event, kw_only=True, tag="reloaded"):
     """Kernel files were read again.
 
     Attributes:
@@ -271,5 +271,5 @@ def read_event(event: Mapping[str, Any]) -> Event | None:
     return None if kind is None else msgspec.convert(event, kind)
 
 
-SUBSCRIBE: Final = Method("subscribe", SubscribeParams, StreamPosition)
-UNSUBSCRIBE: Final = Method("unsubscribe", NoParams, EmptyAnswer)
+SUBSCRIBE = Method("subscribe", SubscribeParams, StreamPosition)
+UNSUBSCRIBE = Method("unsubscribe", NoParams, EmptyAnswer)

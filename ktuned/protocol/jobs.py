@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -12,6 +12,7 @@ from msgspec import structs
 from ktuned.model import (
     LATENCY,
     DeviceModel,
+    FrozenStruct,
     KernelName,
     KeyProblem,
     Objective,
@@ -75,7 +76,7 @@ def find_notices(message: str) -> list[str]:
     return [line.removeprefix(_NOTICE) for line in message.splitlines() if line.startswith(_NOTICE)]
 
 
-class Job(msgspec.Struct, frozen=True):
+class Job(FrozenStruct):
     """The tuning of one kernel and one problem on one device model, or only its compiling for one target.
 
     Times are Unix seconds.
@@ -114,9 +115,9 @@ class Job(msgspec.Struct, frozen=True):
     default_spread_us: float | None = None
     reference_us: float | None = None
     reference_spread_us: float | None = None
-    outcomes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    outcomes: Mapping[str, int] = {}
     message: str = ""
-    cost: Mapping[str, float] = msgspec.field(default_factory=dict)
+    cost: Mapping[str, float] = {}
     key_problem: KeyProblem | msgspec.UnsetType = msgspec.UNSET
     best_figure: float | None = None
     default_figure: float | None = None
@@ -163,7 +164,7 @@ class Job(msgspec.Struct, frozen=True):
         return self.state is JobState.DONE and self.best is not None
 
 
-class JobInfo(Job, frozen=True):
+class JobInfo(Job):
     """A job as the daemon reports it: with its objective and its current state.
 
     Attributes:
@@ -194,7 +195,7 @@ def read_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[JobInfo]:
     return msgspec.convert(jobs, list[JobInfo])
 
 
-class JobParams(Params, frozen=True):
+class JobParams(Params):
     """Params of methods that create jobs: a kernel by name, or all kernels at or below a path.
 
     The other fields override the plan.
@@ -211,7 +212,7 @@ class JobParams(Params, frozen=True):
     directory: str | None = None
 
 
-class TuneParams(JobParams, frozen=True):
+class TuneParams(JobParams):
     """``tune``: also the device, the thoroughness, the priority and the objective.
 
     With ``configs``, only these are tried; ``again`` measures configs that were measured before once more.
@@ -232,13 +233,13 @@ class TuneParams(JobParams, frozen=True):
     anchor: dict[str, Scalar] | None = None
 
 
-class CompileParams(JobParams, frozen=True):
+class CompileParams(JobParams):
     """``compile``: as ``tune``, but nothing is measured; ``arch`` is the target architecture, such as ``sm_90a``."""
 
     arch: str | None = None
 
 
-class CancelParams(Params, frozen=True):
+class CancelParams(Params):
     """``cancel``: one job, or all jobs of a kernel."""
 
     job: int | None = None
@@ -246,7 +247,7 @@ class CancelParams(Params, frozen=True):
     directory: str | None = None
 
 
-class PauseParams(Params, frozen=True):
+class PauseParams(Params):
     """``pause`` and ``resume``: a job, a kernel or a device; all tuning if none of them is given."""
 
     job: int | None = None
@@ -255,7 +256,7 @@ class PauseParams(Params, frozen=True):
     directory: str | None = None
 
 
-class JobsParams(Params, frozen=True):
+class JobsParams(Params):
     """``jobs``: one job, several jobs, or the jobs of a kernel or in a state."""
 
     job: int | None = None
@@ -266,14 +267,14 @@ class JobsParams(Params, frozen=True):
     directory: str | None = None
 
 
-class StreamPosition(msgspec.Struct, frozen=True):
+class StreamPosition(FrozenStruct):
     """The number of the latest event, within the lifetime (``epoch``) of one daemon."""
 
     epoch: int
     seq: int
 
 
-class TuneAnswer(StreamPosition, frozen=True):
+class TuneAnswer(StreamPosition):
     """The jobs that do the work of a request, whose events come after this position of the stream.
 
     Attributes:
@@ -287,22 +288,22 @@ class TuneAnswer(StreamPosition, frozen=True):
     notices: tuple[str, ...] = ()
 
 
-class JobsAnswer(msgspec.Struct, frozen=True):
+class JobsAnswer(FrozenStruct):
     """The jobs that were requested, or that were cancelled."""
 
     jobs: tuple[JobInfo, ...]
 
 
-class PauseAnswer(msgspec.Struct, frozen=True):
+class PauseAnswer(FrozenStruct):
     """The jobs that were paused or resumed, and the device models that are paused now (``""`` stands for all)."""
 
     jobs: tuple[JobInfo, ...]
     paused: tuple[str, ...]
 
 
-TUNE: Final = Method("tune", TuneParams, TuneAnswer)
-COMPILE: Final = Method("compile", CompileParams, TuneAnswer)
-CANCEL: Final = Method("cancel", CancelParams, JobsAnswer)
-PAUSE: Final = Method("pause", PauseParams, PauseAnswer)
-RESUME: Final = Method("resume", PauseParams, PauseAnswer)
-JOBS: Final = Method("jobs", JobsParams, JobsAnswer)
+TUNE = Method("tune", TuneParams, TuneAnswer)
+COMPILE = Method("compile", CompileParams, TuneAnswer)
+CANCEL = Method("cancel", CancelParams, JobsAnswer)
+PAUSE = Method("pause", PauseParams, PauseAnswer)
+RESUME = Method("resume", PauseParams, PauseAnswer)
+JOBS = Method("jobs", JobsParams, JobsAnswer)

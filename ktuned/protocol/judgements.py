@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import msgspec
-
-from ktuned.model import CompilerError, Config, DeviceModel, JudgeVerdict, KernelName, Problem, Scalar
+from ktuned.model import CompilerError, Config, DeviceModel, FrozenStruct, JudgeVerdict, KernelName, Problem, Scalar
 from ktuned.protocol.method import Method, Params
 
-SCHEMA: Final = 1
+SCHEMA = 1
 """The version of the answer. Within a version, fields are only added."""
 
-WINNER: Final = "winner"
+WINNER = "winner"
 """The value of ``against`` that stands for the current winner."""
 
 
-class JudgeParams(Params, frozen=True):
+class JudgeParams(Params):
     """``judge``: a kernel by name, or the only kernel of a file.
 
     Attributes:
@@ -43,7 +39,7 @@ class JudgeParams(Params, frozen=True):
     directory: str | None = None
 
 
-class Factors(msgspec.Struct, frozen=True):
+class Factors(FrozenStruct):
     """How many times as fast as each base a candidate is; None if the base has no latency.
 
     Attributes:
@@ -59,7 +55,7 @@ class Factors(msgspec.Struct, frozen=True):
     against: float | None = None
 
 
-class JudgedProblem(msgspec.Struct, frozen=True):
+class JudgedProblem(FrozenStruct):
     """A candidate on one problem.
 
     Attributes:
@@ -83,7 +79,7 @@ class JudgedProblem(msgspec.Struct, frozen=True):
     trial: int | None = None
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(FrozenStruct):
     """A judged config.
 
     Attributes:
@@ -109,7 +105,7 @@ class Candidate(msgspec.Struct, frozen=True):
     not_enforced: tuple[str, ...] = ()
 
 
-class JudgeAnswer(msgspec.Struct, frozen=True):
+class JudgeAnswer(FrozenStruct):
     """The verdicts on all candidates, in the order of the request.
 
     Attributes:
@@ -127,4 +123,4 @@ class JudgeAnswer(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
 
 
-JUDGE: Final = Method("judge", JudgeParams, JudgeAnswer)
+JUDGE = Method("judge", JudgeParams, JudgeAnswer)

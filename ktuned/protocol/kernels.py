@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,6 +12,7 @@ from ktuned.model import (
     ALL_VARIABLES,
     LATENCY,
     Config,
+    FrozenStruct,
     KernelInfo,
     KernelName,
     Objective,
@@ -25,19 +26,19 @@ from ktuned.protocol.method import Method, Params
 from ktuned.protocol.winners import Status
 
 
-class RootSettings(msgspec.Struct, frozen=True):
+class RootSettings(FrozenStruct):
     """Settings of a root that ``config.toml`` or a request gives explicitly; they override all others."""
 
     name: str = ""
     python: str = ""
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: Mapping[str, str] = {}
 
 
 SPACE = "space"
 """Kind of a change that only concerns the space; its ``name`` is a sentence about the config."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(FrozenStruct):
     """One difference between two contexts.
 
     Attributes:
@@ -73,7 +74,7 @@ def describe_change(change: Change) -> str:
     return f"{what} {verb}"
 
 
-class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
+class FileError(FrozenStruct, omit_defaults=True):
     """An error in a kernel file.
 
     Attributes:
@@ -91,7 +92,7 @@ class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
     excerpt: str = ""
 
 
-class RootInfo(msgspec.Struct, frozen=True):
+class RootInfo(FrozenStruct):
     """A watched root: its directory, its project's name, and its workers' interpreter and environment variables.
 
     With ``polling`` it is polled, because its file system does not report changes.
@@ -100,7 +101,7 @@ class RootInfo(msgspec.Struct, frozen=True):
     path: str
     name: str
     python: str
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: Mapping[str, str] = {}
     polling: bool = False
 
     @classmethod
@@ -109,7 +110,7 @@ class RootInfo(msgspec.Struct, frozen=True):
         return msgspec.convert(root, cls, from_attributes=True)
 
 
-class Root(RootInfo, frozen=True):
+class Root(RootInfo):
     """A watched root, and where its settings come from.
 
     Attributes:
@@ -131,7 +132,7 @@ def find_root(path: str, roots: Iterable[RootInfo]) -> RootInfo | None:
     return max(holders, key=lambda root: len(root.path), default=None)
 
 
-class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
+class WinnerStanding(FrozenStruct, kw_only=True):
     """The standing of a winner: ``fresh``, or ``stale`` with the reasons.
 
     Attributes:
@@ -158,7 +159,7 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[str, ...] = ()
 
 
-class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
+class KernelEntry(FrozenStruct, kw_only=True):
     """A kernel as its file declares it (:class:`~ktuned.model.KernelInfo`), with its full name.
 
     If ``why`` was set, it has its winners' standings, when its winner was made again, and its configs that are
@@ -177,7 +178,7 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
     specialize: tuple[str, ...] | None
     space: SpaceInfo
     plan: Plan
-    bucket: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    bucket: Mapping[str, Any] = {}
     metrics: tuple[str, ...] = ()
     unobserved: str = ""
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
@@ -191,7 +192,7 @@ class KernelEntry(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**shown, why=why)
 
 
-class KernelsAnswer(msgspec.Struct, frozen=True):
+class KernelsAnswer(FrozenStruct):
     """Kernels, the errors in kernel files, and all roots."""
 
     kernels: tuple[KernelEntry, ...]
@@ -199,7 +200,7 @@ class KernelsAnswer(msgspec.Struct, frozen=True):
     roots: tuple[RootInfo, ...] = ()
 
 
-class AddAnswer(msgspec.Struct, frozen=True):
+class AddAnswer(FrozenStruct):
     """The watched root, the kernels and errors at or below the path, and notices for the person who asked."""
 
     root: RootInfo
@@ -208,7 +209,7 @@ class AddAnswer(msgspec.Struct, frozen=True):
     notices: tuple[str, ...] = ()
 
 
-class UnwatchAnswer(msgspec.Struct, frozen=True):
+class UnwatchAnswer(FrozenStruct):
     """The root that is no longer watched, its project's name, and the kernels that are forgotten with it."""
 
     path: str
@@ -216,7 +217,7 @@ class UnwatchAnswer(msgspec.Struct, frozen=True):
     kernels: tuple[KernelName, ...]
 
 
-class KernelsParams(Params, frozen=True):
+class KernelsParams(Params):
     """``kernels``: one kernel, or the kernels below a path, or all. ``why`` adds each winner's standing."""
 
     kernel: str | None = None
@@ -225,19 +226,19 @@ class KernelsParams(Params, frozen=True):
     directory: str | None = None
 
 
-class AddParams(Params, frozen=True):
+class AddParams(Params):
     """``add``: a kernel file or a directory to watch, and the interpreter for its kernels."""
 
     path: str
     python: str | None = None
 
 
-class UnwatchParams(Params, frozen=True):
+class UnwatchParams(Params):
     """``unwatch``: the root to watch no longer."""
 
     path: str
 
 
-KERNELS: Final = Method("kernels", KernelsParams, KernelsAnswer)
-ADD: Final = Method("add", AddParams, AddAnswer)
-UNWATCH: Final = Method("unwatch", UnwatchParams, UnwatchAnswer)
+KERNELS = Method("kernels", KernelsParams, KernelsAnswer)
+ADD = Method("add", AddParams, AddAnswer)
+UNWATCH = Method("unwatch", UnwatchParams, UnwatchAnswer)

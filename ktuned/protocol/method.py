@@ -11,10 +11,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from ktuned.model import FrozenStruct
 from ktuned_client.answers import CALL_DEADLINE_S
 
 
-class Params(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Params(FrozenStruct, omit_defaults=True, forbid_unknown_fields=True):
     """Base of params: a misspelt field is refused, because ignoring it would do something that nobody asked for."""
 
 
@@ -22,15 +23,15 @@ P = TypeVar("P", bound=Params)
 A = TypeVar("A")
 
 
-class NoParams(Params, frozen=True):
+class NoParams(Params):
     """Params of a method that takes none."""
 
 
-class EmptyAnswer(msgspec.Struct, frozen=True):
+class EmptyAnswer(FrozenStruct):
     """Answer of a method that returns nothing."""
 
 
-class Method(msgspec.Struct, Generic[P, A], frozen=True):
+class Method(FrozenStruct, Generic[P, A]):
     """One method: its name on the wire, the type of its params, the type of its answer."""
 
     name: str

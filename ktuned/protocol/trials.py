@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.model import NO_DETAIL, Config, DeviceModel, KernelName, Objective, Outcome, Problem, Scalar, TrialResult
+from ktuned.model import (
+    NO_DETAIL,
+    Config,
+    DeviceModel,
+    FrozenStruct,
+    KernelName,
+    Objective,
+    Outcome,
+    Problem,
+    Scalar,
+    TrialResult,
+)
 from ktuned.protocol.method import Method, Params
 
 
-class Trial(TrialResult, frozen=True, kw_only=True):
+class Trial(TrialResult, kw_only=True):
     """One config that was tried on one problem on one device model, as the store keeps it.
 
     ``problem`` has only the values that enter the key. ``digest`` is the kernel's digest. ``updated`` is a Unix time in
@@ -38,7 +49,7 @@ class Trial(TrialResult, frozen=True, kw_only=True):
         return replace(self, detail=NO_DETAIL)
 
 
-class ListedTrial(Trial, frozen=True, kw_only=True):
+class ListedTrial(Trial, kw_only=True):
     """A trial as ``results`` lists it; its ``detail`` is empty unless it was asked for.
 
     Attributes:
@@ -50,12 +61,12 @@ class ListedTrial(Trial, frozen=True, kw_only=True):
 
     winner: bool = False
     objectives: tuple[Objective, ...] = ()
-    facts: Mapping[str, float] = msgspec.field(default_factory=dict)
+    facts: Mapping[str, float] = {}
     # The protocol's name is a keyword of Python.
     bit_class: str = msgspec.field(default="", name="class")
 
 
-class ResultsParams(Params, frozen=True):
+class ResultsParams(Params):
     """``results``: a kernel's trials, or one trial with all its details.
 
     With ``judged``, only the trials of judged jobs are listed; otherwise they are left out, unless the ``job`` is one.
@@ -78,7 +89,7 @@ class ResultsParams(Params, frozen=True):
     directory: str | None = None
 
 
-class NumericsReport(msgspec.Struct, frozen=True):
+class NumericsReport(FrozenStruct):
     """The result of comparing outputs bit by bit, for a problem on a device; an empty problem stands for all."""
 
     problem: Problem
@@ -86,7 +97,7 @@ class NumericsReport(msgspec.Struct, frozen=True):
     lines: tuple[str, ...]
 
 
-class ResultsAnswer(msgspec.Struct, frozen=True):
+class ResultsAnswer(FrozenStruct):
     """Trials; with ``count``, ``total`` is the number of matching trials, whatever the limit."""
 
     trials: tuple[ListedTrial, ...]
@@ -94,7 +105,7 @@ class ResultsAnswer(msgspec.Struct, frozen=True):
     total: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class ForgetParams(Params, frozen=True):
+class ForgetParams(Params):
     """``forget``: a kernel's trials, either all or only those of one problem or with one outcome."""
 
     kernel: str
@@ -103,7 +114,7 @@ class ForgetParams(Params, frozen=True):
     directory: str | None = None
 
 
-class ForgetAnswer(msgspec.Struct, frozen=True):
+class ForgetAnswer(FrozenStruct):
     """The kernel, the number of its trials that were deleted, and how many of them were winners."""
 
     kernel: str
@@ -111,5 +122,5 @@ class ForgetAnswer(msgspec.Struct, frozen=True):
     winners: int
 
 
-RESULTS: Final = Method("results", ResultsParams, ResultsAnswer)
-FORGET: Final = Method("forget", ForgetParams, ForgetAnswer)
+RESULTS = Method("results", ResultsParams, ResultsAnswer)
+FORGET = Method("forget", ForgetParams, ForgetAnswer)

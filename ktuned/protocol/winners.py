@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, select_figure
+from ktuned.model import LATENCY, Config, FrozenStruct, Objective, Problem, Scalar, select_figure
 from ktuned.protocol.method import Method, Params
 from ktuned_client.answers import DaemonError
 
@@ -24,7 +24,7 @@ class Status(StrEnum):
     UNKNOWN = "unknown"
 
 
-class LookupParams(Params, frozen=True):
+class LookupParams(Params):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
     ``objective`` is the objective by which the config should be the best, by default the kernel file's own. ``settle``
@@ -40,13 +40,13 @@ class LookupParams(Params, frozen=True):
     settle: float = 0.0
 
 
-class LookupManyParams(Params, frozen=True):
+class LookupManyParams(Params):
     """``lookup_many``: several lookups, answered in their order."""
 
     lookups: list[LookupParams]
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class Answer(FrozenStruct, omit_defaults=True):
     """The best config known for one problem on one device, and how good it is.
 
     Fields that hold their defaults are left out of messages: names are the most expensive part to decode.
@@ -84,7 +84,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str
     generation: int
     is_final: bool = msgspec.field(default=False, name="final")
-    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
+    metrics: Mapping[str, float] = {}
     measured: Problem | None = None
     objective: Objective = LATENCY
 
@@ -94,13 +94,13 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
         return select_figure(self.objective, self.latency_us, self.metrics)
 
 
-class RefusedLookup(msgspec.Struct, frozen=True):
+class RefusedLookup(FrozenStruct):
     """Stands in place of an answer in :class:`LookupManyAnswer`: the protocol's error map of a refused lookup."""
 
     error: Mapping[str, str]
 
 
-class LookupManyAnswer(msgspec.Struct, frozen=True):
+class LookupManyAnswer(FrozenStruct):
     """The answers to several lookups, in their order; a refused lookup has a :class:`RefusedLookup`."""
 
     # Any, because msgspec cannot tell an Answer from a RefusedLookup by the fields; a caller gets plain maps.
@@ -118,7 +118,7 @@ class LookupManyAnswer(msgspec.Struct, frozen=True):
         return msgspec.convert(self.answers, list[Answer])
 
 
-class CheckParams(Params, frozen=True):
+class CheckParams(Params):
     """``check``: a kernel's winners, or one problem's. With ``sanitize``, ``address`` and ``compute`` are the paths of
     the sanitizers on this machine.
     """
@@ -131,7 +131,7 @@ class CheckParams(Params, frozen=True):
     directory: str | None = None
 
 
-class CheckedWinner(msgspec.Struct, frozen=True, omit_defaults=True):
+class CheckedWinner(FrozenStruct, omit_defaults=True):
     """A winner that was run once more, with the verdict on it.
 
     Attributes:
@@ -157,14 +157,14 @@ class CheckedWinner(msgspec.Struct, frozen=True, omit_defaults=True):
     checks: Sequence[str] = ()
 
 
-class CheckAnswer(msgspec.Struct, frozen=True):
+class CheckAnswer(FrozenStruct):
     """A kernel's winners, each with its verdict."""
 
     kernel: str
     winners: Sequence[CheckedWinner]
 
 
-class ExportParams(Params, frozen=True):
+class ExportParams(Params):
     """``export``: the document of one kernel on one device model; without both, the list of what can be exported."""
 
     kernel: str | None = None
@@ -172,7 +172,7 @@ class ExportParams(Params, frozen=True):
     directory: str | None = None
 
 
-class ExportedWinner(msgspec.Struct, frozen=True):
+class ExportedWinner(FrozenStruct):
     """A winner in a document: its figures and the context of its measurement; kernel and device are the document's.
 
     Attributes:
@@ -204,14 +204,14 @@ class ExportedWinner(msgspec.Struct, frozen=True):
     made: str | UnsetType = UNSET
 
 
-class ExportedFunction(msgspec.Struct, frozen=True):
+class ExportedFunction(FrozenStruct):
     """The application's function that a kernel was adopted from: its name, and the digest of its source."""
 
     name: str
     source: str
 
 
-class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+class WinnersDocument(FrozenStruct, omit_defaults=True):
     """The winners of one kernel on one device model: a file's content. docs/reference/sharing.md has the fields.
 
     :mod:`ktuned_client.winners` reads, checks and writes the files.
@@ -243,10 +243,10 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     specialize: Sequence[str] | None
     bucket: Mapping[str, Any]
     names: Mapping[str, Sequence[str]]
-    parts: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, str]] = {}
     function: ExportedFunction | UnsetType = UNSET
     objective: Objective = LATENCY
-    objectives: Mapping[Objective, Sequence[ExportedWinner]] = msgspec.field(default_factory=dict)
+    objectives: Mapping[Objective, Sequence[ExportedWinner]] = {}
     artifacts: str | None = None
 
     @classmethod
@@ -272,7 +272,7 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
         return sum(map(len, self.by_objective.values()))
 
 
-class ExportInfo(msgspec.Struct, frozen=True):
+class ExportInfo(FrozenStruct):
     """A kernel and a device model that can be exported, and the number of their winners."""
 
     kernel: str
@@ -280,7 +280,7 @@ class ExportInfo(msgspec.Struct, frozen=True):
     winners: int
 
 
-class ExportAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+class ExportAnswer(FrozenStruct, omit_defaults=True):
     """The list of what can be exported (``shared``); or the requested ``document``, and its artifacts' paths by key."""
 
     shared: Sequence[ExportInfo] | None = None
@@ -288,7 +288,7 @@ class ExportAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     artifacts: Mapping[str, str] | None = None
 
 
-class ImportParams(Params, frozen=True):
+class ImportParams(Params):
     """``import``: a :class:`WinnersDocument` to take in; with ``dry_run`` it is only judged.
 
     If several checkouts of the document's project are watched, the one around ``directory`` is meant.
@@ -300,7 +300,7 @@ class ImportParams(Params, frozen=True):
     directory: str | None = None
 
 
-class ImportedWinner(msgspec.Struct, frozen=True):
+class ImportedWinner(FrozenStruct):
     """The decision about one winner of a document; if it is taken, lookups serve it with this ``status``."""
 
     problem: Problem
@@ -311,7 +311,7 @@ class ImportedWinner(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class ImportAnswer(msgspec.Struct, frozen=True):
+class ImportAnswer(FrozenStruct):
     """The decision about each winner of a document."""
 
     kernel: str
@@ -319,13 +319,13 @@ class ImportAnswer(msgspec.Struct, frozen=True):
     winners: Sequence[ImportedWinner]
 
 
-class ShareParams(Params, frozen=True):
+class ShareParams(Params):
     """``share``: exchange winners with the team's store now; ``push`` writes ours, otherwise others' are read."""
 
     push: bool = False
 
 
-class ShareAnswer(msgspec.Struct, frozen=True):
+class ShareAnswer(FrozenStruct):
     """The team's store, how many winners were sent there now, and how many of others' became winners here."""
 
     url: str
@@ -333,9 +333,9 @@ class ShareAnswer(msgspec.Struct, frozen=True):
     taken: int
 
 
-LOOKUP: Final = Method("lookup", LookupParams, Answer)
-LOOKUP_MANY: Final = Method("lookup_many", LookupManyParams, LookupManyAnswer)
-CHECK: Final = Method("check", CheckParams, CheckAnswer)
-EXPORT: Final = Method("export", ExportParams, ExportAnswer)
-IMPORT: Final = Method("import", ImportParams, ImportAnswer)
-SHARE: Final = Method("share", ShareParams, ShareAnswer)
+LOOKUP = Method("lookup", LookupParams, Answer)
+LOOKUP_MANY = Method("lookup_many", LookupManyParams, LookupManyAnswer)
+CHECK = Method("check", CheckParams, CheckAnswer)
+EXPORT = Method("export", ExportParams, ExportAnswer)
+IMPORT = Method("import", ImportParams, ImportAnswer)
+SHARE = Method("share", ShareParams, ShareAnswer)

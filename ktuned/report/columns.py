@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import escape_controls
+from ktuned.model import FrozenStruct, escape_controls
 
 FINE = 5
 """Digits of figures that readers compare: latencies, metrics."""
@@ -27,21 +27,21 @@ INSTANTS_PER_S = 50
 """Times are exact to 20 ms."""
 
 
-class PackedColumns(msgspec.Struct, frozen=True):
+class PackedColumns(FrozenStruct):
     """The columns of ``count`` trials; ``data`` is base64 of zlib of JSON: columns, or lists of figures, by name."""
 
     count: int
     data: str
 
 
-class Codes(msgspec.Struct, frozen=True):
+class Codes(FrozenStruct):
     """A column of any values, as ``codes`` into ``values``."""
 
     values: Sequence[Any]
     codes: Sequence[int]
 
 
-class Steps(msgspec.Struct, frozen=True):
+class Steps(FrozenStruct):
     """A column of numbers, in ``steps`` of one ``unit``; each is the difference to the value before, or to 0."""
 
     unit: float

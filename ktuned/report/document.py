@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
-
-from ktuned.model import Peaks, Scalar, Share
+from ktuned.model import FrozenStruct, Peaks, Scalar, Share
 from ktuned.report.columns import PackedColumns
 from ktuned.store import ContextSums, Winner
 
 
-class Standing(Struct, frozen=True):
+class Standing(FrozenStruct):
     """The daemon's verdict on a winner: ``fresh``, or ``stale`` with the reasons; else ``failed`` or ``untuned``."""
 
     status: str
     reasons: Sequence[str] = ()
 
 
-class Bar(Struct, frozen=True):
+class Bar(FrozenStruct):
     """A bar of a comparison: the latency of the winner, the default or the reference, with its interquartile range."""
 
     name: str
@@ -30,7 +28,7 @@ class Bar(Struct, frozen=True):
     spread_us: float | None = None
 
 
-class Failure(Struct, frozen=True):
+class Failure(FrozenStruct):
     """Configs that failed alike: their number, the first line of their message, and one of them as an example."""
 
     outcome: str
@@ -40,7 +38,7 @@ class Failure(Struct, frozen=True):
     config: Mapping[str, Scalar]
 
 
-class SourceState(Struct, frozen=True):
+class SourceState(FrozenStruct):
     """One state of sources and tools in which trials were made, and its changes since the state before."""
 
     trials: ContextSums
@@ -48,7 +46,7 @@ class SourceState(Struct, frozen=True):
     is_shown: bool
 
 
-class JobFigures(Struct, frozen=True):
+class JobFigures(FrozenStruct):
     """A job of a section: its start (Unix s) and its costs in s."""
 
     id: int
@@ -58,7 +56,7 @@ class JobFigures(Struct, frozen=True):
     message: str
 
 
-class OtherWinner(Struct, frozen=True):
+class OtherWinner(FrozenStruct):
     """The winner by an objective other than latency: its figure with the unit, and the same figure of the fastest.
 
     ``gain`` is how many times better than the fastest it is by this objective.
@@ -71,14 +69,14 @@ class OtherWinner(Struct, frozen=True):
     gain: float | None
 
 
-class Build(Struct, frozen=True):
+class Build(FrozenStruct):
     """How a trial was compiled: the compiler's command lines or options, and the paths of the files that are kept."""
 
     command: Sequence[str]
     files: Sequence[str]
 
 
-class Section(Struct, frozen=True):
+class Section(FrozenStruct):
     """One kernel, problem and device model: its winner, the trials of one context, and the history of contexts.
 
     ``share`` is the largest share of a device's limit that the winner reaches. ``ends`` has each knob's least and
@@ -117,7 +115,7 @@ class Section(Struct, frozen=True):
     numerics: Sequence[str] = ()
 
 
-class Document(Struct, frozen=True):
+class Document(FrozenStruct):
     """Everything on the page; ``made`` is Unix time in s."""
 
     made: float

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ktuned.model import FrozenStruct
 from ktuned.protocol import Job, Priority
 
 POLICIES = ("always", "idle", "manual")
@@ -34,7 +35,7 @@ REST_READINGS = 5
 """This many readings in a row must show that the machine is at rest. A build pauses between its steps."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class Reading(FrozenStruct):
     """The use of the machine since the last reading.
 
     Attributes:
@@ -48,7 +49,7 @@ class Reading(msgspec.Struct, frozen=True):
     others: float = 0.0
     pressure: float | None = None
     on_battery: bool = False
-    gpu_users: Mapping[str, int] = msgspec.field(default_factory=dict)
+    gpu_users: Mapping[str, int] = {}
 
 
 class _UseEstimate(msgspec.Struct):
@@ -65,18 +66,17 @@ class _UseEstimate(msgspec.Struct):
             self.is_used, self._contradictions = not self.is_used, 0
 
 
-class IdlePolicy:
+class IdlePolicy(msgspec.Struct, eq=False):
     """Says which jobs must not run now, and why.
 
     Attributes:
         policy: One of :data:`POLICIES`.
     """
 
-    def __init__(self, policy: str = "always") -> None:
-        self.policy = policy
-        self._cpus = _UseEstimate()
-        self._gpus: dict[str, _UseEstimate] = {}
-        self._reading = Reading()
+    policy: str = "always"
+    _cpus: _UseEstimate = msgspec.field(default_factory=_UseEstimate)
+    _gpus: dict[str, _UseEstimate] = {}
+    _reading: Reading = msgspec.field(default_factory=Reading)
 
     @property
     def needs_readings(self) -> bool:

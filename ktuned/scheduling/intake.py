@@ -21,7 +21,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from time import monotonic, time
-from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -48,27 +47,27 @@ from ktuned.catalog import (
     remake_root,
 )
 from ktuned.ipc import read_regular_file, stamp_whole, stamps_agree
-from ktuned.model import KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
+from ktuned.model import FrozenStruct, KernelInfo, KtunedError, NotFound, Plan, StoreError, UsageError
 from ktuned.protocol import FileError, Job, Root
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
 
-GONE_S: Final = 86_400.0
+GONE_S = 86_400.0
 """Absence after which a root is forgotten. An unplugged disk or a broken network file system returns sooner."""
 
-LOOK_S: Final = 600.0
+LOOK_S = 600.0
 """Interval of checks, each of which takes a few system calls."""
 
-MAX_SHOWN: Final = 8
+MAX_SHOWN = 8
 """Most forgotten roots that the notice names."""
 
-TOLD_S: Final = 86_400.0
+TOLD_S = 86_400.0
 """How long that notice is shown."""
 
 _log = structlog.get_logger()
 
 
-class AddedRoot(msgspec.Struct, frozen=True):
+class AddedRoot(FrozenStruct):
     """A path that is watched now.
 
     Attributes:
@@ -86,7 +85,7 @@ class AddedRoot(msgspec.Struct, frozen=True):
     is_new: bool = False
 
 
-class Intake:
+class Intake(msgspec.Struct, eq=False):
     """Takes requests in, and forgets roots.
 
     Each request sees the present state of its files, even if the watcher has not seen it yet.
@@ -95,26 +94,15 @@ class Intake:
         list_configured: Returns the paths of the roots in ``config.toml``.
     """
 
-    def __init__(
-        self,
-        known: Knowledge,
-        *,
-        inspector: FileInspector,
-        foreign_names: ForeignNames,
-        requests: JobRequests,
-        renewal: Renewal,
-        list_configured: Callable[[], Collection[str]],
-        max_directories: int = MAX_DIRECTORIES,
-    ) -> None:
-        self._known = known
-        self._inspector = inspector
-        self._foreign_names = foreign_names
-        self._requests = requests
-        self._renewal = renewal
-        self._list_configured = list_configured
-        self._forgotten: dict[str, float] = {}
-        self._naming = anyio.Lock()
-        self._max_directories = max_directories
+    known: Knowledge
+    inspector: FileInspector
+    foreign_names: ForeignNames
+    requests: JobRequests
+    renewal: Renewal
+    list_configured: Callable[[], Collection[str]]
+    max_directories: int = MAX_DIRECTORIES
+    _forgotten: dict[str, float] = {}
+    _naming: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
     async def tune_path(
         self, path: str, python: str | None, request: TuningRequest, name: str | None = None
@@ -133,7 +121,7 @@ class Intake:
         found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # A kernel whose file has an error cannot be tuned before the file is repaired.
-        kernels = [kernel for kernel in kernels if not self._known.catalog.find_file_fault(kernel)]
+        kernels = [kernel for kernel in kernels if not self.known.catalog.find_file_fault(kernel)]
         try:
             if not kernels and not found.errors:
                 raise NotFound(
@@ -146,22 +134,22 @@ class Intake:
             if request.strategy is not None:
                 # Check the strategy even if no kernel can be read yet.
                 environment = make_root_environment(found.root)
-                await self._known.machine.environments.probe_environment(environment)
-                await self._known.machine.environments.check_strategy(environment, request.strategy)
+                await self.known.machine.environments.probe_environment(environment)
+                await self.known.machine.environments.check_strategy(environment, request.strategy)
             if request.problem is None:
                 # A kernel without problems is tuned for those of lookups. It does not keep the others from being tuned.
                 kernels = [kernel for kernel in kernels if kernel.problems] or kernels
-            planned = [job for kernel in kernels for job in await self._requests.plan_jobs(kernel, request)]
+            planned = [job for kernel in kernels for job in await self.requests.plan_jobs(kernel, request)]
         except KtunedError:
             if found.is_new:
                 # A path that was given by mistake must not be watched for ever.
                 await self.forget_root(found.root)
             raise
         try:
-            jobs = await self._requests.submit_jobs(planned, request)
+            jobs = await self.requests.submit_jobs(planned, request)
         finally:
             # After the request, so that a re-tuning joins the requested job, and not the other way about.
-            await self._renewal.retune_changed_kernels(found.changes, saved=False)
+            await self.renewal.retune_changed_kernels(found.changes, saved=False)
         return jobs, found.errors
 
     async def add_path(self, path: str, python: str | None, *, measures: bool = False) -> AddedRoot:
@@ -179,24 +167,24 @@ class Intake:
                 f"{path} is not a kernel file", hint="kernel files are Python: tune_*.py, or any by its path"
             )
         directory = place if os.path.isdir(place) else os.path.dirname(place)
-        self._inspector.trust.check_directory(directory)
-        known = self._known.catalog.find_root(place)
-        top = await anyio.to_thread.run_sync(find_project_top, directory, self._inspector.trust)
+        self.inspector.trust.check_directory(directory)
+        known = self.known.catalog.find_root(place)
+        top = await anyio.to_thread.run_sync(find_project_top, directory, self.inspector.trust)
         # A project inside a watched project becomes a root of its own.
         is_inner = known is not None and top != known.path and is_below(top, known.path)
         if known is None or (is_inner and os.path.isfile(os.path.join(top, PROJECT_FILE))):
             known = None
-            await anyio.to_thread.run_sync(check_extent, top, self._max_directories)
+            await anyio.to_thread.run_sync(check_extent, top, self.max_directories)
         files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
         root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
-        changes = await self._inspector.inspect_files(root, files)
-        await self._renewal.replace_outdated_jobs(changes, saved=False)
+        changes = await self.inspector.inspect_files(root, files)
+        await self.renewal.replace_outdated_jobs(changes, saved=False)
         if known is None:
             await self._learn_from_checkouts(place)
-        kernels = self._known.catalog.list_kernels_below(place)
-        errors = self._known.catalog.list_errors_below(place)
+        kernels = self.known.catalog.list_kernels_below(place)
+        errors = self.known.catalog.list_errors_below(place)
         if not kernels and not errors:
-            if known is None and not self._known.catalog.list_kernels_below(root.path):
+            if known is None and not self.known.catalog.list_kernels_below(root.path):
                 # A path that was given by mistake must not be watched for ever.
                 await self.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
@@ -206,21 +194,22 @@ class Intake:
         return AddedRoot(root, kernels, errors, changes, is_new=known is None)
 
     async def _learn_from_checkouts(self, place: str) -> None:
-        """Learn what other checkouts of new kernels have learned, if it gives the same digest here.
+        """Learn what other checkouts of new kernels have learned, if a winner of theirs then holds here.
 
-        Otherwise the first compile would show these names, and until then no checkout's winner would hold here.
+        Otherwise the first compile would show these names, and until then no checkout's winner would hold here. A
+        project that was moved is a checkout, too: its kernels are gone, and what they have learned is kept.
         """
-        catalog = self._known.catalog
+        catalog = self.known.catalog
         for kernel in catalog.list_kernels_below(place):
-            for other in catalog.find_namesakes(kernel):
-                names = [structs.replace(entry, digest="", meaning="", places=()) for entry in other.learned.values()]
+            for learned in catalog.list_learned_elsewhere(kernel):
+                names = [structs.replace(entry, digest="", meaning="", places=()) for entry in learned]
                 try:
-                    named = await self._foreign_names.look_at_names(kernel, names)
-                    if named.digest == other.digest != kernel.digest:
-                        await self._foreign_names.learn_names(kernel, named)
+                    named = await self.foreign_names.look_at_names(kernel, names)
+                    if named.digest != kernel.digest and self.known.store.list_winners_elsewhere(named):
+                        await self.foreign_names.learn_names(kernel, named)
                         break
                 except KtunedError as error:
-                    _log.info("compare_checkouts_failed", kernel=kernel.name, other=other.name, reason=error.message)
+                    _log.info("compare_checkouts_failed", kernel=kernel.name, reason=error.message)
 
     async def _find_or_make_root(
         self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
@@ -236,23 +225,23 @@ class Intake:
             return known
         if known is not None:
             asked = structs.replace(known, asked=structs.replace(known.asked, python=python or ""))
-            root = await anyio.to_thread.run_sync(remake_root, asked, None, self._inspector.trust)
+            root = await anyio.to_thread.run_sync(remake_root, asked, None, self.inspector.trust)
             root = structs.replace(known, python=root.python, asked=root.asked)
         else:
-            project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
+            project = await anyio.to_thread.run_sync(read_project, directory, self.inspector.trust)
             root = make_root(directory, python=python or "", project=project)
             await self._forget_missing_namesakes(root)
         async with self._naming:
             if known is None:
                 # Look in the store, too: a root that is added at the same time may not be in the catalog yet.
-                others = [*self._known.catalog.roots, *self._known.store.load_roots()]
+                others = [*self.known.catalog.roots, *self.known.store.load_roots()]
                 taken = [other.name for other in others if other.path != root.path]
-                (root,) = name_roots([root], self._known.store.projects.load_names(), taken)
-            await self._known.store.add_root(root)
+                (root,) = name_roots([root], self.known.store.projects.load_names(), taken)
+            await self.known.store.add_root(root)
         if measured:
             backend = await anyio.to_thread.run_sync(guess_backend, measured)
-            self._known.machine.environments.prepare_first_job(make_root_environment(root), backend)
-        await self._inspector.watch_root(root)
+            self.known.machine.environments.prepare_first_job(make_root_environment(root), backend)
+        await self.inspector.watch_root(root)
         return root
 
     async def tune_named(
@@ -268,33 +257,31 @@ class Intake:
             AmbiguousName: Several projects have a kernel of this name.
             UsageError: The kernel declares no problems and none was given, or an option of the request is not valid.
         """
-        kernel = self._known.catalog.resolve_kernel(name, directory)
+        kernel = self.known.catalog.resolve_kernel(name, directory)
         changes = await self._inspect_if_changed(kernel)
         try:
-            kernel = self._known.catalog.resolve_kernel(kernel.name)
+            kernel = self.known.catalog.resolve_kernel(kernel.name)
             # A kernel whose file has an error cannot be tuned before the file is repaired.
             jobs = (
-                []
-                if self._known.catalog.find_file_fault(kernel)
-                else await self._requests.request_jobs(kernel, request)
+                [] if self.known.catalog.find_file_fault(kernel) else await self.requests.request_jobs(kernel, request)
             )
         finally:
             # After the request, as in `tune_path`.
-            await self._renewal.retune_changed_kernels(changes, saved=True)
-        return jobs, self._known.catalog.list_errors_below(kernel.file)
+            await self.renewal.retune_changed_kernels(changes, saved=True)
+        return jobs, self.known.catalog.list_errors_below(kernel.file)
 
     async def _inspect_if_changed(self, kernel: KernelInfo) -> Changes:
         """Inspect a kernel's file again if one of the files that it depends on has changed since its inspection."""
-        root = self._known.catalog.find_root(kernel.file)
+        root = self.known.catalog.find_root(kernel.file)
         # If its file has an error, the catalog has the kernel as before the error, stamps included. So a repaired file
         # may look unchanged.
-        is_known = not self._known.catalog.find_file_fault(kernel)
+        is_known = not self.known.catalog.find_file_fault(kernel)
         if root is None or (is_known and not await anyio.to_thread.run_sync(_file_differs, kernel.stamps)):
             return Changes()
         is_there = os.path.isfile(kernel.file)
         present, gone = ([kernel.file], []) if is_there else ([], [kernel.file])
-        changes = await self._inspector.inspect_files(root, present, gone)
-        await self._renewal.replace_outdated_jobs(changes, saved=True)
+        changes = await self.inspector.inspect_files(root, present, gone)
+        await self.renewal.replace_outdated_jobs(changes, saved=True)
         return changes
 
     # Watched roots
@@ -302,7 +289,7 @@ class Intake:
     @property
     def notice(self) -> str:
         """One line about the roots that were forgotten today, and are not watched again; empty if there are none."""
-        watched = {root.path for root in self._known.catalog.roots}
+        watched = {root.path for root in self.known.catalog.roots}
         forgotten = [
             path for path, when in self._forgotten.items() if path not in watched and monotonic() - when < TOLD_S
         ]
@@ -313,7 +300,7 @@ class Intake:
 
     def is_configured(self, root: Root) -> bool:
         """Return whether ``config.toml`` names a root."""
-        return root.path in self._list_configured()
+        return root.path in self.list_configured()
 
     async def forget_root(self, root: Root) -> None:
         """Stop watching a root that a request had added.
@@ -321,14 +308,14 @@ class Intake:
         Raises:
             StoreError: This cannot be recorded; the root is still watched.
         """
-        await self._known.store.remove_root(root.path)
-        changes = self._known.catalog.remove_root(root.path)
+        await self.known.store.remove_root(root.path)
+        changes = self.known.catalog.remove_root(root.path)
         try:
-            await self._known.store.save_kernels([], changes.removed)
+            await self.known.store.save_kernels([], changes.removed)
         except KtunedError as error:
             # No harm is done: the next daemon finds no root for these kernels.
             _log.warning("forget_kernels_failed", root=root.path, reason=error.message)
-        await self._renewal.react_to_changes(changes, saved=False)
+        await self.renewal.react_to_changes(changes, saved=False)
 
     async def check_missing_periodically(self) -> None:
         """Check the roots every :data:`LOOK_S`, until cancelled."""
@@ -345,12 +332,12 @@ class Intake:
         Raises:
             StoreError: This cannot be recorded; nothing is forgotten.
         """
-        missing = await self._list_missing_roots(self._known.catalog.roots)
-        before = self._known.store.load_absences()
+        missing = await self._list_missing_roots(self.known.catalog.roots)
+        before = self.known.store.load_absences()
         # The day starts again when a directory comes back, and for all of them when the clock is set back.
         since = {root.path: min(before.get(root.path, now), now) for root in missing}
         if since != before:
-            await self._known.store.save_absences(since)
+            await self.known.store.save_absences(since)
         for root in missing:
             if now - since[root.path] >= GONE_S:
                 await self._forget_missing_root(root)
@@ -361,7 +348,7 @@ class Intake:
         Raises:
             StoreError: This cannot be recorded; nothing is forgotten.
         """
-        namesakes = [root for root in self._known.catalog.roots if root.name == new.name and root.path != new.path]
+        namesakes = [root for root in self.known.catalog.roots if root.name == new.name and root.path != new.path]
         for root in await self._list_missing_roots(namesakes):
             await self._forget_missing_root(root)
 

@@ -33,6 +33,9 @@ Two jobs that do the same work never run at once: the second starts later and fi
 
 An event that is illegal for its job changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message
 has the job's story.
+
+*Known failures.* If a job found no working config in a context, another job would find none. A lookup that would
+otherwise request the same job again gets the failed job's message instead.
 """
 
 from __future__ import annotations
@@ -41,18 +44,65 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Container
 from enum import StrEnum
 from time import monotonic, time
-from typing import Final, assert_never
+from typing import assert_never
 
 import msgspec
 from msgspec.structs import replace
 
 from ktuned.fleet import KILLS_EXCUSED
-from ktuned.model import IllegalMove, Plan, WinnerKey
+from ktuned.model import FrozenStruct, IllegalMove, KernelInfo, Objective, Plan, WinnerKey
 from ktuned.protocol import Job, JobEvent, JobPaused, JobQueued, JobState, Priority
 from ktuned.scheduling.idle_policy import IdlePolicy
-from ktuned.scheduling.known_failures import KnownFailures
 from ktuned.scheduling.queue import JobQueue, extend_plan
+from ktuned.store import Context
 from ktuned.tuning import JobBrief, JobStage
+
+MAX_FAILED = 10_000
+"""Most failures that are kept. If one is forgotten, the next lookup requests a job, which finds every trial known."""
+
+
+class KnownFailures:
+    """Messages of failed jobs by context, objective and kernel's plan. Beyond ``limit``, the oldest is forgotten."""
+
+    def __init__(self, limit: int = MAX_FAILED) -> None:
+        self._limit = limit
+        self._messages: dict[tuple[Context, Objective, str], str] = {}
+
+    def record_job_end(self, brief: JobBrief, state: JobState, message: str, *, is_hopeless: bool = False) -> None:
+        """Record how a job ended, if that predicts the end of the next job.
+
+        A failure does so if the job had at least the kernel's declared budget. It also does if the job ``is_hopeless``,
+        which shows that all configs fail alike; not, however, if the job was for certain configs only.
+        """
+        key = brief.context, brief.job.objective, brief.kernel.plan_digest
+        # A job with a smaller budget than the kernel declares has not tried every config that another job would.
+        declared = replace(brief.kernel.plan, objective=brief.job.objective)
+        went_all_the_way = extend_plan(brief.job.plan, declared) == brief.job.plan
+        is_conclusive = bool(brief.devices) and (went_all_the_way or (is_hopeless and not brief.job.plan.configs))
+        if state is JobState.DONE:
+            self._messages.pop(key, None)
+        elif state is JobState.FAILED and is_conclusive:
+            if len(self._messages) >= self._limit:
+                del self._messages[next(iter(self._messages))]
+            self._messages[key] = message
+
+    def list_messages(self, kernel: KernelInfo) -> dict[tuple[Context, Objective], str]:
+        """Return how the newest jobs of a kernel failed, for its present plan, by context and objective."""
+        return {
+            (context, objective): message
+            for (context, objective, plan), message in self._messages.items()
+            if context.kernel == kernel.name and plan == kernel.plan_digest
+        }
+
+    def forget_failures(self, kernel: str | None = None) -> bool:
+        """Forget a kernel's failures, or all of them: something outside of contexts makes another try worthwhile.
+
+        Return whether there were any.
+        """
+        before = len(self._messages)
+        self._messages = {key: said for key, said in self._messages.items() if kernel not in (None, key[0].kernel)}
+        return len(self._messages) < before
+
 
 MOST_RUNNING = 16
 """Most jobs that run at once on a device model. Sixteen jobs with three configs each keep 48 slots busy. Each running
@@ -61,7 +111,7 @@ job takes a little of the daemon's memory, and if it is cancelled, its configs w
 CHANGES_EXCUSED = 5
 """How often a job may find its files changed since they were inspected, without progress in between."""
 
-STORY_LENGTH: Final = 20
+STORY_LENGTH = 20
 """Most events that are kept as a job's story. A job may be preempted any number of times, and the latest moves are
 enough to explain an error."""
 
@@ -220,20 +270,20 @@ class Ending(StrEnum):
     DAEMON_STOPPED = "daemon stopped"
 
 
-class TakenUp(msgspec.Struct, frozen=True):
+class TakenUp(FrozenStruct):
     """The previous daemon left these jobs queued or paused."""
 
     jobs: Collection[Job]
 
 
-class Arrived(msgspec.Struct, frozen=True):
+class Arrived(FrozenStruct):
     """A new job was recorded; with ``is_fixed`` its priority stays as it is even while clients wait for it."""
 
     job: Job
     is_fixed: bool = False
 
 
-class Joined(msgspec.Struct, frozen=True):
+class Joined(FrozenStruct):
     """Another request wants the work of a live job; its ``plan`` may extend the job's, ``None`` changes nothing."""
 
     job: int
@@ -243,50 +293,50 @@ class Joined(msgspec.Struct, frozen=True):
     is_fixed: bool = False
 
 
-class CancelAsked(msgspec.Struct, frozen=True):
+class CancelAsked(FrozenStruct):
     """A job is to end; ``message`` is the reason."""
 
     job: int
     message: str = "cancelled"
 
 
-class BeginAgainAsked(msgspec.Struct, frozen=True):
+class BeginAgainAsked(FrozenStruct):
     """A job is to be prepared again, because its kernel or its environment has changed."""
 
     job: int
     message: str
 
 
-class PauseAsked(msgspec.Struct, frozen=True):
+class PauseAsked(FrozenStruct):
     """A job is to wait until it is resumed."""
 
     job: int
 
 
-class ResumeAsked(msgspec.Struct, frozen=True):
+class ResumeAsked(FrozenStruct):
     """A pause is taken back."""
 
     job: int
 
 
-class Inspected(msgspec.Struct, frozen=True):
+class Inspected(FrozenStruct):
     """The catalog knows the present state of a kernel's files."""
 
     kernel: str
 
 
-class Reviewed(msgspec.Struct, frozen=True):
+class Reviewed(FrozenStruct):
     """The order of jobs may have changed: the choice of running jobs is to be reconsidered."""
 
 
-class Advanced(msgspec.Struct, frozen=True):
+class Advanced(FrozenStruct):
     """A running job's pipeline has reached its next stage."""
 
     job: int
     stage: JobStage
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(FrozenStruct):
     """A running job's pipeline ended.
 
     Attributes:
@@ -304,7 +354,7 @@ class Ended(msgspec.Struct, frozen=True):
     brief: JobBrief | None = None
 
 
-class StoreMended(msgspec.Struct, frozen=True):
+class StoreMended(FrozenStruct):
     """The store can be written again."""
 
 
@@ -327,45 +377,45 @@ Event = (
 # Instructions
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(FrozenStruct):
     """Prepare a job and run its pipeline."""
 
     job: Job
 
 
-class Stop(msgspec.Struct, frozen=True):
+class Stop(FrozenStruct):
     """Stop a running job's pipeline; its results so far are kept."""
 
     job: int
 
 
-class GrantLanes(msgspec.Struct, frozen=True):
+class GrantLanes(FrozenStruct):
     """Let this running job, and no other, use the lanes of its device model."""
 
     job: int
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(FrozenStruct):
     """Write a job's row. If ``is_vital``, a store error is the answer to the request that caused this."""
 
     job: Job
     is_vital: bool = True
 
 
-class Publish(msgspec.Struct, frozen=True):
+class Publish(FrozenStruct):
     """Publish an event of a job, after its facts are recorded."""
 
     event: type[JobEvent]
     job: Job
 
 
-class Close(msgspec.Struct, frozen=True):
+class Close(FrozenStruct):
     """Record that a job has ended, and publish it, even if it cannot be recorded."""
 
     job: Job
 
 
-class Inspect(msgspec.Struct, frozen=True):
+class Inspect(FrozenStruct):
     """Have the files of a job's kernel inspected: the job waits for that, and the watcher may not report the change."""
 
     job: Job

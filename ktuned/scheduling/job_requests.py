@@ -19,6 +19,7 @@ from ktuned.model import (
     BackendError,
     Config,
     DeviceModel,
+    FrozenStruct,
     KernelInfo,
     Objective,
     Plan,
@@ -35,7 +36,7 @@ from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_judged_trial, find_present_key
 
 
-class TuningRequest(msgspec.Struct, frozen=True):
+class TuningRequest(FrozenStruct):
     """The options of a request to tune a kernel; ``None`` leaves an option to the kernel file.
 
     With ``is_judged``, configs are judged (:mod:`ktuned.tuning.judging_job`): the given ones, or else the default, or
@@ -118,7 +119,7 @@ def _make_config_error(kernel: KernelInfo, config: Config, why: str) -> UsageErr
     return UsageError(message, hint=f"give a config of its space{knobs}")
 
 
-class PlannedJob(msgspec.Struct, frozen=True):
+class PlannedJob(FrozenStruct):
     """A job that a request asks for.
 
     Attributes:
@@ -134,17 +135,11 @@ class PlannedJob(msgspec.Struct, frozen=True):
     fault: BackendError | None = None
 
 
-class JobRequests:
+class JobRequests(FrozenStruct):
     """Turns requests for one kernel into jobs, once the catalog knows the present state of the kernel's files."""
 
-    def __init__(
-        self,
-        known: Knowledge,
-        *,
-        jobs: Jobs,
-    ) -> None:
-        self._known = known
-        self._jobs = jobs
+    known: Knowledge
+    jobs: Jobs
 
     async def request_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[Job]:
         """Tune or only compile one kernel, for the given problem or for all problems that it declares.
@@ -196,7 +191,7 @@ class JobRequests:
         jobs: dict[int, Job] = {}
         for one in planned:
             if one.fault is not None:
-                job = await self._jobs.record_failed_job(
+                job = await self.jobs.record_failed_job(
                     one.key,
                     one.problem,
                     reason=request.reason,
@@ -205,7 +200,7 @@ class JobRequests:
                     error=one.fault,
                 )
             else:
-                arrival = await self._jobs.submit_job(
+                arrival = await self.jobs.submit_job(
                     one.key,
                     one.problem,
                     priority=request.priority,
@@ -233,16 +228,16 @@ class JobRequests:
             problems = (kernel.choose_representative(read_problem(kernel, request.problem)),)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
-        environment = self._known.catalog.find_kernel_environment(kernel)
+        environment = self.known.catalog.find_kernel_environment(kernel)
         if not request.compile_only:
-            self._known.machine.environments.prepare_first_job(environment, kernel.backend)
-        await self._known.machine.environments.probe_environment(environment)
-        await self._known.machine.environments.check_strategy(environment, plan.strategy)
-        if not request.compile_only and not self._known.machine.has_device(environment, kernel.backend, request.device):
-            await self._known.machine.environments.probe_hosts(environment)
-        if not self._known.machine.list_devices(environment, kernel.backend):
+            self.known.machine.environments.prepare_first_job(environment, kernel.backend)
+        await self.known.machine.environments.probe_environment(environment)
+        await self.known.machine.environments.check_strategy(environment, plan.strategy)
+        if not request.compile_only and not self.known.machine.has_device(environment, kernel.backend, request.device):
+            await self.known.machine.environments.probe_hosts(environment)
+        if not self.known.machine.list_devices(environment, kernel.backend):
             # The missing device or software may have been installed since the last probe.
-            await self._known.machine.environments.probe_environment(environment, again=True)
+            await self.known.machine.environments.probe_environment(environment, again=True)
         return plan, problems
 
     async def _check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
@@ -251,7 +246,7 @@ class JobRequests:
         Raises:
             UsageError: The space does not hold one of them.
         """
-        admitted = await self._known.admission.check_configs(kernel, problem, configs) if configs else []
+        admitted = await self.known.admission.check_configs(kernel, problem, configs) if configs else []
         for config, is_admitted in zip(configs, admitted, strict=True):
             if not is_admitted:
                 _check_knobs(kernel, config)
@@ -270,7 +265,7 @@ class JobRequests:
         default, bases = kernel.default, list[Config]()
         candidates = request.configs or (() if default is None else (default,))
         if request.against == WINNER:
-            winner = self._known.store.get_winner(key._replace(objective=kernel.objective(None)))
+            winner = self.known.store.get_winner(key._replace(objective=kernel.objective(None)))
             bases += [] if winner is None else [complete_config(kernel, winner.config)]
         elif isinstance(request.against, Mapping):
             bases.append(request.against)
@@ -279,7 +274,7 @@ class JobRequests:
         for config in (*candidates, *bases):
             _check_knobs(kernel, config)
         if default is not None and key.device:
-            known = find_judged_trial(self._known, kernel, problem, key.device, default)
+            known = find_judged_trial(self.known, kernel, problem, key.device, default)
             bases += [default] if known is None or known.latency_us is None else []
         return tuple({canonical(config): config for config in (*candidates, *bases)}.values())
 
@@ -304,16 +299,16 @@ class JobRequests:
         self, kernel: KernelInfo, problem: Problem, request: TuningRequest, objective: Objective
     ) -> bool:
         """Return whether a problem's winner holds in the present context, and no job works on a better one."""
-        environment = self._known.catalog.find_kernel_environment(kernel)
-        if not self._known.machine.list_devices(environment, kernel.backend):
+        environment = self.known.catalog.find_kernel_environment(kernel)
+        if not self.known.machine.list_devices(environment, kernel.backend):
             return False
-        present = find_present_key(self._known.catalog, self._known.machine, kernel, problem, request.device, objective)
-        winner = self._known.store.get_winner(present.winner_key)
-        is_open = any(job.key == present.winner_key for job in self._jobs.list_live_jobs())
+        present = find_present_key(self.known.catalog, self.known.machine, kernel, problem, request.device, objective)
+        winner = self.known.store.get_winner(present.winner_key)
+        is_open = any(job.key == present.winner_key for job in self.jobs.list_live_jobs())
         if winner is None or winner.context != present.context or is_open:
             return False
         try:
-            (is_admitted,) = await self._known.admission.check_configs(kernel, problem, [winner.config])
+            (is_admitted,) = await self.known.admission.check_configs(kernel, problem, [winner.config])
         except WorkerError:
             return False
         return is_admitted
@@ -326,10 +321,10 @@ class JobRequests:
             NotFound: There are devices, but not the requested one.
             UsageError: The backend does not compile for the target.
         """
-        environment = self._known.catalog.find_kernel_environment(kernel)
+        environment = self.known.catalog.find_kernel_environment(kernel)
         if request.compile_only and request.arch is not None:
-            self._known.machine.check_target(environment, kernel.backend, request.arch)
+            self.known.machine.check_target(environment, kernel.backend, request.arch)
             return request.arch
-        if request.compile_only or not self._known.machine.list_devices(environment, kernel.backend):
-            return self._known.machine.choose_target(environment, kernel.backend)
-        return self._known.machine.find_device(environment, kernel.backend, request.device).model
+        if request.compile_only or not self.known.machine.list_devices(environment, kernel.backend):
+            return self.known.machine.choose_target(environment, kernel.backend)
+        return self.known.machine.find_device(environment, kernel.backend, request.device).model

@@ -24,6 +24,7 @@ from ktuned.model import (
     LATENCY,
     PRESETS,
     Device,
+    FrozenStruct,
     IllegalMove,
     KernelName,
     KeyProblem,
@@ -98,7 +99,7 @@ SOURCE_CHANGED = "source_changed"
 """Error code with which a worker refuses files that have changed since they were inspected."""
 
 
-class Intervals(msgspec.Struct, frozen=True):
+class Intervals(FrozenStruct):
     """Intervals at which the jobs check things that no event reports.
 
     Attributes:

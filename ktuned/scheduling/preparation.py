@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from ktuned.answers import KernelState, Knowledge
 from ktuned.catalog import Catalog, Traces, make_root_environment, read_problem
 from ktuned.devices import Machine, explain_unmeasurable
@@ -51,7 +53,7 @@ def find_judged_trial(
     return known.store.find_trial(present.context.judged, config)
 
 
-class Preparation:
+class Preparation(msgspec.Struct, eq=False):
     """Makes a job's brief from the facts known when its turn comes.
 
     Args:
@@ -60,22 +62,12 @@ class Preparation:
         await_shared: Waits for others' winners of a key.
     """
 
-    def __init__(
-        self,
-        known: Knowledge,
-        *,
-        fleet: Fleet,
-        judges_contention: bool,
-        traces: Traces,
-        find_state: Callable[[KernelInfo], KernelState],
-        await_shared: AwaitShared | None = None,
-    ) -> None:
-        self._known = known
-        self._fleet = fleet
-        self.judges_contention = judges_contention
-        self._traces = traces
-        self._find_state = find_state
-        self._await_shared = await_shared
+    known: Knowledge
+    fleet: Fleet
+    judges_contention: bool
+    traces: Traces
+    find_state: Callable[[KernelInfo], KernelState]
+    await_shared: AwaitShared | None = None
 
     def prepare_brief(self, job: Job) -> JobBrief:
         """Return a job's brief.
@@ -83,14 +75,14 @@ class Preparation:
         Raises:
             KtunedError: The job cannot run: its kernel is gone, has an error or has changed.
         """
-        kernel = self._known.catalog.resolve_kernel(job.kernel)
-        if fault := self._known.catalog.find_file_fault(kernel):
+        kernel = self.known.catalog.resolve_kernel(job.kernel)
+        if fault := self.known.catalog.find_file_fault(kernel):
             raise KernelFileError(fault)
         read_problem(kernel, job.problem)
-        root = self._known.catalog.find_root(kernel.file)
+        root = self.known.catalog.find_root(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")
-        environment, machine = make_root_environment(root), self._known.machine
+        environment, machine = make_root_environment(root), self.known.machine
         found = machine.find_job_devices(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
         objective = LATENCY if job.plan.is_judged else kernel.objective(job.objective)
         for device in found.devices:
@@ -100,7 +92,7 @@ class Preparation:
         if job.plan.is_judged:
             context = context.judged
         declared_default = kernel.default
-        find_state = partial(self._find_state, kernel)
+        find_state = partial(self.find_state, kernel)
         anchor = job.plan.anchor or find_state().anchors.get((context.problem, context.device))
         kernel = kernel.with_anchor(anchor, objective)
         if is_exact(objective) and kernel.default is None:
@@ -108,7 +100,7 @@ class Preparation:
                 f"{kernel.name} declares no default whose bits the winner could have",
                 hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
-        job_deadlines = merge_deadlines(self._fleet.deadlines, kernel.plan.deadlines)
+        job_deadlines = merge_deadlines(self.fleet.deadlines, kernel.plan.deadlines)
         return JobBrief(
             job=job,
             kernel=kernel,
@@ -121,14 +113,14 @@ class Preparation:
             environment=environment,
             preset=PRESETS[job.plan.preset],
             deadlines=job_deadlines,
-            in_hand=self._known.store.in_hand,
-            grants=Grants(job_deadlines, self._fleet.machine.memory_limits, str(self._known.artifacts.directory)),
+            in_hand=self.known.store.in_hand,
+            grants=Grants(job_deadlines, self.fleet.machine.memory_limits, str(self.known.artifacts.directory)),
             judge_contention=self.judges_contention,
-            admission=self._known.admission,
-            traces=self._traces,
+            admission=self.known.admission,
+            traces=self.traces,
             served=lambda: tuple(find_state().winners.values()),
             toolchain=machine.environments.list_toolchain_files(environment),
-            await_shared=self._await_shared,
+            await_shared=self.await_shared,
             group_size=machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),
             compilers=tuple(
                 Compiler(site, machine.environments.list_toolchain_files(site))

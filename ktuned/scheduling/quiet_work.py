@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
 
 import anyio
 
-LOOK_S: Final = 60.0
+LOOK_S = 60.0
 """Interval of the looks at the machine's load, which is an average over a minute."""
 
-MOST_PAUSE_S: Final = 24 * 3600.0
+MOST_PAUSE_S = 24 * 3600.0
 """After each piece of work the pause doubles, up to this: a machine that is never quiet is not kept busy."""
 
-QUIET_LOAD: Final = 0.1
+QUIET_LOAD = 0.1
 """Load of each core below which a machine is quiet."""
 
 Work = Callable[[], Awaitable[bool]]

@@ -29,6 +29,7 @@ from functools import partial
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -72,27 +73,19 @@ TRUSTED = 5
 then."""
 
 
-class Renewal:
+class Renewal(msgspec.Struct, eq=False):
     """Re-tunes changed kernels, and has winners of an older driver or toolchain measured again.
 
     :meth:`retry_unrecorded` repeats re-tunings that the store could not record.
     """
 
-    def __init__(
-        self,
-        known: Knowledge,
-        *,
-        jobs: Jobs,
-        requests: JobRequests,
-        publish: PublishEvent,
-    ) -> None:
-        self._known = known
-        self._jobs = jobs
-        self._requests = requests
-        self._publish = publish
-        self._postponed: dict[str, bool] = {}
-        self._postponed_because = ""
-        self._was_postponed = anyio.Event()
+    known: Knowledge
+    jobs: Jobs
+    requests: JobRequests
+    publish: PublishEvent
+    _postponed: dict[str, bool] = {}
+    _postponed_because: str = ""
+    _was_postponed: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
     @property
     def notice(self) -> str:
@@ -127,17 +120,17 @@ class Renewal:
         """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
         # At any await, a root may be removed together with its kernels.
         for name in changes.inspected:
-            if (found := self._known.catalog.find_kernel(name)) is not None:
-                environment = self._known.catalog.find_kernel_environment(found)
-                await self._jobs.restart_running_jobs(name, ELSEWHERE, partial(_has_other_environment, environment))
-            self._jobs.release_inspected_jobs(name)
-        for kernel in self._known.catalog.kernels if changes.errors else ():
-            if self._known.catalog.find_file_fault(kernel):
+            if (found := self.known.catalog.find_kernel(name)) is not None:
+                environment = self.known.catalog.find_kernel_environment(found)
+                await self.jobs.restart_running_jobs(name, ELSEWHERE, partial(_has_other_environment, environment))
+            self.jobs.release_inspected_jobs(name)
+        for kernel in self.known.catalog.kernels if changes.errors else ():
+            if self.known.catalog.find_file_fault(kernel):
                 # A job that waits for an inspection of this file can run now: it will end with the file's error.
-                self._jobs.release_inspected_jobs(kernel.name)
+                self.jobs.release_inspected_jobs(kernel.name)
         if not changes:
             return
-        self._publish(
+        self.publish(
             KernelsReloaded(
                 added=changes.added,
                 changed=changes.changed,
@@ -148,25 +141,25 @@ class Renewal:
             )
         )
         for name in changes.removed:
-            await self._jobs.cancel_jobs_of_kernel(name)
+            await self.jobs.cancel_jobs_of_kernel(name)
         for name in (*changes.changed, *changes.replanned):
-            if (found := self._known.catalog.find_kernel(name)) is None:
+            if (found := self.known.catalog.find_kernel(name)) is None:
                 continue
             # After a save, the jobs for its keys are new ones, because the client that shows the save follows those.
             replaced = self._list_keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
-            await self._jobs.restart_outdated_jobs(name, partial(_is_still_wanted, found, replaced))
+            await self.jobs.restart_outdated_jobs(name, partial(_is_still_wanted, found, replaced))
             if name in changes.changed:
-                self._publish(KernelStale(kernel=found.name, digest=found.digest))
+                self.publish(KernelStale(kernel=found.name, digest=found.digest))
 
     def _list_keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that are tuned again after a save."""
         try:
-            device = self._known.machine.find_device(
-                self._known.catalog.find_kernel_environment(kernel), kernel.backend, None
+            device = self.known.machine.find_device(
+                self.known.catalog.find_kernel_environment(kernel), kernel.backend, None
             ).model
         except BackendError:
             return frozenset()
-        won = self._known.store.list_winners(kernel.name)
+        won = self.known.store.list_winners(kernel.name)
         problems = {kernel.make_key_problem(problem) for problem in kernel.problems} | {
             one.context.problem for one in won
         }
@@ -185,23 +178,23 @@ class Renewal:
             await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
 
     async def _restore_winner(
-        self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
+        self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool
     ) -> None:
         """Serve the best known config at once, after an edit was undone or removed the winner's config from the space.
 
         If the kernel ``is_stale``, clients were told so. Then a winner that still holds is published as well: this
         happens if the undone edit had not led to another winner.
         """
-        environment = self._known.catalog.find_kernel_environment(kernel)
-        for device in self._known.machine.list_devices(environment, kernel.backend):
-            context = self._known.machine.build_context(kernel, environment, problem, device)
+        environment = self.known.catalog.find_kernel_environment(kernel)
+        for device in self.known.machine.list_devices(environment, kernel.backend):
+            context = self.known.machine.build_context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
             key = PresentKey(kernel, problem, context, objective)
-            seated = self._known.store.get_winner(key.winner_key)
+            seated = self.known.store.get_winner(key.winner_key)
             try:
                 winner = await restore_winner(
-                    self._known.store,
-                    self._known.admission,
+                    self.known.store,
+                    self.known.admission,
                     key,
                     finalists,
                     decided_only=seated is None or seated.context != context,
@@ -212,22 +205,22 @@ class Renewal:
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
                 # The space may no longer hold the winner's config, without a better one to replace it.
-                winner = seated if self._known.admission.find_known_verdict(kernel, problem, seated.config) else None
+                winner = seated if self.known.admission.find_known_verdict(kernel, problem, seated.config) else None
             if winner is not None:
-                publish_winner(self._publish, kernel, winner, None)
+                publish_winner(self.publish, kernel, winner, None)
 
     async def _retune_kernel(self, name: str, *, saved: bool, is_stale: bool = False) -> None:
-        kernel = self._known.catalog.find_kernel(name)
+        kernel = self.known.catalog.find_kernel(name)
         if kernel is None:
             return
-        winners = self._known.store.list_winners(kernel.name)
+        winners = self.known.store.list_winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
-        if not tuned and (not saved or self._known.store.is_only_judged(kernel.project)):
+        if not tuned and (not saved or self.known.store.is_only_judged(kernel.project)):
             return
         known: dict[str, Problem] = {}
         for problem in kernel.problems:
             known.setdefault(canonical(kernel.select_key_values(problem)), problem)
-        for job in filter(None, map(self._known.store.find_job_of_winner, winners)):
+        for job in filter(None, map(self.known.store.find_job_of_winner, winners)):
             with suppress(UsageError):
                 read_problem(kernel, job.problem)
                 problem = kernel.choose_representative(job.problem)
@@ -245,7 +238,7 @@ class Renewal:
                     kernel, [won.objective for won in winners if won.context.problem == key]
                 ):
                     await self._restore_winner(kernel, problem, objective, is_stale=is_stale)
-                    await self._requests.request_jobs(kernel, replace(request, problem=problem, objective=objective))
+                    await self.requests.request_jobs(kernel, replace(request, problem=problem, objective=objective))
             except StoreError as error:
                 self._postponed[kernel.name] = saved
                 self._postponed_because = error.message
@@ -261,14 +254,14 @@ class Renewal:
         """
         queued = []
         # Read winners kernel by kernel: a store may hold ten thousand, most of them of kernels that are gone.
-        for kernel in self._known.catalog.kernels if kernels is None else kernels:
+        for kernel in self.known.catalog.kernels if kernels is None else kernels:
             await anyio.lowlevel.checkpoint()
-            queued += await self._queue_verifications(self._known.store.list_winners(kernel.name), NEW_TOOLCHAIN)
+            queued += await self._queue_verifications(self.known.store.list_winners(kernel.name), NEW_TOOLCHAIN)
         return queued
 
     async def remeasure_provisional_winners(self) -> bool:
         """Queue a job for each winner that was measured on a busy machine; return whether there was any."""
-        return bool(await self._queue_verifications(self._known.store.list_provisional_winners(), QUIETER))
+        return bool(await self._queue_verifications(self.known.store.list_provisional_winners(), QUIETER))
 
     async def reverify_probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
         """React to a new probe of some kernels' toolchain: renew the winners of kernels for which it ``changed``.
@@ -277,23 +270,23 @@ class Renewal:
         that began with an older toolchain begin again; others, which began after the probe, are left alone.
         """
         for kernel in changed:
-            await self._jobs.restart_running_jobs(
+            await self.jobs.restart_running_jobs(
                 kernel.name, f"restarted: {NEW_TOOLCHAIN}", partial(self._is_outdated, kernel)
             )
         for kernel in kernels:
-            self._jobs.release_inspected_jobs(kernel.name)
+            self.jobs.release_inspected_jobs(kernel.name)
         await self.queue_reverification(changed)
 
     def _is_outdated(self, kernel: KernelInfo, brief: JobBrief) -> bool:
         """Return whether a job began with another toolchain or driver than the kernel has now."""
-        environment = self._known.catalog.find_kernel_environment(kernel)
-        return self._known.machine.is_outdated(environment, kernel.backend, brief.context)
+        environment = self.known.catalog.find_kernel_environment(kernel)
+        return self.known.machine.is_outdated(environment, kernel.backend, brief.context)
 
     async def _queue_verifications(self, winners: Iterable[Winner], reason: str) -> list[Job]:
         """Queue a job for each winner that is to be measured again for ``reason``; return the jobs."""
         queued = []
         for winner in winners:
-            kernel = self._known.catalog.find_kernel(winner.context.kernel)
+            kernel = self.known.catalog.find_kernel(winner.context.kernel)
             if kernel is None or winner.context.digest != kernel.digest:
                 continue
             try:
@@ -305,19 +298,19 @@ class Renewal:
         return queued
 
     async def _queue_verification(self, kernel: KernelInfo, winner: Winner, reason: str) -> Job | None:
-        job = self._known.store.find_job_of_winner(winner)
+        job = self.known.store.find_job_of_winner(winner)
         if job is None:
             return None
         read_problem(kernel, job.problem)
         objective, model = kernel.objective(winner.objective), winner.context.device
-        present = find_present_key(self._known.catalog, self._known.machine, kernel, job.problem, model, objective)
+        present = find_present_key(self.known.catalog, self.known.machine, kernel, job.problem, model, objective)
         if present.context.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems differently now")
         # A new toolchain concerns the winners of other contexts, and a quiet machine those of the present one.
         if (present.context == winner.context) == (reason == NEW_TOOLCHAIN):
             return None
         plan = self._make_verification_plan(kernel, winner) if reason == NEW_TOOLCHAIN else kernel.plan
-        arrival = await self._jobs.submit_job(
+        arrival = await self.jobs.submit_job(
             present.winner_key, job.problem, priority=Priority.VERIFY, reason=reason, plan=plan
         )
         return arrival.job
@@ -326,7 +319,7 @@ class Renewal:
         """Return the declared plan with a budget for the best configs only; every job begins with these."""
         best = [
             trial.config
-            for trial in self._known.store.list_best_trials(winner.context, TRUSTED, objective=winner.objective)
+            for trial in self.known.store.list_best_trials(winner.context, TRUSTED, objective=winner.objective)
         ]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
         # The default is tried second, because speed-ups are relative to it. It must not displace another config.

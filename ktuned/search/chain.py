@@ -13,9 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-import msgspec
-
-from ktuned.model import Scalar
+from ktuned.model import FrozenStruct, Scalar
 from ktuned.search.conjuncts import Conjunct
 
 Point = tuple[int, ...]
@@ -32,7 +30,7 @@ class CountTooLarge(Exception):
     """The count needs more than :data:`MAX_CELLS`."""
 
 
-class _Level(msgspec.Struct, frozen=True):
+class _Level(FrozenStruct):
     """One axis to bind.
 
     Attributes:
@@ -46,7 +44,7 @@ class _Level(msgspec.Struct, frozen=True):
     live: tuple[int, ...]
 
 
-class _Branches(msgspec.Struct, frozen=True):
+class _Branches(FrozenStruct):
     """The admissible values at one level.
 
     Attributes:

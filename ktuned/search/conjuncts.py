@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
-import msgspec
-
 from ktuned.declaration import Conditional, Unsplittable, parse_function, split_function
-from ktuned.model import Expression, Scalar, Term
+from ktuned.model import Expression, FrozenStruct, Scalar, Term
 
 _PREFIX = "_knob_"
 
 
-class Conjunct(msgspec.Struct, frozen=True):
+class Conjunct(FrozenStruct):
     """A necessary condition on a few knobs; ``test`` takes their values in the order of ``places`` among all knobs."""
 
     places: tuple[int, ...]

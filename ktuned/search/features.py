@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktuned.model import Scalar
+from ktuned.model import FrozenStruct, Scalar
 
 Floats = NDArray[np.float64]
 
@@ -36,8 +35,7 @@ LARGEST_POWER = 6
 """Divisibility beyond 2 to this power makes no difference to any device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(FrozenStruct):
     """One feature: the sum, over some axes, of a number for each value."""
 
     kind: str

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ktuned.model import FrozenStruct
 from ktuned.search.features import Floats
 
 _SQRT5 = math.sqrt(5)
@@ -40,8 +40,7 @@ SCALE_MEMORY = 0.9
 """Parameters of the climb (Adam): large steps, because the start is close and there are few steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(FrozenStruct):
     """Mean and variance at each point, in the units of the values that were fitted."""
 
     mean: Floats

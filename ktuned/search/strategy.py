@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ktuned.declaration import BoundSpace
 from ktuned.dependencies import ACCESSES
-from ktuned.model import Config, Outcome, Scalar, UsageError
+from ktuned.model import Config, FrozenStruct, Outcome, Scalar, UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -22,7 +20,7 @@ ASK_S = 0.5
 """Time limit for one ``ask`` of a walk, so that a ``where`` that rejects everything never blocks a worker."""
 
 
-class Count(msgspec.Struct, frozen=True):
+class Count(FrozenStruct):
     """A number of configs: exact, or an estimate."""
 
     number: int

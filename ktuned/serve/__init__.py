@@ -3,7 +3,7 @@
 from ktuned.serve.calls import CallMethods
 from ktuned.serve.checks import Checks
 from ktuned.serve.daemon_methods import DaemonMethods
-from ktuned.serve.events import Events
+from ktuned.serve.events import Events, Subscriptions
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
 from ktuned.serve.job_methods import JobMethods
@@ -16,6 +16,5 @@ from ktuned.serve.method import Handler
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.responses import Responses
 from ktuned.serve.server import Server
-from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.team_store import ShareSettings, TeamStore
 from ktuned.serve.trial_methods import TrialMethods

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ktuned.adoption import Adoptions
 from ktuned.fleet import Applications
-from ktuned.model import UsageError
+from ktuned.model import FrozenStruct, UsageError
 from ktuned.protocol import CALLS, PREPARE_WORKERS, CallsAnswer, CallsParams, EmptyAnswer, PrepareParams
 from ktuned.serve.method import Handler, Peer
 
@@ -16,7 +14,7 @@ MAX_KEYS = 2_000
 """Keys in one request: a process follows at most a thousand."""
 
 
-class CallMethods(msgspec.Struct, frozen=True):
+class CallMethods(FrozenStruct):
     """Answers requests about the keys of applications' functions."""
 
     adoptions: Adoptions

@@ -7,19 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.answers import Knowledge
 from ktuned.fleet import Fleet, Lane
-from ktuned.model import Device, KtunedError, NotFound, Outcome, TrialResult
+from ktuned.model import Device, FrozenStruct, KtunedError, NotFound, Outcome, TrialResult
 from ktuned.protocol import CHECK, AnswersChanged, CheckAnswer, CheckedWinner, CheckParams, Job, PublishEvent
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import Winner
 from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck, publish_winner
 
 
-class Checks(msgspec.Struct, frozen=True, kw_only=True):
+class Checks(FrozenStruct, kw_only=True):
     """Checks winners one after another.
 
     Attributes:

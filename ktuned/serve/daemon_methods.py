@@ -6,9 +6,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-import msgspec
-
 from ktuned.lookup import WinnerTable
+from ktuned.model import FrozenStruct
 from ktuned.protocol import (
     BACKENDS,
     HELLO,
@@ -27,7 +26,7 @@ from ktuned.serve.method import Handler, Peer
 from ktuned_client.wire import PROTOCOL_VERSION
 
 
-class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonMethods(FrozenStruct, kw_only=True):
     """Handles the methods about the daemon itself.
 
     Attributes:

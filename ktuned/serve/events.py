@@ -4,6 +4,8 @@ Events are numbered from 1 within an epoch, which is one run of the daemon. A bo
 subscriber has a place in the ring and gets the events after it, as fast as it reads. If its place is not in the ring,
 because it reads too slowly or comes from another epoch, it gets an event ``gap`` instead and continues from now. So a
 slow subscriber loses its place, but never costs memory or delays others.
+
+A peer gets events by the methods ``subscribe`` and ``unsubscribe``, and may wait for jobs in this way.
 """
 
 from __future__ import annotations
@@ -11,24 +13,36 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ktuned.protocol import Event, StreamGap, StreamPosition, SubscribeParams, get_event_type
-from ktuned.serve.method import Peer
+from ktuned.model import FrozenStruct
+from ktuned.protocol import (
+    SUBSCRIBE,
+    UNSUBSCRIBE,
+    EmptyAnswer,
+    Event,
+    NoParams,
+    StreamGap,
+    StreamPosition,
+    SubscribeParams,
+    get_event_type,
+)
+from ktuned.scheduling import Jobs
+from ktuned.serve.method import Handler, Peer
 
-RING_EVENTS: Final = 4096
+RING_EVENTS = 4096
 """Events that the ring keeps: several times as many as a job of default size publishes."""
 
-RING_BYTES: Final = 4 * 1024 * 1024
+RING_BYTES = 4 * 1024 * 1024
 """Bytes of the events in the ring: a trial's event has some 500 bytes, one with a compiler's message some KiB."""
 
-_BATCH_BYTES: Final = 64 * 1024
+_BATCH_BYTES = 64 * 1024
 """Bytes that are sent to a peer before checking again whether it accepts more."""
 
 
-_NOTIFICATION: Final = 2
+_NOTIFICATION = 2
 """The message type of MessagePack-RPC."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -150,3 +164,35 @@ class Events:
 
 def _encode_notification(event: Event) -> bytes:
     return _encode((_NOTIFICATION, "event", (event,)))
+
+
+class Subscriptions(FrozenStruct):
+    """Handles subscriptions. A peer that names jobs counts as waiting for them while its subscription lasts."""
+
+    events: Events
+    jobs: Jobs
+
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [
+            Handler(SUBSCRIBE, self.handle_subscribe),
+            Handler(UNSUBSCRIBE, self.handle_unsubscribe),
+        ]
+
+    def handle_subscribe(self, params: SubscribeParams, peer: Peer) -> StreamPosition:
+        """Send events to this peer from now on; this replaces an earlier subscription."""
+        position = self.events.add_subscription(peer, params)
+        peer.on_gone = partial(self._end_subscription, peer)
+        self.jobs.remove_waiter(peer)
+        if params.jobs is not None:
+            self.jobs.add_waiter(peer, params.jobs)
+        return position
+
+    def handle_unsubscribe(self, nothing: NoParams, peer: Peer) -> EmptyAnswer:
+        """Stop sending events to this peer."""
+        self._end_subscription(peer)
+        return EmptyAnswer()
+
+    def _end_subscription(self, peer: Peer) -> None:
+        if self.events.remove_subscription(peer):
+            self.jobs.remove_waiter(peer)

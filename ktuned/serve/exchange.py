@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from itertools import chain
 from os.path import basename
 from time import time
-from typing import Any, Final
+from typing import Any
 
 import anyio.to_thread
-import msgspec
 import structlog
 from msgspec import UNSET, structs
 
@@ -27,6 +26,7 @@ from ktuned.model import (
     RETRIED_BY_NEXT_JOB,
     Config,
     DeviceModel,
+    FrozenStruct,
     KernelInfo,
     KeyProblem,
     KtunedError,
@@ -56,24 +56,24 @@ from ktuned.protocol import (
     ImportParams,
     PublishEvent,
     Status,
-    WinnerChanged,
     WinnersDocument,
     describe_change,
 )
 from ktuned.scheduling import MOST_COMPARED, Repetition
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import IMPORTED, Context, Winner, compare_contexts, exchange
+from ktuned.tuning import publish_winner
 
 _log = structlog.get_logger()
 
-MAX_IMPORTED: Final = 200
+MAX_IMPORTED = 200
 """Winners in one ``import``: they take some 20 ms of the event loop's time."""
 
-MAX_NAMED: Final = 5
+MAX_NAMED = 5
 """Watched directories that an error message lists; a longer list would help nobody."""
 
 
-class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
+class WinnerExchange(FrozenStruct, kw_only=True):
     """Exports winners and imports others; ``publish`` announces imported ones that became winners here.
 
     ``inspect`` has a kernel's file inspected: an import that comes right after a save judges what was saved.
@@ -363,18 +363,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         device = offers[0].context.device
         job = await self.known.store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
-            self.publish(
-                WinnerChanged(
-                    kernel=kernel.name,
-                    job=job,
-                    problem=offer.problem,
-                    device=device,
-                    config=offer.config,
-                    latency_us=offer.latency_us,
-                    metrics=offer.metrics,
-                    objective=offer.objective,
-                )
-            )
+            publish_winner(self.publish, kernel, offer, job)
 
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return a kernel's full name; if it does not exist any more, the name as given."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.answers import KernelState, KernelStates, explain_unobserved
 from ktuned.catalog import Catalog, complete_config
-from ktuned.model import KernelInfo, Problem, spell_values
+from ktuned.model import FrozenStruct, KernelInfo, Problem, spell_values
 from ktuned.protocol import SPACE, Change, Job, JobState, Status, WinnerStanding, find_notices
 from ktuned.store import Context, Store, Winner, compare_contexts, describe_quarantine
 
 
-class Explainer(msgspec.Struct, frozen=True):
+class Explainer(FrozenStruct):
     """Explains the standing of winners from their kernel's state, and from the store what has changed since.
 
     Attributes:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ktuned.answers import Knowledge
 from ktuned.fleet import Applications
-from ktuned.model import Config, KernelInfo, NotFound, UsageError, canonical, read_objective
+from ktuned.model import Config, FrozenStruct, KernelInfo, NotFound, UsageError, canonical, read_objective
 from ktuned.protocol import (
     CANCEL,
     COMPILE,
@@ -27,9 +26,9 @@ from ktuned.protocol import (
     JobParams,
     JobsAnswer,
     JobsParams,
+    JudgeParams,
     PauseAnswer,
     PauseParams,
-    Priority,
     TuneAnswer,
     TuneParams,
 )
@@ -37,15 +36,15 @@ from ktuned.scheduling import EVERYTHING, Intake, Jobs, TuningRequest
 from ktuned.serve.events import Events
 from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
 
-MAX_CONFIGS: Final = 200
+MAX_CONFIGS = 200
 """Configs that one request may name: each message about its job has them all, and more should be a space of their own.
 """
 
-MAX_NAMED: Final = 4
+MAX_NAMED = 4
 """Kernels that a notice about an ambiguous name lists."""
 
 
-class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
+class JobMethods(FrozenStruct, kw_only=True):
     """Handles clients' requests for jobs and about jobs."""
 
     known: Knowledge
@@ -69,49 +68,27 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Request a tuning; ``subscribe`` with the returned position reports its progress."""
         if params.beside is not None:
             self.applications.add_process(params.beside)
-        request = msgspec.structs.replace(
-            _parse_request(params),
-            device=params.device,
-            preset=params.preset,
-            priority=Priority.REQUESTED if params.priority is None else params.priority,
-            is_fixed=params.priority is not None,
-            stale_only=params.stale_only,
-            until=params.until,
-            configs=parse_configs(params.configs),
-            again=params.again,
-            objective=None if params.objective is None else read_objective(params.objective),
-            numerics=params.numerics,
-            anchor=params.anchor,
-        )
+        options: dict[str, Any] = {"configs": parse_configs(params.configs), "is_fixed": params.priority is not None}
+        if params.objective is not None:
+            options["objective"] = read_objective(params.objective)
+        request = _parse_request(params, **options)
         return await self._create_jobs(params, request)
 
     async def handle_compile(self, params: CompileParams, peer: Peer) -> TuneAnswer:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if params.arch is not None and not params.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
-        request = msgspec.structs.replace(
-            _parse_request(params),
-            # The priority stays the same however many clients follow the job, so that tunings with clients go first.
-            is_fixed=True,
-            reason="compile",
-            compile_only=True,
-            arch=params.arch,
-        )
+        # The priority stays the same however many clients follow the job, so that tunings with clients go first.
+        request = _parse_request(params, is_fixed=True, reason="compile", compile_only=True)
         return await self._create_jobs(params, request)
 
     async def _create_jobs(self, params: JobParams, request: TuningRequest) -> TuneAnswer:
         """Create jobs for a request; the answer has the stream's position before their first events."""
         position = self.events.position
-        errors: list[FileError] = []
         known = {kernel.name for kernel in self.known.catalog.kernels}
         watched = {root.path for root in self.known.catalog.roots}
         live = {job.id for job in self.jobs.list_live_jobs()}
-        if params.path is not None:
-            jobs, errors = await self.intake.tune_path(params.path, params.python, request, params.kernel)
-        elif params.kernel is not None:
-            jobs, errors = await self.intake.tune_named(params.kernel, request, params.directory)
-        else:
-            raise UsageError("neither a kernel nor a path is given", hint="name one of them")
+        jobs, errors = await submit_request(self.intake, params, request)
         described = tuple(map(self.jobs.describe_job, jobs))
         now_watched = {root.path for root in self.known.catalog.roots}
         notices = [f"{path} is gone, and is no longer watched" for path in sorted(watched - now_watched)]
@@ -234,6 +211,21 @@ def _explain_joined_job(job: Job) -> str:
     return f"joined job {job.id}, which already does this work and tries up to {job.plan.trials:,} configs{seconds}"
 
 
+async def submit_request(
+    intake: Intake, params: JobParams | JudgeParams, request: TuningRequest
+) -> tuple[list[Job], list[FileError]]:
+    """Tune the kernel, or all kernels at the path, that params name; return the jobs, and errors in kernel files.
+
+    Raises:
+        UsageError: They name neither.
+    """
+    if params.path is not None:
+        return await intake.tune_path(params.path, params.python, request, params.kernel)
+    if params.kernel is not None:
+        return await intake.tune_named(params.kernel, request, params.directory)
+    raise UsageError("neither a kernel nor a path is given", hint="name one of them")
+
+
 def parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:
     """Return the configs that a request names, without duplicates.
 
@@ -247,11 +239,11 @@ def parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:
     return tuple({canonical(config): config for config in configs}.values())
 
 
-def _parse_request(params: JobParams) -> TuningRequest:
-    return TuningRequest(
-        problem=params.problem,
-        trials=params.trials,
-        time_limit_s=params.time_limit_s,
-        strategy=params.strategy,
-        seed=params.seed,
-    )
+def _parse_request(params: JobParams, **options: Any) -> TuningRequest:
+    """Return the request that params stand for, with further options."""
+    given = {
+        name: value
+        for name, value in asdict(params).items()
+        if value is not None and name in TuningRequest.__struct_fields__
+    }
+    return TuningRequest(**(given | options))

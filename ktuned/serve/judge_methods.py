@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import msgspec
@@ -21,6 +21,7 @@ from ktuned.catalog import complete_config
 from ktuned.model import (
     MAX_ERRORS,
     Config,
+    FrozenStruct,
     Judgement,
     JudgeVerdict,
     KernelFileError,
@@ -56,32 +57,31 @@ from ktuned.protocol import (
     TrialDone,
 )
 from ktuned.scheduling import Intake, Jobs, TuningRequest, find_judged_trial
-from ktuned.serve.job_methods import parse_configs
+from ktuned.serve.job_methods import parse_configs, submit_request
 from ktuned.serve.method import Handler, Peer
 from ktuned.tuning import QUICK
 
-REGISTERS: Final = frozenset({"registers"})
-SPILLS: Final = frozenset({"spill_store_bytes", "spill_bytes"})
+REGISTERS = frozenset({"registers"})
+SPILLS = frozenset({"spill_store_bytes", "spill_bytes"})
 """Facts of backends about a compiled config."""
 
-CANCEL_S: Final = 5.0
+CANCEL_S = 5.0
 """Seconds for cancelling the jobs of a client that has left."""
 
-_NOT_IN_SPACE: Final = "the space does not hold this config for this problem"
+_NOT_IN_SPACE = "the space does not hold this config for this problem"
 
 
-class JudgeMethods:
+class JudgeMethods(msgspec.Struct, eq=False):
     """Judges candidates, and keeps the verdicts of judged jobs while a request waits for them."""
 
-    def __init__(self, known: Knowledge, *, intake: Intake, jobs: Jobs) -> None:
-        self._known = known
-        self._intake = intake
-        self._jobs = jobs
-        self._requests = 0
-        self._trials: dict[int, dict[str, Trial]] = {}
-        """The judged trials of each job by the canonical text of their config."""
-        self._ended: dict[int, Job] = {}
-        self._changed = anyio.Event()
+    known: Knowledge
+    intake: Intake
+    jobs: Jobs
+    _requests: int = 0
+    _trials: dict[int, dict[str, Trial]] = {}
+    """The judged trials of each job by the canonical text of their config."""
+    _ended: dict[int, Job] = {}
+    _changed: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the method with its handler."""
@@ -143,7 +143,7 @@ class JudgeMethods:
             for job in jobs:
                 # It may have ended meanwhile.
                 with suppress(NotFound):
-                    await self._jobs.cancel_job(job.id, "its client has left")
+                    await self.jobs.cancel_job(job.id, "its client has left")
 
     @contextmanager
     def _keep_verdicts(self) -> Iterator[None]:
@@ -163,12 +163,7 @@ class JudgeMethods:
             UsageError, NotFound, AmbiguousName: The kernel is not named, or there is none or more than one.
             KernelFileError: Its file has an error.
         """
-        if params.path is not None:
-            jobs, errors = await self._intake.tune_path(params.path, params.python, request, params.kernel)
-        elif params.kernel is not None:
-            jobs, errors = await self._intake.tune_named(params.kernel, request, params.directory)
-        else:
-            raise UsageError("neither a kernel nor a path is given", hint="name one of them")
+        jobs, errors = await submit_request(self.intake, params, request)
         if not jobs and errors:
             raise KernelFileError(errors[0].message, hint=errors[0].hint)
         self._ended |= {job.id: job for job in jobs if job.is_ended}
@@ -178,7 +173,7 @@ class JudgeMethods:
         self, params: JudgeParams, jobs: Sequence[Job], others_us: Mapping[str, float | None] | None
     ) -> JudgeAnswer:
         """Return the verdicts of ended jobs, with ``others_us``, the latencies of another kernel by problem."""
-        kernel = self._known.catalog.resolve_kernel(jobs[0].kernel)
+        kernel = self.known.catalog.resolve_kernel(jobs[0].kernel)
         configs = {canonical(config): config for config in parse_configs(params.configs)}
         if not configs and kernel.default is not None:
             configs[canonical(kernel.default)] = kernel.default
@@ -212,10 +207,10 @@ class JudgeMethods:
             if trial is None and config is not None and job.device:
                 # The default is judged once for all requests. A device that is gone has no context.
                 with suppress(KtunedError):
-                    trial = find_judged_trial(self._known, kernel, job.problem, job.device, config)
+                    trial = find_judged_trial(self.known, kernel, job.problem, job.device, config)
             return None if trial is None else _read_latency_us(trial)
 
-        winner = self._known.store.get_winner(kernel.make_winner_key(job.problem, job.device, kernel.objective(None)))
+        winner = self.known.store.get_winner(kernel.make_winner_key(job.problem, job.device, kernel.objective(None)))
         # The figure of a judged trial is better, because candidates are measured in the same way.
         winner_us = None if winner is None else find_us(complete_config(kernel, winner.config)) or winner.latency_us
         against_us = winner_us if params.against == WINNER else None
@@ -238,7 +233,7 @@ class JudgeMethods:
         )
         if trial is None or latency_us is None:
             return described
-        peaks = self._known.store.load_peaks().get(job.device)
+        peaks = self.known.store.load_peaks().get(job.device)
         share = next(iter(compute_shares(trial.metrics, peaks)), None) if peaks is not None else None
         return replace(
             described,
@@ -250,7 +245,7 @@ class JudgeMethods:
         )
 
 
-class _Judged(msgspec.Struct, frozen=True):
+class _Judged(FrozenStruct):
     """A candidate on one problem: as it is described, and what that rests on."""
 
     described: JudgedProblem

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Catalog
-from ktuned.model import NotFound, UsageError
+from ktuned.model import FrozenStruct, NotFound, UsageError
 from ktuned.protocol import (
     ADD,
     KERNELS,
@@ -29,7 +29,7 @@ from ktuned.serve.explain import Explainer
 from ktuned.serve.method import Handler, Peer
 
 
-class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
+class KernelMethods(FrozenStruct, kw_only=True):
     """Lists kernels, adds and removes roots.
 
     Attributes:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Final
 
 import anyio
 import structlog
@@ -15,10 +14,10 @@ from ktuned.model import KtunedError
 from ktuned.serve.lock import LockHeld, hold_lock
 from ktuned_client import paths
 
-LOOK_S: Final = 2.0
+LOOK_S = 2.0
 """Interval of the checks that the socket's directory and file still exist."""
 
-CONNECT_S: Final = 1.0
+CONNECT_S = 1.0
 """Deadline for finding out which process listens at a socket."""
 
 _log = structlog.get_logger()

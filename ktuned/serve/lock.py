@@ -19,24 +19,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
+from ktuned.model import FrozenStruct
 from ktuned_client import paths
 
-LOCK_NAME: Final = "lock"
+LOCK_NAME = "lock"
 """The file in the state directory."""
 
-PATIENCE_S: Final = 10.0
+PATIENCE_S = 10.0
 """How long a process waits for a holder that neither serves nor ends, in seconds. A daemon ends within a few."""
 
-_INTERVAL_S: Final = 0.02
-_CONNECT_S: Final = 1.0
-_MAX_BYTES: Final = 4096
+_INTERVAL_S = 0.02
+_CONNECT_S = 1.0
+_MAX_BYTES = 4096
 
 
-class Holder(msgspec.Struct, frozen=True):
+class Holder(FrozenStruct):
     """The process that holds a lock.
 
     Attributes:

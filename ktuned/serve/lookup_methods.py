@@ -7,11 +7,9 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 from ktuned.answers import Lookup
 from ktuned.lookup import SETTLE_S, Lookups
-from ktuned.model import KtunedError
+from ktuned.model import FrozenStruct, KtunedError
 from ktuned.protocol import (
     LOOKUP,
     LOOKUP_MANY,
@@ -24,7 +22,7 @@ from ktuned.protocol import (
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 
 
-class LookupMethods(msgspec.Struct, frozen=True):
+class LookupMethods(FrozenStruct):
     """Answers lookups from memory. Only a lookup with ``settle`` may wait."""
 
     lookups: Lookups

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ktuned.model import UsageError, listed
+from ktuned.model import FrozenStruct, UsageError, listed
 from ktuned.protocol import Method, Params
 
 P = TypeVar("P", bound=Params)
@@ -44,7 +44,7 @@ class Peer(ABC):
         """Send one or more encoded messages to the peer."""
 
 
-class Handler(msgspec.Struct, Generic[P, A], frozen=True):
+class Handler(FrozenStruct, Generic[P, A]):
     """A method, and the function that answers it.
 
     Attributes:
@@ -92,7 +92,7 @@ def bound_limit(limit: int) -> int:
     return min(limit, MAX_ROWS)
 
 
-class DeferredAnswer(msgspec.Struct, frozen=True):
+class DeferredAnswer(FrozenStruct):
     """Returned by a plain method that has to wait for once; ``rest`` computes the answer."""
 
     rest: Callable[[], Awaitable[Any]]

@@ -10,12 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import time
 from typing import Any
 
-import msgspec
-
 from ktuned.devices import Machine
 from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
 from ktuned.ipc import requests
-from ktuned.model import Device, Peaks, Phase, Role, WorkerError, choose_peaks
+from ktuned.model import Device, FrozenStruct, Peaks, Phase, Role, WorkerError, choose_peaks
 from ktuned.protocol import PEAKS, PeaksAnswer, PeaksParams
 from ktuned.serve.method import Handler, Peer
 from ktuned.store import Store
@@ -25,7 +23,7 @@ _DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
 two CPU cores 15 s."""
 
 
-class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
+class DevicePeaks(FrozenStruct, kw_only=True):
     """Measures limits of devices.
 
     Attributes:

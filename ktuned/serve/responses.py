@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
 
 import msgspec
 
-HOLDS_S: Final = 1.0
+HOLDS_S = 1.0
 """Lifetime of an answer, after which the repeated lookups are counted: the most frequent ones are tuned first."""
 
-MAX_RESPONSES: Final = 4_096
-MAX_QUESTION_BYTES: Final = 16 * 1024
-MAX_ANSWER_BYTES: Final = 96 * 1024
+MAX_RESPONSES = 4_096
+MAX_QUESTION_BYTES = 16 * 1024
+MAX_ANSWER_BYTES = 96 * 1024
 """Enough for 250 lookups in one request: a question takes some 50 bytes, an answer 300."""
 
-MAX_BYTES: Final = 8 * 1024 * 1024
+MAX_BYTES = 8 * 1024 * 1024
 """Limit of all questions and answers together."""
 
-_LOOKUP: Final = b"\xa6lookup\x91"
-_LOOKUP_MANY: Final = b"\xablookup_many\x91\x81\xa7lookups"
-_REQUEST_OPENS: Final = b"\x94\x00"
-_RESPONSE_OPENS: Final = b"\x94\x01"
-_ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
+_LOOKUP = b"\xa6lookup\x91"
+_LOOKUP_MANY = b"\xablookup_many\x91\x81\xa7lookups"
+_REQUEST_OPENS = b"\x94\x00"
+_RESPONSE_OPENS = b"\x94\x01"
+_ID_ENDS = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
 """Where the id ends, which begins at byte 2, by the value of that byte (MessagePack's unsigned numbers up to 32 bits).
 """
 

@@ -24,35 +24,35 @@ import anyio.abc
 import msgspec
 import structlog
 
-from ktuned.model import KtunedError
+from ktuned.model import FrozenStruct, KtunedError
 from ktuned.protocol import TrafficInfo
 from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.responses import Responses
 from ktuned_client import paths, wire
 
-MAX_CONNECTIONS: Final = 800
+MAX_CONNECTIONS = 800
 """Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
 
-MAX_PENDING: Final = 256
+MAX_PENDING = 256
 """Requests of one connection whose methods may wait at once; the threads of one application send far fewer."""
 
-WRITE_BUFFER_BYTES: Final = 256 * 1024
+WRITE_BUFFER_BYTES = 256 * 1024
 """Unread answers and events of one connection; beyond this it gets no more until it has read some."""
 
-READ_BYTES: Final = 64 * 1024
+READ_BYTES = 64 * 1024
 """Bytes read from one connection before the next connection has its turn."""
 
-DRAINING_S: Final = 5.0
+DRAINING_S = 5.0
 """How long a stopping server waits for open requests: an inspection takes a second or two."""
 
-CLOSING_S: Final = 1.0
+CLOSING_S = 1.0
 """How long a stopping server waits until its last answers have been read."""
 
-REFUSAL_LOG_S: Final = 1.0
+REFUSAL_LOG_S = 1.0
 """Least time between two log entries about refused connections. Those in between are only counted, so that a client
 that keeps reconnecting cannot fill the disk."""
 
-_STOPPING: Final = {
+_STOPPING = {
     "code": "stopping",
     "message": "the daemon is stopping",
     "hint": "ask again: `ktuned tune` starts another one",
@@ -61,13 +61,13 @@ _STOPPING: Final = {
 _KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 """Since Python 3.13 an asyncio server removes the socket's file by default; here the code that bound it does that."""
 
-_pack: Final = msgspec.msgpack.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
 """Packs both plain data and typed answers. An answer takes half the time that ``msgpack`` needs for it as a map."""
 
 log = structlog.get_logger()
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Limits(FrozenStruct):
     """Limits of each connection, and of the number of connections."""
 
     connections: int = MAX_CONNECTIONS

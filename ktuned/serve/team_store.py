@@ -35,7 +35,7 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from time import monotonic, time
-from typing import Any, Final, Never
+from typing import Any, Never
 
 import anyio
 import anyio.lowlevel
@@ -44,7 +44,7 @@ import structlog
 
 from ktuned.answers import Knowledge
 from ktuned.fleet import Health, ProgramFailed, Programs, run_program
-from ktuned.model import LATENCY, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
+from ktuned.model import LATENCY, FrozenStruct, KernelInfo, KtunedError, NotFound, UsageError, canonical, reduce_digest
 from ktuned.protocol import SHARE, Event, ExportedWinner, JobDone, ShareAnswer, ShareInfo, ShareParams, WinnersDocument
 from ktuned.serve.exchange import MAX_IMPORTED, WinnerExchange
 from ktuned.serve.method import Handler, Peer
@@ -53,30 +53,30 @@ from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()
 
-COMMAND: Final = (sys.executable, "-P", "-m", "ktuned_team")
+COMMAND = (sys.executable, "-P", "-m", "ktuned_team")
 
-INSTALL: Final = "pip install 'ktuned[team]'"
+INSTALL = "pip install 'ktuned[team]'"
 
-MIN_PULL_S: Final = 5.0
+MIN_PULL_S = 5.0
 """Least ``pull_s``: more frequent looks would cost more than they find."""
 
-RUN_S: Final = 120.0
+RUN_S = 120.0
 """Deadline of one run of the program: thousands of objects over a slow link."""
 
-FIRST_LOOK_S: Final = 5.0
+FIRST_LOOK_S = 5.0
 """A job waits this long for others' winners. A remote store takes about a second, and a search costs more."""
 
-PACE_S: Final = 5.0
+PACE_S = 5.0
 """Least time between two runs because of jobs that have ended: many small jobs end in a second."""
 
-FIRST_PAUSE_S: Final = 5.0
+FIRST_PAUSE_S = 5.0
 """Pause after a failure; each further failure doubles it, up to a minute."""
 
-MAX_UNSENT: Final = 10_000
+MAX_UNSENT = 10_000
 """Most winners that wait for the store, a kilobyte each. The oldest give way: others find them in our own store."""
 
 
-class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShareSettings(FrozenStruct, forbid_unknown_fields=True):
     """The ``[share]`` table of ``config.toml``.
 
     Attributes:
@@ -112,7 +112,7 @@ class TeamStoreDown(KtunedError):
     code = "team_store_down"
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class _Reply(FrozenStruct):
     """The program's reply; :mod:`ktuned_team.__main__` explains the fields."""
 
     objects: dict[str, str] = {}
@@ -122,7 +122,7 @@ class _Reply(msgspec.Struct, frozen=True):
     has_more: bool = False
 
 
-class TeamStore:
+class TeamStore(msgspec.Struct, eq=False):
     """Exchanges winners with the store that the settings name: in the background, and at once on request.
 
     Args:
@@ -130,34 +130,26 @@ class TeamStore:
         programs: Has the program's environment.
     """
 
-    def __init__(
-        self,
-        settings: ShareSettings,
-        known: Knowledge,
-        *,
-        exchange: WinnerExchange,
-        directory: Path,
-        programs: Programs,
-    ) -> None:
-        self._known = known
-        self._exchange = exchange
-        self._directory = directory
-        self._programs = programs
-        self._lock = anyio.Lock()
-        self._woken = anyio.Event()
-        self._settings = settings
-        self._health = Health(first_pause_s=FIRST_PAUSE_S)
-        self._jobs_begin: set[str] = set()
-        self._jobs_ended: set[str] = set()
-        self._looked_at: dict[str, anyio.Event] = {}
-        self._read: dict[str, tuple[str, set[str]]] = {}
-        self._left_out: dict[str, str] = {}
-        self._unsent: dict[str, str] = {}
-        self._collected: set[tuple[int, float]] = set()
-        self._next_look = 0.0
-        self._last_run = -inf
-        self._exchanged: float | None = None
-        self._sent = self._taken = 0
+    settings: ShareSettings
+    known: Knowledge
+    exchange: WinnerExchange
+    directory: Path
+    programs: Programs
+    _lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
+    _woken: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    _health: Health = msgspec.field(default_factory=lambda: Health(first_pause_s=FIRST_PAUSE_S))
+    _jobs_begin: set[str] = set()
+    _jobs_ended: set[str] = set()
+    _looked_at: dict[str, anyio.Event] = {}
+    _read: dict[str, tuple[str, set[str]]] = {}
+    _left_out: dict[str, str] = {}
+    _unsent: dict[str, str] = {}
+    _collected: set[tuple[int, float]] = set()
+    _next_look: float = 0.0
+    _last_run: float = -inf
+    _exchanged: float | None = None
+    _sent: int = 0
+    _taken: int = 0
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -170,17 +162,17 @@ class TeamStore:
             UsageError: There is no store, or it is only read here.
             TeamStoreDown: The store cannot be used now.
         """
-        if not self._settings.url:
+        if not self.settings.url:
             raise UsageError("no team's store is configured", hint="set `url` of [share] in config.toml")
-        if params.push and self._settings.read_only:
+        if params.push and self.settings.read_only:
             raise UsageError("this daemon only reads the team's store", hint="leave out `read_only` of [share]")
         before = self._sent, self._taken
-        await self.exchange_winners(self._known.catalog.kernels, pulls=not params.push)
-        return ShareAnswer(hide_secrets(self._settings.url), self._sent - before[0], self._taken - before[1])
+        await self.exchange_winners(self.known.catalog.kernels, pulls=not params.push)
+        return ShareAnswer(hide_secrets(self.settings.url), self._sent - before[0], self._taken - before[1])
 
     def describe_exchange(self) -> ShareInfo | None:
         """Return where the store is, and what was exchanged since the start; ``None`` if there is none."""
-        settings = self._settings
+        settings = self.settings
         if not settings.url:
             return None
         url = hide_secrets(settings.url)
@@ -189,7 +181,7 @@ class TeamStore:
     @property
     def notices(self) -> list[str]:
         """Why winners are not exchanged, and which objects are left out, one line each."""
-        place = hide_secrets(self._settings.url)
+        place = hide_secrets(self.settings.url)
         lines = []
         if self._health.is_sick:
             lines.append(f"the team's store {place}: {self._health.reason}; tuning continues without it")
@@ -201,7 +193,7 @@ class TeamStore:
 
     def handle_event(self, event: Event) -> None:
         """Write a kernel's winners soon after one of its jobs has ended."""
-        if isinstance(event, JobDone) and self._settings.url:
+        if isinstance(event, JobDone) and self.settings.url:
             self._jobs_ended.add(event.kernel)
             self._woken.set()
 
@@ -210,8 +202,8 @@ class TeamStore:
 
         Return whether there is a store.
         """
-        if not self._settings.url or self._health.pause_s:
-            return bool(self._settings.url)
+        if not self.settings.url or self._health.pause_s:
+            return bool(self.settings.url)
         looked = self._looked_at.setdefault(make_prefix(key.kernel, key.context), anyio.Event())
         if not looked.is_set():
             self._jobs_begin.add(key.kernel.name)
@@ -227,19 +219,19 @@ class TeamStore:
             if monotonic() >= self._find_next_time():
                 names = {*self._jobs_begin, *self._jobs_ended}
                 is_look = monotonic() >= self._next_look
-                kernels = [one for one in self._known.catalog.kernels if is_look or one.name in names]
+                kernels = [one for one in self.known.catalog.kernels if is_look or one.name in names]
                 with suppress(TeamStoreDown):
                     await self.exchange_winners(kernels)
                     self._jobs_begin -= names
                     self._jobs_ended -= names
                     if is_look:
-                        self._next_look = monotonic() + self._settings.pull_s
+                        self._next_look = monotonic() + self.settings.pull_s
             with anyio.move_on_after(max(0.0, self._find_next_time() - monotonic())):
                 await self._woken.wait()
 
     def _find_next_time(self) -> float:
         """Return when the next exchange is due, on the clock of ``monotonic``."""
-        if not self._settings.url:
+        if not self.settings.url:
             return inf
         due = 0.0 if self._jobs_begin else self._last_run + PACE_S if self._jobs_ended else inf
         pause_s = self._health.pause_s
@@ -255,7 +247,7 @@ class TeamStore:
             looked: dict[str, KernelInfo] = {}
             for kernel in kernels:
                 await anyio.lowlevel.checkpoint()
-                if not self._settings.read_only:
+                if not self.settings.read_only:
                     self._collect_winners(kernel)
                 if pulls:
                     looked |= dict.fromkeys(self._list_prefixes(kernel), kernel)
@@ -281,40 +273,40 @@ class TeamStore:
         if find_spec(COMMAND[-1]) is None:
             self._fail(f"its plugin is not installed ({INSTALL})")
         known = {*self._left_out}.union(*map(self._list_read, looked.values()))
-        request = {"url": self._settings.url, "prefixes": [*looked], "known": [*known], "puts": self._unsent}
+        request = {"url": self.settings.url, "prefixes": [*looked], "known": [*known], "puts": self._unsent}
         self._last_run = monotonic()
         try:
             answered = await run_program(
                 COMMAND,
                 msgspec.json.encode(request),
                 deadline_s=RUN_S,
-                directory=self._directory,
-                programs=self._programs,
+                directory=self.directory,
+                programs=self.programs,
             )
             return msgspec.json.decode(answered, type=_Reply)
         except (ProgramFailed, msgspec.MsgspecError) as error:
             self._fail(str(error))
 
     def _fail(self, reason: str) -> Never:
-        reason = reason.replace(self._settings.url, hide_secrets(self._settings.url)).rstrip(".")
+        reason = reason.replace(self.settings.url, hide_secrets(self.settings.url)).rstrip(".")
         log = _log.info if self._health.is_sick else _log.warning
-        log("team_store_failed", url=hide_secrets(self._settings.url), reason=reason)
+        log("team_store_failed", url=hide_secrets(self.settings.url), reason=reason)
         self._health.record_failure(reason)
-        raise TeamStoreDown(f"{hide_secrets(self._settings.url)}: {reason}")
+        raise TeamStoreDown(f"{hide_secrets(self.settings.url)}: {reason}")
 
     def _collect_winners(self, kernel: KernelInfo) -> None:
         """Have a kernel's winners written that a final round here has decided in the present context."""
         from ktuned_client.winners import render_document
 
-        for winner in () if kernel.unobserved else self._known.store.list_winners(kernel.name):
+        for winner in () if kernel.unobserved else self.known.store.list_winners(kernel.name):
             mark = (winner.trial, winner.decided)
             if not winner.is_final or mark in self._collected or len(self._unsent) >= MAX_UNSENT:
                 continue
-            trial, context = self._known.store.get_trial(winner.trial), winner.context
-            is_current = self._exchange.build_context_today(kernel, winner.problem, context.device) == context
+            trial, context = self.known.store.get_trial(winner.trial), winner.context
+            is_current = self.exchange.build_context_today(kernel, winner.problem, context.device) == context
             if trial is None or trial.detail.failure.phase == IMPORTED or not is_current:
                 continue
-            document = self._exchange.build_document(kernel.name, context.device, [winner])
+            document = self.exchange.build_document(kernel.name, context.device, [winner])
             text = render_document(msgspec.to_builtins(document))
             self._unsent[f"{make_prefix(kernel, context)}{sha256(text.encode()).hexdigest()}.json"] = text
             self._collected.add(mark)
@@ -322,11 +314,11 @@ class TeamStore:
     def _list_prefixes(self, kernel: KernelInfo) -> Iterator[str]:
         """Yield the prefixes of the objects that may hold for a kernel here, one for each device model."""
         with suppress(NotFound):
-            environment = self._known.catalog.find_kernel_environment(kernel)
+            environment = self.known.catalog.find_kernel_environment(kernel)
             # No problem is needed: it is not a part of a prefix.
             plain = msgspec.structs.replace(kernel, specialize=())
-            for device in self._known.machine.list_devices(environment, kernel.backend):
-                yield make_prefix(kernel, self._known.machine.build_context(plain, environment, {}, device))
+            for device in self.known.machine.list_devices(environment, kernel.backend):
+                yield make_prefix(kernel, self.known.machine.build_context(plain, environment, {}, device))
 
     def _list_read(self, kernel: KernelInfo) -> set[str]:
         """Return the objects of a kernel that were imported in its present state: others are judged again."""
@@ -358,7 +350,7 @@ class TeamStore:
                 by_objective.setdefault(objective, []).extend(winners)
         merged = msgspec.structs.replace(document, winners=by_objective.pop(LATENCY), objectives=by_objective)
         try:
-            answer = await self._exchange.import_document(merged)
+            answer = await self.exchange.import_document(merged)
         except KtunedError as error:
             # The kernel may be gone, or our own store may be full. The next look tries again.
             _log.info("import_team_winners_failed", kernel=document.kernel, reason=error.message)

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from ktuned.answers import KernelStates, Knowledge
 from ktuned.catalog import read_problem
-from ktuned.model import KernelInfo, NotFound, Objective, UsageError, canonical
+from ktuned.model import FrozenStruct, KernelInfo, NotFound, Objective, UsageError, canonical
 from ktuned.protocol import (
     FORGET,
     RESULTS,
@@ -38,7 +38,7 @@ _Place = tuple[str, str, str]
 """The problem, the device and the digest, which identify a trial's context among those of its kernel."""
 
 
-class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
+class TrialMethods(FrozenStruct, kw_only=True):
     """Lists trials, and forgets them."""
 
     known: Knowledge
@@ -125,16 +125,20 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         return next((found.model for found in here if found.name == device), device)
 
     async def handle_forget(self, params: ForgetParams, peer: Peer) -> ForgetAnswer:
-        """Delete a kernel's trials, or only those of a problem or an outcome: their configs may be tried again."""
+        """Delete a kernel's trials, or only those of a problem or an outcome: their configs may be tried again.
+
+        Trials of equal checkouts are the kernel's, too.
+        """
         kernel = self.known.catalog.resolve_kernel(params.kernel, params.directory)
         name, problem = kernel.name, None
         if params.problem is not None:
             problem = kernel.make_key_problem(read_problem(kernel, params.problem))
         if params.outcome is None:
             await self.jobs.cancel_jobs_of_kernel(name, problem)
-        trials, winners = await self.known.store.forget_trials(name, params.outcome, problem)
-        self.jobs.forget_failures(name)
-        self.publish(AnswersChanged(kernel=name, is_revoked=True))
+        trials, winners = await self.known.store.forget_trials(name, params.outcome, problem, digest=kernel.digest)
+        for one in (kernel, *self.known.catalog.find_namesakes(kernel)):
+            self.jobs.forget_failures(one.name)
+            self.publish(AnswersChanged(kernel=one.name, is_revoked=True))
         return ForgetAnswer(name, trials, winners)
 
 

@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import msgpack
 import msgspec
@@ -22,18 +21,18 @@ import msgspec
 from ktuned.spool.records import CallRecord, LaunchCounts, digest_content
 from ktuned.user_directories import NoHomeDirectory, find_user_directories
 
-RECORD_SUFFIX: Final = ".call"
-COUNTS_SUFFIX: Final = ".launches"
+RECORD_SUFFIX = ".call"
+COUNTS_SUFFIX = ".launches"
 
-TEXTS_SUFFIX: Final = ".texts"
+TEXTS_SUFFIX = ".texts"
 
-STAGED_PREFIX: Final = "."
+STAGED_PREFIX = "."
 """Prefix of the name of a file that is being written, or whose writer was killed."""
 
-MAX_RECORD_BYTES: Final = 80 << 20
+MAX_RECORD_BYTES = 80 << 20
 """Largest record: a call's integer tensors, of which an application copies at most 64 MiB, and its configs."""
 
-MAX_RECORDS: Final = 10_000
+MAX_RECORDS = 10_000
 """Most records that wait for a daemon: a month's worth. Applications then leave no more."""
 
 _PRIVATE = 0o700

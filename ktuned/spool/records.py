@@ -10,7 +10,7 @@ import hashlib
 import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Final, Self, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 import msgpack
 import msgspec
@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from ktuned.model import EXACT, LATENCY, CallKey, Config, Objective, Problem
 
-VERSION: Final = 1
+VERSION = 1
 
 _DIGEST_CHARS = 16
 _MAX_LEVELS = 20
@@ -36,13 +36,13 @@ _Value = Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
 _Objective = Annotated[Objective, Meta(pattern=rf"\A({EXACT}:)?{LATENCY}\Z")]
 _Counts = list[tuple[_Identity, Problem, str, _Objective, Annotated[int, Meta(ge=0, lt=1 << 62)]]]
 
-CALL_KEY: Final = "@call"
+CALL_KEY = "@call"
 """The problem key that names a call; it is no part of the winner's key. No parameter can have this name."""
 
-TYPES_KEY: Final = "@types"
+TYPES_KEY = "@types"
 """The problem key that holds the dtypes of a call's tensors, abbreviated: ``f32,f32,i64``."""
 
-CALLS: Final = "calls"
+CALLS = "calls"
 """The directory next to an adopted function's kernel file, with everything that the kernel file reads."""
 
 

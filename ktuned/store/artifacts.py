@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, locate_artifact, locate_staging, manifest
+from ktuned.model import FrozenStruct
 from ktuned.protocol import ArtifactsInfo
 from ktuned.store.faults import explain_file_error
 
@@ -28,7 +29,7 @@ _log = structlog.get_logger()
 _PROBE_BYTES = 256 * 1024
 
 
-class _Sealed(msgspec.Struct, frozen=True):
+class _Sealed(FrozenStruct):
     """One artifact, as :meth:`Artifacts.collect_garbage` sees it."""
 
     key: str
@@ -36,18 +37,17 @@ class _Sealed(msgspec.Struct, frozen=True):
     served: float
 
 
-class Artifacts:
+class Artifacts(msgspec.Struct, eq=False):
     """The artifacts below ``directory``; :meth:`collect_garbage` keeps them within ``cap_bytes``.
 
     ``clock`` returns the Unix time in seconds.
     """
 
-    def __init__(self, directory: Path, cap_bytes: int, *, clock: Callable[[], float] = time.time) -> None:
-        self.directory = directory
-        self.cap_bytes = cap_bytes
-        self._clock = clock
-        self._made: dict[str, anyio.Event] = {}
-        self._size: int | None = None
+    directory: Path
+    cap_bytes: int
+    clock: Callable[[], float] = time.time
+    _made: dict[str, anyio.Event] = {}
+    _size: int | None = None
 
     @property
     def size(self) -> int:
@@ -190,7 +190,7 @@ class Artifacts:
 
     def mark_served(self, keys: Iterable[str]) -> None:
         """Record that artifacts were served until now."""
-        now = self._clock()
+        now = self.clock()
         for key in keys:
             # An artifact may be gone, or its disk read-only now: only the order of removal suffers.
             with suppress(OSError):

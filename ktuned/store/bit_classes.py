@@ -15,15 +15,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from ktuned.model import Bits, Config, Numerics, Outcome, Scalar
+from ktuned.model import Bits, Config, FrozenStruct, Numerics, Outcome, Scalar
 from ktuned.protocol import Trial
 
 MOST_LETTERS = 26
 
 
-class BitClass(msgspec.Struct, frozen=True):
+class BitClass(FrozenStruct):
     """A class of configs.
 
     Attributes:
@@ -43,7 +41,7 @@ class BitClass(msgspec.Struct, frozen=True):
     is_anchor: bool = False
 
 
-class BitClasses(msgspec.Struct, frozen=True):
+class BitClasses(FrozenStruct):
     """The classes of one context.
 
     Attributes:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 from msgspec.structs import replace
 
-from ktuned.model import ENVIRONMENT, LATENCY, DeviceModel, KernelName, KeyProblem, Objective, WinnerKey
+from ktuned.model import ENVIRONMENT, LATENCY, DeviceModel, FrozenStruct, KernelName, KeyProblem, Objective, WinnerKey
 from ktuned.protocol import Change
 
 MEASURING_VERSION = 1
@@ -17,7 +16,7 @@ JUDGING_VERSION = -1
 """The version of judged trials: negative, and lowered whenever judging changes."""
 
 
-class Context(msgspec.Struct, frozen=True):
+class Context(FrozenStruct):
     """Everything that a measurement depends on, except the config."""
 
     kernel: KernelName

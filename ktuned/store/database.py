@@ -50,11 +50,9 @@ from ktuned.store import database_file, exchange, writes
 from ktuned.store.contexts import Context
 from ktuned.store.faults import explain_database_error
 from ktuned.store.in_hand import InHand, locate_in_hand, take_last_in_hand
-from ktuned.store.learned import LearnedNames
-from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
-from ktuned.store.tables import Admissions, Anchors
+from ktuned.store.tables import Admissions, Anchors, LearnedNames, Projects
 from ktuned.store.winners import Winner
 from ktuned.store.writer import Writer
 from ktuned.store.writes import Recovered
@@ -389,9 +387,11 @@ class Store(Queries):
         await self._write_to_disk(lambda connection: writes.mark_same_bits(connection, context, anchor, now))
 
     async def forget_trials(
-        self, kernel: str, outcome: Outcome | None = None, problem: KeyProblem | None = None
+        self, kernel: str, outcome: Outcome | None = None, problem: KeyProblem | None = None, *, digest: str = ""
     ) -> tuple[int, int]:
         """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs; or only of one problem.
+
+        With the kernel's ``digest``, the trials of equal checkouts are deleted, too, because they hold for it.
 
         Returns the numbers of trials and of winners among them.
 
@@ -399,7 +399,7 @@ class Store(Queries):
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: writes.forget_trials(connection, kernel, problem, outcome, now)
+            lambda connection: writes.forget_trials(connection, kernel, digest, problem, outcome, now)
         )
 
     async def adopt_winners(self, kernel: str, device: str, offers: Sequence[Winner]) -> int:

@@ -9,14 +9,13 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.model import (
     DeviceModel,
     FailureFacts,
+    FrozenStruct,
     KernelName,
     Outcome,
     Plan,
@@ -34,11 +33,11 @@ from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 from ktuned.store.winners import Winner
 
-IMPORTED: Final = "import"
+IMPORTED = "import"
 """The ``phase`` of a trial that was not measured here."""
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(FrozenStruct):
     """A decision about an offered winner, with the reason in words."""
 
     takes: bool

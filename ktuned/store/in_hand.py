@@ -23,20 +23,19 @@ from array import array
 from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
 
 import anyio
 
 from ktuned.protocol import Trial
 from ktuned.store.faults import explain_file_error
 
-MOST_DEATHS: Final = 2
+MOST_DEATHS = 2
 """Daemons that may die while a worker has the same trial in hand."""
 
-MOST_DEATHS_OF_JOB: Final = 2 * MOST_DEATHS
+MOST_DEATHS_OF_JOB = 2 * MOST_DEATHS
 """Daemons that may die while a worker has a job or its trials in hand: two configs are quarantined by then."""
 
-PATIENCE_S: Final = 60.0
+PATIENCE_S = 60.0
 """A suspect waits this long for another one, and then is tried beside it."""
 
 

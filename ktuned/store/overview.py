@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from ktuned.model import Outcome, StoreError
+from ktuned.model import FrozenStruct, Outcome, StoreError
 from ktuned.store import database_file, rows
 from ktuned.store.bit_classes import BitClasses
 from ktuned.store.contexts import Context
@@ -51,7 +51,7 @@ _BUILDS = """SELECT id, coalesce(detail -> '$.compiled.facts.command', detail ->
     FROM trials WHERE json_valid(detail) AND id IN (SELECT value FROM json_each(?))"""
 
 
-class ContextSums(msgspec.Struct, frozen=True):
+class ContextSums(FrozenStruct):
     """A context with the numbers of its trials and of measured ones, when the first and last ended, and its fastest."""
 
     id: int

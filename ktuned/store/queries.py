@@ -192,11 +192,9 @@ class Queries:
             rows.decode_trial, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )
 
-    def list_measured_configs(
-        self, context: Context, limit: int, *, objective: Objective = LATENCY
-    ) -> list[KnownConfig]:
-        """Return the measured configs of a context that have an objective's figure, best first."""
-        select = _select_best_trials(rows.build_known_trials_sql(objective), objective)
+    def list_measured_configs(self, context: Context, limit: int) -> list[KnownConfig]:
+        """Return the measured configs of a context, the fastest first."""
+        select = _select_best_trials(rows.build_known_trials_sql(LATENCY), LATENCY)
         return self._reader.fetch_values(
             rows.decode_known_trial, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )
@@ -245,7 +243,7 @@ class Queries:
             limit,
         )
 
-    def list_failed_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
+    def list_failed_configs(self, context: Context, limit: int) -> list[KnownConfig]:
         """Return the configs of a context that were not measured successfully and are not tried again.
 
         A config that was given up as slower may have a figure, from few samples.
@@ -253,7 +251,7 @@ class Queries:
         retried = sorted({*RETRIED_BY_NEXT_JOB, Outcome.COMPILE_TIMEOUT})
         return self._reader.fetch_values(
             rows.decode_known_trial,
-            f"""{rows.build_known_trials_sql(objective)} {_OF_CONTEXT}
+            f"""{rows.build_known_trials_sql(LATENCY)} {_OF_CONTEXT}
                 AND trials.outcome NOT IN ('measured', {", ".join("?" * len(retried))}) ORDER BY trials.id LIMIT ?""",
             *rows.list_context_values(context),
             *retried,
@@ -307,7 +305,7 @@ class Queries:
         job: int | None,
         digest: str | None,
         *,
-        judged: bool = False,
+        judged: bool,
     ) -> int:
         """Return how many trials :meth:`list_trials` would return without a limit; takes some 30 ms for a million."""
         where, values = _make_where(
@@ -362,10 +360,10 @@ class Queries:
         return None if trial is None else self.get_job(trial.job)
 
 
-def _select_best_trials(select: str, objective: Objective, wanted: str = "") -> str:
+def _select_best_trials(select: str, objective: Objective) -> str:
     """Return the SELECT of a context's best trials by an objective; its values are context, outcome and limit."""
     cost = rows.build_cost_sql(objective)
-    return f"""{select} {_OF_CONTEXT} AND trials.outcome = ? AND {cost} IS NOT NULL {wanted}
+    return f"""{select} {_OF_CONTEXT} AND trials.outcome = ? AND {cost} IS NOT NULL
         ORDER BY {cost}, trials.id LIMIT ?"""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from ktuned.model import (
     KernelInfo,
@@ -16,6 +17,7 @@ from ktuned.model import (
     Plan,
     TrialDetail,
     TrialResult,
+    canonical,
     is_exact,
     is_maximized,
     name_figure,
@@ -108,7 +110,7 @@ def decode_trial(row: Row) -> Trial:
     return Trial(**values)
 
 
-class _KeptDetail(TrialDetail, frozen=True):
+class _KeptDetail(TrialDetail):
     metrics: Mapping[str, float] = {}
 
 
@@ -143,6 +145,13 @@ def decode_job(row: Row) -> Job:
     values["plan"] = msgspec.convert(values["plan"], Plan)
     values["state"] = JobState(values["state"])
     return Job(**values)
+
+
+def encode_job(job: Job) -> dict[str, Any]:
+    """Return a job's row, by column."""
+    maps = {"problem": job.problem, "plan": job.plan, "outcomes": job.outcomes, "cost": job.cost}
+    texts = {name: canonical(msgspec.to_builtins(value)) for name, value in maps.items()}
+    return {**structs.asdict(job), **texts, "key_problem": job.key.problem}
 
 
 def decode_winner(row: Row) -> Winner:

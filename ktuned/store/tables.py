@@ -4,18 +4,40 @@
 anchors           configs chosen in place of the default, whose bits exact numerics require
 admissions        a worker's verdicts whether a config is in a kernel's space for a problem, so that a daemon
                   that has just started can serve winners of constrained spaces without a worker
+projects          names of projects by the paths of their roots, including roots that are not watched any more; a
+                  root that is watched again gets the name that it had, unless another root has taken the name
+learned           each kernel's dependencies that its inspection does not find, with their state when learned
 ================  =========================================================================================
+
+When a name is learned, the digests of the kernel's contexts without this name are extended by it. Measurements in these
+contexts did not depend on the name, or it would have been learned then.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from ktuned.model import Config, DeviceModel, KernelName, KeyProblem, WinnerKey, canonical
-from ktuned.store.reader import Reader
+import msgspec
+from msgspec.structs import replace
+
+from ktuned.model import (
+    Config,
+    DeviceModel,
+    KernelInfo,
+    KernelName,
+    KeyProblem,
+    Observation,
+    ProjectName,
+    WinnerKey,
+    canonical,
+    extend_digest,
+)
+from ktuned.store import writes
+from ktuned.store.reader import Reader, Row
+from ktuned.store.winners import Winner
 
 T = TypeVar("T")
 
@@ -114,3 +136,99 @@ class Admissions(Table):
             )
 
         await self._write(save_verdicts)
+
+
+class Projects(Table):
+    """The names of the roots' projects."""
+
+    def load_names(self) -> dict[str, ProjectName]:
+        """Return the name of each root that has had one, by its path."""
+        return {path: ProjectName(name) for path, name in self._reader.fetch_rows("SELECT path, name FROM projects")}
+
+    async def save_names(self, names: Mapping[str, str]) -> None:
+        """Store the names of roots, by their paths."""
+
+        def save_names(connection: sqlite3.Connection) -> None:
+            for path, name in names.items():
+                # A root that is not watched any more may lose its name to another root.
+                connection.execute("DELETE FROM projects WHERE name = ? OR path = ?", (name, path))
+                connection.execute("INSERT INTO projects (path, name) VALUES (?, ?)", (path, name))
+                connection.execute("UPDATE OR IGNORE roots SET name = ? WHERE path = ?", (name, path))
+
+        await self._write(save_names)
+
+
+class LearnedNames(Table):
+    """The learned names of all kernels."""
+
+    def list_names(self) -> dict[KernelName, dict[str, Observation]]:
+        """Return each kernel's names, with their state when they were learned."""
+        found: dict[KernelName, dict[str, Observation]] = {}
+        for kernel, entry in self._reader.fetch_values(
+            _decode_name, "SELECT kernel, entry FROM learned ORDER BY kernel, name"
+        ):
+            found.setdefault(kernel, {})[entry.name] = entry
+        return found
+
+    async def learn_names(
+        self, kernel: KernelInfo, changed: Sequence[Observation], fresh: Sequence[Observation]
+    ) -> None:
+        """Store ``changed`` names of a kernel, which already has them; extend its contexts' digests by ``fresh``."""
+
+        def learn_names(connection: sqlite3.Connection) -> None:
+            _save_names(connection, kernel, changed)
+            _rename_contexts(connection, kernel, fresh)
+
+        await self._write(learn_names)
+
+    async def replace_names(
+        self, kernel: KernelInfo, gone: Collection[str], entries: Sequence[Observation], valid: Sequence[Winner]
+    ) -> None:
+        """Store names in place of others, which no longer count in the kernel's digest.
+
+        The ``valid`` winners' trials become trials of the kernel's present state.
+        """
+
+        def replace_names(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "DELETE FROM learned WHERE kernel = ? AND name = ?", [(kernel.name, name) for name in gone]
+            )
+            _save_names(connection, kernel, entries)
+            for winner in valid:
+                writes.move_trial(connection, winner.trial, replace(winner.context, digest=kernel.digest))
+
+        await self._write(replace_names)
+
+
+def _save_names(connection: sqlite3.Connection, kernel: KernelInfo, entries: Sequence[Observation]) -> None:
+    """Store names, and the kernel that has them."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
+        [(kernel.name, entry.name, msgspec.json.encode(entry).decode()) for entry in entries],
+    )
+    info = json.dumps(msgspec.to_builtins(kernel))
+    connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
+
+
+def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
+    """Extend the digests of contexts whose meaning lacks names."""
+    for digest, text in connection.execute(
+        "SELECT digest, parts FROM meanings WHERE kernel = ? AND json_valid(parts)", (kernel.name,)
+    ).fetchall():
+        parts: dict[str, str] = json.loads(text)
+        lacking = [entry for entry in fresh if kernel.label_part(entry) not in parts]
+        if not lacking:
+            continue
+        named = extend_digest(digest, lacking)
+        parts |= {kernel.label_part(entry): entry.decisive[:16] for entry in lacking}
+        connection.execute(
+            "INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)",
+            (kernel.name, named, json.dumps(parts)),
+        )
+        writes.rename_contexts(connection, kernel.name, digest, named)
+    writes.forget_unused_meanings(connection, kernel.name, kernel.digest)
+
+
+def _decode_name(row: Row) -> tuple[KernelName, Observation]:
+    kernel, text = row
+    return KernelName(kernel), msgspec.json.decode(text, type=Observation)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-import msgspec
+from ktuned.model import FrozenStruct
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Standing(FrozenStruct):
     """A trial as the rule sees it: its id, its context's id, and its cost, which is ``None`` without a figure."""
 
     trial: int

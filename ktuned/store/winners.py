@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
-from ktuned.model import LATENCY, Config, Objective, Outcome, Problem, WinnerKey, select_figure
+from ktuned.model import LATENCY, Config, FrozenStruct, Objective, Outcome, Problem, WinnerKey, select_figure
 from ktuned.store.contexts import Context
 
 
-class KnownConfig(msgspec.Struct, frozen=True):
+class KnownConfig(FrozenStruct):
     """A config and its result, without the details, which would take ten times as long to read.
 
     ``text`` is the config as canonical text; ``figure`` is its figure by the objective that the reader asked for.
@@ -23,7 +21,7 @@ class KnownConfig(msgspec.Struct, frozen=True):
     compile_s: float = 0.0
 
 
-class Winner(msgspec.Struct, frozen=True):
+class Winner(FrozenStruct):
     """The best valid trial of a (kernel, problem, device model) by an objective, with the context of its measurement.
 
     It ``is_final`` once it was decided by a final round. ``note`` says why it is worse than the config that was served
@@ -40,7 +38,7 @@ class Winner(msgspec.Struct, frozen=True):
     decided: float
     is_final: bool = False
     note: str = ""
-    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
+    metrics: Mapping[str, float] = {}
     objective: Objective = LATENCY
 
     @property

@@ -19,10 +19,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
-import msgspec
 import structlog
 
-from ktuned.model import StoreError
+from ktuned.model import FrozenStruct, StoreError
 from ktuned.protocol import ChannelInfo
 
 _log = structlog.get_logger()
@@ -33,16 +32,19 @@ MAX_PENDING_WRITES = 1024
 """Writes that may wait for the disk. Beyond this, :meth:`Writer.write` waits, which slows its callers down."""
 
 
-class _Write(msgspec.Struct, frozen=True):
+class _Write(FrozenStruct):
     operation: Callable[[sqlite3.Connection], Any]
     future: asyncio.Future[Any]
 
 
 class Writer:
-    """Owns the writing connection from :meth:`start_thread` to :meth:`stop`; ``reopen`` opens a replacement for it."""
+    """Owns the writing connection from :meth:`start_thread` to :meth:`stop`; ``reopen`` opens a replacement for it.
+
+    The owner closes the present ``connection`` after :meth:`stop`.
+    """
 
     def __init__(self, connection: sqlite3.Connection, reopen: Callable[[], sqlite3.Connection]) -> None:
-        self._connection = connection
+        self.connection = connection
         self._reopen = reopen
         self._is_broken = False
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
@@ -53,11 +55,6 @@ class Writer:
         self._groups = 0
         # A daemon thread: a process that ends without closing loses nothing that was published, so it need not wait.
         self._thread = threading.Thread(target=self._run_thread, name="ktuned-store", daemon=True)
-
-    @property
-    def connection(self) -> sqlite3.Connection:
-        """The present connection, which the owner closes after :meth:`stop`."""
-        return self._connection
 
     def start_thread(self) -> None:
         """Start the thread."""
@@ -114,7 +111,7 @@ class Writer:
     def _commit_group(self, group: list[_Write]) -> None:
         try:
             self._reopen_if_broken()
-            self._connection.execute("BEGIN IMMEDIATE")
+            self.connection.execute("BEGIN IMMEDIATE")
         except Exception as error:
             # Any error is passed on: if this thread ended, later writes would wait forever.
             for write in group:
@@ -122,7 +119,7 @@ class Writer:
             return
         try:
             results = self._attempt_group(group)
-            self._connection.execute("COMMIT")
+            self.connection.execute("COMMIT")
         except Exception as error:
             self._roll_back()
             if len(group) == 1:
@@ -139,8 +136,8 @@ class Writer:
     def _roll_back(self) -> None:
         """Roll a failed transaction back, unless SQLite has; a connection that cannot do so is not used again."""
         try:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
         except Exception as error:
             _log.error("rollback_failed", reason=str(error))
             self._is_broken = True
@@ -154,29 +151,29 @@ class Writer:
         if not self._is_broken:
             return
         with suppress(sqlite3.Error):
-            self._connection.close()
-        self._connection = self._reopen()
+            self.connection.close()
+        self.connection = self._reopen()
         self._is_broken = False
         _log.warning("store_reopened")
 
     def _attempt_group(self, group: list[_Write]) -> list[tuple[Any, Exception | None]]:
         """Run each write so that it can fail alone; a single write in its transaction needs no savepoint."""
         if len(group) == 1:
-            return [(group[0].operation(self._connection), None)]
+            return [(group[0].operation(self.connection), None)]
         return [self._attempt_write(write) for write in group]
 
     def _attempt_write(self, write: _Write) -> tuple[Any, Exception | None]:
         """Run one write in its savepoint; raise only if SQLite has rolled back the whole transaction."""
-        self._connection.execute("SAVEPOINT one")
+        self.connection.execute("SAVEPOINT one")
         try:
-            result = write.operation(self._connection)
+            result = write.operation(self.connection)
         except Exception as failure:
-            if not self._connection.in_transaction:
+            if not self.connection.in_transaction:
                 raise
-            self._connection.execute("ROLLBACK TO one")
-            self._connection.execute("RELEASE one")
+            self.connection.execute("ROLLBACK TO one")
+            self.connection.execute("RELEASE one")
             return None, failure
-        self._connection.execute("RELEASE one")
+        self.connection.execute("RELEASE one")
         return result, None
 
 

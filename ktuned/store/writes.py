@@ -7,14 +7,13 @@ import math
 import sqlite3
 from collections.abc import Collection, Sequence, Set
 
-import msgspec
-
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Bits,
     Config,
     FailureFacts,
+    FrozenStruct,
     KeyProblem,
     NotFound,
     Objective,
@@ -41,7 +40,7 @@ NOISE = 1.05
 """Two figures whose ratio is at most this may differ by noise alone."""
 
 
-class Recovered(msgspec.Struct, frozen=True):
+class Recovered(FrozenStruct):
     """How many trials were under way, and how many jobs were running, when the last daemon died."""
 
     trials: int
@@ -83,21 +82,10 @@ def recover_interrupted(connection: sqlite3.Connection, in_hand: Collection[int]
 
 def create_job(connection: sqlite3.Connection, job: Job) -> int:
     """Insert a job, and return its id."""
-    plan = canonical(msgspec.to_builtins(job.plan))
     number = connection.execute(
         """INSERT INTO jobs (kernel, problem, key_problem, device, state, priority, reason, plan, created)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
-        (
-            job.kernel,
-            canonical(job.problem),
-            job.key.problem,
-            job.device,
-            job.state,
-            job.priority,
-            job.reason,
-            plan,
-            job.created,
-        ),
+        VALUES (:kernel, :problem, :key_problem, :device, :state, :priority, :reason, :plan, :created)""",
+        rows.encode_job(job),
     ).lastrowid
     return number or 0
 
@@ -109,32 +97,12 @@ def update_job(connection: sqlite3.Connection, job: Job) -> None:
         NotFound: there is no such job.
     """
     changed = connection.execute(
-        """UPDATE jobs SET state = ?, priority = ?, reason = ?, plan = ?, started = ?, finished = ?, done = ?,
-        total = ?, best_us = ?, best_spread_us = ?, default_us = ?, default_spread_us = ?, reference_us = ?,
-        reference_spread_us = ?, best_figure = ?, default_figure = ?, outcomes = ?, message = ?, cost = ?
-        WHERE id = ?""",
-        (
-            job.state,
-            job.priority,
-            job.reason,
-            canonical(msgspec.to_builtins(job.plan)),
-            job.started,
-            job.finished,
-            job.done,
-            job.total,
-            job.best_us,
-            job.best_spread_us,
-            job.default_us,
-            job.default_spread_us,
-            job.reference_us,
-            job.reference_spread_us,
-            job.best_figure,
-            job.default_figure,
-            json.dumps(dict(job.outcomes)),
-            job.message,
-            json.dumps(dict(job.cost)),
-            job.id,
-        ),
+        """UPDATE jobs SET state = :state, priority = :priority, reason = :reason, plan = :plan, started = :started,
+        finished = :finished, done = :done, total = :total, best_us = :best_us, best_spread_us = :best_spread_us,
+        default_us = :default_us, default_spread_us = :default_spread_us, reference_us = :reference_us,
+        reference_spread_us = :reference_spread_us, best_figure = :best_figure, default_figure = :default_figure,
+        outcomes = :outcomes, message = :message, cost = :cost WHERE id = :id""",
+        rows.encode_job(job),
     ).rowcount
     if not changed:
         raise NotFound(f"there is no job {job.id}")
@@ -281,33 +249,37 @@ def make_winner(
 
 
 def forget_trials(
-    connection: sqlite3.Connection, kernel: str, problem: KeyProblem | None, outcome: Outcome | None, now: float
+    connection: sqlite3.Connection,
+    kernel: str,
+    digest: str,
+    problem: KeyProblem | None,
+    outcome: Outcome | None,
+    now: float,
 ) -> tuple[int, int]:
     """Delete a kernel's ended trials with winners and contexts; return the numbers of both.
 
-    ``problem`` and ``outcome`` choose some of the trials. A deleted winner is replaced by the best remaining trial of
-    its context. Trials under way and open jobs stay.
+    Trials of other checkouts are deleted, too, if they hold for the kernel with this ``digest``. ``problem`` and
+    ``outcome`` choose some of the trials. A deleted winner is replaced by the best remaining trial of its context.
+    Trials under way and open jobs stay.
     """
+    short = f":{kernel.rpartition(':')[2]}"
     # COALESCE: without a problem, every problem is meant.
-    doomed = (
-        "context_id IN (SELECT id FROM contexts WHERE kernel = ? AND problem = COALESCE(?, problem))"
-        " AND outcome IS NOT NULL"
-    )
-    values: tuple[str | None, ...] = (kernel, problem)
+    meant = "(kernel = ? OR (digest = ? AND substr(kernel, ?) = ?)) AND problem = COALESCE(?, problem)"
+    doomed = f"context_id IN (SELECT id FROM contexts WHERE {meant}) AND outcome IS NOT NULL"
+    values: tuple[str | int | None, ...] = (kernel, digest, -len(short), short, problem)
+    chosen = values if outcome is None else (*values, outcome)
     if outcome is not None:
         doomed += " AND outcome = ?"
-        values += (outcome,)
     bereft = connection.execute(
-        f"SELECT context_id, objective FROM winners JOIN trials ON trials.id = trial_id WHERE {doomed}", values
+        f"SELECT context_id, objective FROM winners JOIN trials ON trials.id = trial_id WHERE {doomed}", chosen
     ).fetchall()
-    connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", values)
-    deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", values).rowcount
+    connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", chosen)
+    deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", chosen).rowcount
     for context, objective in bereft:
         _elect_winner(connection, context, Objective(objective), now)
     connection.execute(
-        """DELETE FROM contexts WHERE kernel = ?
-        AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)""",
-        (kernel,),
+        f"DELETE FROM contexts WHERE {meant} AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)",
+        values,
     )
     if outcome is None:
         connection.execute(

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from ktuned.backends import Backend, Launch, Unit
-from ktuned.model import BackendError, Device
+from ktuned.model import BackendError, Device, FrozenStruct
 
-SLEEP_CYCLES: Final = 500_000_000
+SLEEP_CYCLES = 500_000_000
 """A quarter of a second on a GPU: a launch and a comparison of tensors are over long before."""
 
-COST_ROUNDS: Final = 50
-LAUNCHES_A_ROUND: Final = 20
+COST_ROUNDS = 50
+LAUNCHES_A_ROUND = 20
 """Few enough for the device's queue, so that a launch never waits for the device."""
 
-MAX_LAUNCH_S: Final = 50e-6
+MAX_LAUNCH_S = 50e-6
 """Twenty times what a driver's launch costs, because the machine may be busy; a launch that looks anything up or packs
 arguments in Python's calls takes longer."""
 
@@ -50,7 +50,7 @@ class FunctionPlace:
         return getattr(module, self.name)
 
 
-class LoadRequest(msgspec.Struct, frozen=True):
+class LoadRequest(FrozenStruct):
     """What the process is to load.
 
     Attributes:

@@ -13,29 +13,27 @@ import os
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
-from ktuned.model import FAILURES, RETRIED_BY_NEXT_JOB, Outcome, Phase, Role, TrialResult
+from ktuned.model import FAILURES, RETRIED_BY_NEXT_JOB, FrozenStruct, Outcome, Phase, Role, TrialResult
 from ktuned.protocol import Trial
 
-MOST_TRIES: Final = 3
+MOST_TRIES = 3
 """Jobs in which a config may end without evidence; in the last one it is taken for the cause."""
 
-_KILLED: Final = re.compile(
+_KILLED = re.compile(
     r"Killed signal terminated program|unable to execute command: Killed|died due to signal 9|was killed by SIGKILL"
 )
 """How GCC, Clang, nvcc and ktuned's own code say that a program below them got SIGKILL."""
 
-_LACKED: Final = re.compile(
+_LACKED = re.compile(
     r"No space left on device|Disk quota exceeded|Input/output error|Stale file handle|Too many open files"
     r"|Resource temporarily unavailable|cannot open shared object file"
 )
 """How programs say that the machine lacked something: ``strerror``, and the loader for a missing library."""
 
-_NO_MEMORY: Final = re.compile(
+_NO_MEMORY = re.compile(
     r"out of memory: the worker|cc1plus: out of memory|virtual memory exhausted|Cannot allocate memory|std::bad_alloc"
     r"|LLVM ERROR: out of memory"
 )
@@ -60,7 +58,7 @@ class Grant(StrEnum):
     EXECUTION = "execution"
 
 
-class Grants(msgspec.Struct, frozen=True):
+class Grants(FrozenStruct):
     """What configs are granted now.
 
     Attributes:
@@ -70,7 +68,7 @@ class Grants(msgspec.Struct, frozen=True):
     """
 
     deadlines: Mapping[str, float]
-    memory_bytes: Mapping[Role, int] = msgspec.field(default_factory=dict)
+    memory_bytes: Mapping[Role, int] = {}
     artifacts: str = "/"
 
     def read(self, grant: str, phase: str) -> float:
@@ -104,7 +102,7 @@ class Grants(msgspec.Struct, frozen=True):
             return False
 
 
-_MAY_BE_MOUNT: Final = frozenset({Outcome.COMPILE_ERROR, Outcome.LAUNCH_ERROR, Outcome.CRASHED})
+_MAY_BE_MOUNT = frozenset({Outcome.COMPILE_ERROR, Outcome.LAUNCH_ERROR, Outcome.CRASHED})
 
 
 def is_outcome_final(known: Trial, grants: Grants) -> bool:

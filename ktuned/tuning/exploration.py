@@ -12,7 +12,7 @@ import msgspec
 
 from ktuned.fleet import DeadlineExpired, Worker, WorkerDied
 from ktuned.ipc import replies, requests
-from ktuned.model import LATENCY, KernelInfo, Objective, Phase, WorkerError, name_unit
+from ktuned.model import LATENCY, FrozenStruct, KernelInfo, Objective, Phase, WorkerError, name_unit
 
 SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 """Numbers of trials after which the summary states the best figure."""
@@ -39,7 +39,7 @@ class SearchSummary(msgspec.Struct):
     size_is_estimate: bool = False
     prior_fault: str = ""
     converged: bool = False
-    best_after: list[tuple[int, float]] = msgspec.field(default_factory=list)
+    best_after: list[tuple[int, float]] = []
 
     def record_space(self, found: replies.Explored) -> None:
         """Take note of the space and the strategy that a worker has opened."""
@@ -95,13 +95,12 @@ async def open_space(
     return answer
 
 
-class Explorer:
+class Explorer(FrozenStruct):
     """A worker that has one job's space open."""
 
-    def __init__(self, worker: Worker, strategy: str, deadlines: Mapping[str, float]) -> None:
-        self._worker = worker
-        self._strategy = strategy
-        self._deadlines = deadlines
+    worker: Worker
+    strategy: str
+    deadlines: Mapping[str, float]
 
     async def ask_for_configs(
         self, tried: Sequence[requests.TriedConfig], count: int, *, anywhere: bool = False
@@ -112,10 +111,10 @@ class Explorer:
             WorkerError: The strategy broke its promises, hung or crashed; the message names it.
         """
         try:
-            answer, _ = await self._worker.send_request(requests.Ask(count, tuple(tried), anywhere), self._deadlines)
+            answer, _ = await self.worker.send_request(requests.Ask(count, tuple(tried), anywhere), self.deadlines)
         except (DeadlineExpired, WorkerDied) as error:
             raise WorkerError(
-                f"while the strategy {self._strategy!r} chose configs: {error.message}",
+                f"while the strategy {self.strategy!r} chose configs: {error.message}",
                 hint='name another strategy, such as strategy="auto"',
             ) from error
         return answer

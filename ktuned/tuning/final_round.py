@@ -88,7 +88,7 @@ class _Finalist(msgspec.Struct):
 
     trial: Trial
     unit: requests.UnitRef
-    rounds: list[tuple[float, TrialResult]] = msgspec.field(default_factory=list)
+    rounds: list[tuple[float, TrialResult]] = []
     failed: TrialResult | None = None
 
     @classmethod

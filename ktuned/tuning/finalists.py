@@ -18,9 +18,7 @@ import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Self
 
-import msgspec
-
-from ktuned.model import median
+from ktuned.model import FrozenStruct, median
 from ktuned.protocol import is_noisy, is_ratio_implausible
 
 MOST_TIMES = 3
@@ -46,7 +44,7 @@ Rounds = Sequence[Mapping[int | None, float]]
 """For each round, the median (µs) by trial, with ``None`` for the reference. Disturbed measurements are absent."""
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(FrozenStruct):
     """The range in which a measured config's latency may lie."""
 
     low_us: float
@@ -59,7 +57,7 @@ class Range(msgspec.Struct, frozen=True):
         return cls(min(low_us, latency_us - spread_us / 2), max(high_us, latency_us + spread_us / 2))
 
 
-class Figure(msgspec.Struct, frozen=True):
+class Figure(FrozenStruct):
     """A latency over all rounds, without the drift that its rivals shared.
 
     Attributes:

@@ -23,6 +23,7 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
+    FrozenStruct,
     KernelInfo,
     Objective,
     Observation,
@@ -50,7 +51,7 @@ _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", 
 """Fields of a Build that decide an artifact's bytes, but not how it is called."""
 
 
-class PresentKey(msgspec.Struct, frozen=True):
+class PresentKey(FrozenStruct):
     """A winner key in the present state of kernel and machine, with the facts behind it.
 
     Attributes:
@@ -76,7 +77,7 @@ AwaitShared = Callable[[PresentKey], Awaitable[bool]]
 takes bounded time, and raises nothing."""
 
 
-class Compiler(msgspec.Struct, frozen=True):
+class Compiler(FrozenStruct):
     """A machine that has the context's toolchain.
 
     Attributes:
@@ -137,7 +138,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     group_size: int = 1
     lowers: bool = False
     absence: str = ""
-    toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
+    toolchain: Mapping[str, str] = {}
     await_shared: AwaitShared | None = None
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None

@@ -48,6 +48,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from ktuned.ipc import requests
@@ -149,7 +150,7 @@ def surely_beats(best: Trial, disturbed: Trial | None, before: Winner | None) ->
     return fastest_us is not None and slowest_us < fastest_us
 
 
-class Anchor:
+class Anchor(msgspec.Struct, eq=False):
     """One job's anchor.
 
     Attributes:
@@ -159,11 +160,10 @@ class Anchor:
         fault: The reason why this config cannot be the anchor, or empty.
     """
 
-    def __init__(self, config: Config, inputs: int) -> None:
-        self.config = config
-        self.inputs = inputs
-        self.bits: Bits = ()
-        self.fault = ""
+    config: Config
+    inputs: int
+    bits: Bits = ()
+    fault: str = ""
 
     @property
     def request(self) -> requests.SameBits:

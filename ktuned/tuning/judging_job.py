@@ -15,26 +15,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import monotonic, time
+from time import monotonic
 
 import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from msgspec import structs
 
 from ktuned.fleet import COURTESY_S, DeadlineExpired, Fleet, Lane, LaneSick, RequestFailed, WorkerDied
 from ktuned.ipc import replies, requests
-from ktuned.model import JUDGED, PRESETS, JudgeVerdict, Outcome, Role, StoreError, TrialResult, read_judgement
-from ktuned.protocol import ChannelInfo, JobState, PublishEvent, Trial, TrialDone
+from ktuned.model import JUDGED, PRESETS, JudgeVerdict, Outcome, Role, TrialResult, read_judgement
+from ktuned.protocol import ChannelInfo, JobState, PublishEvent
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.compile_stage import CompileStage, Enqueue
 from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.limits import describe_stream
 from ktuned.tuning.measure_stage import MeasureStage
+from ktuned.tuning.outcomes import record_stopped_trials
 from ktuned.tuning.pipeline import LaneAccess
-from ktuned.tuning.progress import JobStage, Progress
-from ktuned.tuning.trial_machine import Attempt, End, NotBuilt, Stopped, select_ends
+from ktuned.tuning.progress import JobStage, Progress, make_trial, publish_trial
+from ktuned.tuning.trial_machine import Attempt, End, NotBuilt, select_ends
 
 _log = structlog.get_logger()
 
@@ -45,9 +45,6 @@ REFEREE_S = 60.0
 """Time that the referee needs for an order at most: it writes inputs, computes expected outputs and compares, on a
 machine that may be busy.
 """
-
-_STOP_S = 5.0
-"""Time to record the trials of a job that is stopped."""
 
 
 class Judging:
@@ -135,7 +132,7 @@ class Judging:
         finally:
             self.progress.add_cost("wall_s", monotonic() - began)
             await self._compiling.close()
-            await self._record_stopped_trials()
+            await record_stopped_trials(self.brief, self._store, self._under_way)
 
     async def _propose_configs(self, enqueue: Enqueue) -> None:
         """Have the configs' Builds made, and start each config that the space holds."""
@@ -224,39 +221,8 @@ class Judging:
         with anyio.CancelScope(shield=True):
             await self._store.finish_trials([(attempt.trial, result)], objective=JUDGED, keeps_winner=True)
         del self._under_way[attempt.trial]
-        self.progress.add_cost("compile_s", result.compile_s)
-        self.progress.add_cost("open_s", attempt.open_s)
-        self.progress.add_cost("lane_s", result.lane_s)
+        self.progress.charge_attempt(attempt, result)
         self.progress.count_outcome(result, is_default=attempt.config == brief.kernel.default)
         self._verdicts[read_judgement(result).verdict] += 1
-        kernel = brief.kernel
-        trial = Trial(
-            **structs.asdict(result),
-            id=attempt.trial,
-            job=brief.job.id,
-            kernel=brief.job.kernel,
-            problem=kernel.order_problem(brief.specialized_problem),
-            device=brief.context.device,
-            config=kernel.order_config(attempt.config),
-            digest=brief.context.digest,
-            updated=time(),
-        )
-        self._publish(
-            TrialDone(
-                kernel=brief.job.kernel,
-                job=brief.job.id,
-                trial=trial,
-                left_s=self.progress.left_s,
-                **self.progress.read_figures(),
-            )
-        )
-
-    async def _record_stopped_trials(self) -> None:
-        """Record the trials under way as stopped, which says nothing about their configs. Bounded, raises nothing."""
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
-            for attempt in [one for one in self._under_way.values() if one.outcome is None]:
-                try:
-                    for end in select_ends(self._machine.handle(Stopped(attempt))):
-                        await self._store.finish_trial(end.attempt.trial, end.result)
-                except StoreError as error:
-                    _log.warning("record_trials_failed", job=self.brief.job.id, reason=error.message)
+        trial = make_trial(brief, attempt, result)
+        publish_trial(self._publish, brief, self.progress, trial, with_detail=True)

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.model import Phase, Preset, median
@@ -58,9 +59,8 @@ _LATEST = 15
 class BatchSize:
     """The number of configs in a request that takes at most ``limit_s``; 1 until a request's time is known."""
 
-    def __init__(self, limit_s: float, most: int = MAX_BATCH) -> None:
+    def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._most = most
         self._each_s: deque[float] = deque(maxlen=_LATEST)
 
     def record_request(self, configs: int, seconds: float) -> None:
@@ -73,7 +73,7 @@ class BatchSize:
         """The size of the next batch."""
         if not self._each_s:
             return 1
-        return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
+        return max(1, min(MAX_BATCH, int(self._limit_s / max(median(self._each_s), 1e-6))))
 
 
 def limit_share(waiting: int, takers: int) -> int:
@@ -109,29 +109,28 @@ _TOGETHER = 3
 the first one in a process takes longer."""
 
 
-class GroupSize:
+class GroupSize(msgspec.Struct, eq=False):
     """Decides how large the next group is: larger while the lanes have work, smaller while they starve.
 
     The first group is a single config, so that something is measured soon. Groups become larger than pairs only while
     they pay: until a large group is complete, it delivers nothing, and the lanes may run out of work.
     """
 
-    def __init__(self, largest: int) -> None:
-        self._largest = largest
-        self._count = 0
-        self._size = 2
-        self._alone: deque[float] = deque(maxlen=_ALONE)
-        self._together: deque[float] = deque(maxlen=_TOGETHER)
+    largest: int
+    _count: int = 0
+    _size: int = 2
+    _alone: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_ALONE))
+    _together: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=_TOGETHER))
 
     def choose_next_size(self, *, lanes_starve: bool) -> int:
         """Return the next group's size."""
         self._count += 1
-        if self._largest == 1 or self._count == 1:
+        if self.largest == 1 or self._count == 1:
             return 1
         if not self.saves_time:
             return 2 if self._count % TRY_EVERY == 2 else 1
         size = self._size
-        self._size = max(1, size // 2) if lanes_starve else min(self._largest, size * 2)
+        self._size = max(1, size // 2) if lanes_starve else min(self.largest, size * 2)
         return size
 
     def record_group(self, configs: int, seconds: float) -> None:

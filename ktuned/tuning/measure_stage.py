@@ -48,7 +48,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Outcome, TrialResult, canonical, needs_metric
+from ktuned.model import FrozenStruct, Outcome, TrialResult, canonical, needs_metric
 from ktuned.protocol import Trial
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
@@ -179,7 +179,7 @@ class Reference:
         del self._candidates[0]
 
 
-class _Arrived(msgspec.Struct, frozen=True):
+class _Arrived(FrozenStruct):
     """A measurement as it arrived.
 
     Attributes:
@@ -218,12 +218,12 @@ class _Turn(msgspec.Struct, eq=False):
     record: RecordEnds
     waiting: deque[Attempt]
     in_request: deque[Attempt] = msgspec.field(default_factory=deque)
-    later: list[Attempt] = msgspec.field(default_factory=list)
-    lost: list[Attempt] = msgspec.field(default_factory=list)
+    later: list[Attempt] = []
+    lost: list[Attempt] = []
     began: tuple[float, float] = (0.0, 0.0)
     spent_s: float = 0.0
 
-    def charge_trial(self, attempt: Attempt, *, seconds: float | None = None, until: float = 0.0) -> None:
+    def charge_trial(self, attempt: Attempt, *, seconds: float | None = None, until: float) -> None:
         """Charge the next ``seconds`` of the request to a trial, or else all of its time ``until`` then."""
         began, began_at = self.began
         seconds = max(0.0, until - began - self.spent_s) if seconds is None else seconds
@@ -373,13 +373,13 @@ class MeasureStage:
         return next(iter(self._find_other_lanes(lane)), lane) if lane.health.pause_s else lane
 
     @asynccontextmanager
-    async def hold_open_lane(self, lane: Lane, seed: int = 0) -> AsyncIterator[None]:
+    async def hold_open_lane(self, lane: Lane) -> AsyncIterator[None]:
         """Hold a lane on which :meth:`open_lane` has succeeded."""
         while True:
             await self.reference.prepare_artifact()
             async with lane.hold(self.brief.job.id):
                 try:
-                    await self.open_lane(lane, seed)
+                    await self.open_lane(lane)
                 except ReferenceUnusable as error:
                     self.reference.replace_unusable(error)
                     continue

@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from time import time
 
 import anyio
 import structlog
-from msgspec import structs
 from msgspec.structs import replace
 
 from ktuned.catalog import complete_config
@@ -56,7 +54,7 @@ from ktuned.tuning.judgements import (
     surely_beats,
 )
 from ktuned.tuning.prior_results import complete_result, load_admitted_trials, restore_winner
-from ktuned.tuning.progress import Progress, publish_trial, publish_winner
+from ktuned.tuning.progress import Progress, make_trial, publish_trial, publish_winner
 from ktuned.tuning.trial_machine import Attempt, End, Stopped, select_ends
 
 _log = structlog.get_logger()
@@ -66,6 +64,21 @@ _STOP_S = 5.0
 
 MOST_COMPARED = 2_000
 """Most configs whose bits are compared for a job's message: reading them takes a tenth of a second."""
+
+
+async def record_stopped_trials(brief: JobBrief, store: Store, under_way: dict[int, Attempt]) -> None:
+    """Record the trials under way as stopped, which says nothing about their configs. Bounded, raises nothing."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
+        # An attempt here that has an outcome could not be recorded; the next job tries its config again.
+        stopped = [attempt for attempt in under_way.values() if attempt.outcome is None]
+        under_way.clear()
+        machine = brief.make_trial_machine()
+        try:
+            for end in [end for attempt in stopped for end in select_ends(machine.handle(Stopped(attempt)))]:
+                if end.attempt.known is None:
+                    await store.finish_trial(end.attempt.trial, end.result)
+        except StoreError as error:
+            _log.warning("record_trials_failed", job=brief.job.id, reason=error.message)
 
 
 class Outcomes:
@@ -286,7 +299,7 @@ class Outcomes:
         # Publish after the winner, so that a client that hears of the trial can look the winner up.
         for attempt, result in kept:
             self._findings.record_result(attempt.config, result.detail)
-            self._count_outcome(self._make_trial(attempt, result))
+            self._count_outcome(make_trial(self._brief, attempt, result))
 
     async def _update_anchor(self, kept: Sequence[tuple[Attempt, TrialResult]]) -> None:
         """Compare all trials with the anchor again, if its own trial is among these and changes what its bits are."""
@@ -294,7 +307,7 @@ class Outcomes:
         if anchor is None:
             return
         for attempt, result in kept:
-            anchor.record_trial_end(self._make_trial(attempt, result))
+            anchor.record_trial_end(make_trial(self._brief, attempt, result))
         if anchor.fault or anchor.bits != self._compared_with:
             await self._compare_with_anchor()
 
@@ -302,9 +315,7 @@ class Outcomes:
         """Count what a trial has cost in this job; another job paid for a carried-over figure."""
         attempt, result = end.attempt, end.result
         del self.under_way[attempt.trial]
-        self.progress.add_cost("compile_s", result.compile_s)
-        self.progress.add_cost("open_s", attempt.open_s)
-        self.progress.add_cost("lane_s", result.lane_s)
+        self.progress.charge_attempt(attempt, result)
         if result.detail.timing.carried_from:
             self.progress.add_cost("reused", 1)
         if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
@@ -355,21 +366,6 @@ class Outcomes:
         if acquitted and self.served_configs.are_judged:
             await self._elect_winner()
 
-    def _make_trial(self, attempt: Attempt, result: TrialResult) -> Trial:
-        """Return a trial as it was just recorded."""
-        brief = self._brief
-        return Trial(
-            **structs.asdict(result),
-            id=attempt.trial,
-            job=brief.job.id,
-            kernel=brief.job.kernel,
-            problem=brief.specialized_problem,
-            device=brief.context.device,
-            config=attempt.config,
-            digest=brief.context.digest,
-            updated=time(),
-        )
-
     def _count_outcome(self, trial: Trial) -> None:
         """Count a trial that has ended, keep it for the strategy, and publish it."""
         assert trial.outcome is not None
@@ -402,22 +398,6 @@ class Outcomes:
             if self.store.find_trial(self._brief.context, config) is not None:
                 return
             self.served_configs.record_outcome(config, Outcome.UNSUPPORTED)
-
-    async def record_stopped_trials(self) -> None:
-        """Record the trials under way as stopped, which says nothing about their configs. Bounded, raises nothing."""
-        if not self.under_way:
-            return
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
-            # An attempt here that has an outcome could not be recorded; the next job tries its config again.
-            stopped = [attempt for attempt in self.under_way.values() if attempt.outcome is None]
-            self.under_way.clear()
-            machine = self._brief.make_trial_machine()
-            try:
-                for end in [end for attempt in stopped for end in select_ends(machine.handle(Stopped(attempt)))]:
-                    if end.attempt.known is None:
-                        await self.store.finish_trial(end.attempt.trial, end.result)
-            except StoreError as error:
-                _log.warning("record_trials_failed", job=self._brief.job.id, reason=error.message)
 
     async def _find_served_configs(self) -> ServedConfigs | None:
         """Return the configs that lookups get now; ``None`` if this context has a winner."""

@@ -62,7 +62,7 @@ from ktuned.tuning.limits import (
     receive_waiting,
 )
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.outcomes import Outcomes
+from ktuned.tuning.outcomes import Outcomes, record_stopped_trials
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.progress import JobStage
 from ktuned.tuning.trial_machine import Attempt, End, NotBuilt, select_ends
@@ -246,7 +246,7 @@ class Pipeline:
         finally:
             self.progress.add_cost("wall_s", monotonic() - began)
             await self._compiling.close()
-            await self._outcomes.record_stopped_trials()
+            await record_stopped_trials(self.brief, self._store, self._outcomes.under_way)
 
     async def _try_configs(self) -> None:
         """Run the tasks of the search, until each config has its outcome or the job ends early.

@@ -22,9 +22,9 @@ from msgspec.structs import replace
 
 from ktuned.catalog import Admission
 from ktuned.model import (
-    LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
+    FrozenStruct,
     Objective,
     Outcome,
     TrialResult,
@@ -67,7 +67,7 @@ def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner
     return sorted((winner for winner in winners if winner.key != key), key=measure_difference)
 
 
-def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
+def find_last_winner(measured: Sequence[Trial], objective: Objective) -> Trial | None:
     """Return the trial that won last in a context: the final round's choice, or a later trial with a lower latency.
 
     A trial that was measured before the final round has not beaten its choice, even with a lower figure, because the
@@ -131,7 +131,7 @@ async def load_admitted_trials(
 
 
 async def restore_winner(
-    store: Store, admission: Admission, key: PresentKey, finalists: int, *, decided_only: bool = False
+    store: Store, admission: Admission, key: PresentKey, finalists: int, *, decided_only: bool
 ) -> Winner | None:
     """Make the best known trial of a key's context its winner, unless it has a winner that the space still holds.
 
@@ -159,42 +159,41 @@ async def restore_winner(
     return await store.decide_winner(best.id, objective=key.objective, is_final=is_final)
 
 
-class PriorResults:
+class PriorResults(msgspec.Struct, eq=False):
     """The store's results that concern one job."""
 
-    def __init__(self, brief: JobBrief, store: Store) -> None:
-        self._brief = brief
-        self._store = store
-        self._compile_s: dict[str, float] = {}
-        self._kept: set[str] = set()
+    brief: JobBrief
+    store: Store
+    _compile_s: dict[str, float] = {}
+    _kept: set[str] = set()
 
     def predict_compile_s(self, config: Config) -> float:
         """Return how long a config's compile took in an earlier state of the kernel, in s; 0 if unknown."""
         return self._compile_s.get(canonical(config), 0.0)
 
-    def plan_order(self, served: Sequence[Config], *, slots: int = 1) -> TrialOrder:
+    def plan_order(self, served: Sequence[Config], *, slots: int) -> TrialOrder:
         """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
-        context, objective = self._brief.context, self._brief.search_objective
-        incumbent = self._store.get_winner(self._brief.key)
+        context, objective = self.brief.context, self.brief.search_objective
+        incumbent = self.store.get_winner(self.brief.key)
         newest: dict[str, KnownConfig] = {}
-        for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
+        for known in self.store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
             newest.setdefault(known.text, known)
             if known.compile_s:
                 self._compile_s.setdefault(known.text, known.compile_s)
         past = list(newest.values())
-        plan = self._brief.job.plan
+        plan = self.brief.job.plan
         if len(past) <= plan.trials and plan.time_limit_s is None:
             # All of them will be tried, so order them such that the last compiles end together.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = sort_by_similarity(self._brief.key, self._store.list_winners(context.kernel))
-        best = self._store.list_measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
+        winners = sort_by_similarity(self.brief.key, self.store.list_winners(context.kernel))
+        best = self.store.list_measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = choose_near_configs(winners, [known.config for known in best])
-        failed_here = self._store.list_failed_configs(context, MAX_PREDICTED)
+        failed_here = self.store.list_failed_configs(context, MAX_PREDICTED)
         return order_configs(
             None if incumbent is None else incumbent.config,
-            self._brief.kernel.default,
+            self.brief.kernel.default,
             past,
             near,
             failed_here,
@@ -206,23 +205,23 @@ class PriorResults:
 
         A job that was asked to measure ``again`` has no twins.
         """
-        twins = [] if self._brief.job.plan.again else self._store.find_twins(content)
+        twins = [] if self.brief.job.plan.again else self.store.find_twins(content)
         twin = next((one for one in twins if self._has_read_the_same(one)), None)
-        return None if twin is not None and self._brief.lacks_figure(twin) else twin
+        return None if twin is not None and self.brief.lacks_figure(twin) else twin
 
     def _has_read_the_same(self, twin: Trial) -> bool:
         """Return whether all files and variables that a trial had read are unchanged. Later additions do not count."""
         name = twin.detail.profile.read
-        read = self._store.load_fingerprint_versions(name) if name else {}
-        now = self._brief.kernel.data_read
+        read = self.store.load_fingerprint_versions(name) if name else {}
+        now = self.brief.kernel.data_read
         return read is not None and all(now.get(place) == held for place, held in read.items())
 
     async def store_read_digest(self) -> str:
         """Store the files and variables that the kernel's data depends on; return their digest, or "" without any."""
-        read = self._brief.kernel.data_read
+        read = self.brief.kernel.data_read
         digest = sha256(canonical(read).encode()).hexdigest() if read else ""
         if digest and digest not in self._kept:
-            await self._store.save_versions({digest: read})
+            await self.store.save_versions({digest: read})
             self._kept.add(digest)
         return digest
 
@@ -236,7 +235,7 @@ for each slot, all slots would end with long compiles, and a single expectation 
 nothing, and undo the strategy's order."""
 
 
-class TrialOrder(msgspec.Struct, frozen=True):
+class TrialOrder(FrozenStruct):
     """The order in which a job tries its configs.
 
     Attributes:

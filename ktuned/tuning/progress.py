@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import IntEnum
-from time import monotonic
-from typing import Any, Final
+from time import monotonic, time
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ktuned.model import (
     LATENCY,
@@ -26,8 +26,9 @@ from ktuned.model import (
 from ktuned.protocol import FIGURES, Job, PublishEvent, Trial, TrialDone, WinnerChanged
 from ktuned.store import Winner
 from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.trial_machine import Attempt
 
-COMPILED: Final = "compiled"
+COMPILED = "compiled"
 """Name under which a job that only compiles counts the configs that have their artifact."""
 
 
@@ -95,7 +96,7 @@ class Progress(msgspec.Struct):
     reference_us: float | None = None
     reference_spread_us: float | None = None
     reused: int = 0
-    cost: dict[str, float] = msgspec.field(default_factory=dict)
+    cost: dict[str, float] = {}
     time_limit_s: float | None = None
     lost: str = ""
     began: float = msgspec.field(default_factory=monotonic)
@@ -197,6 +198,12 @@ class Progress(msgspec.Struct):
         """
         self.cost[name] = self.cost.get(name, 0.0) + amount
 
+    def charge_attempt(self, attempt: Attempt, result: TrialResult) -> None:
+        """Add what an attempt has cost in this job."""
+        self.add_cost("compile_s", result.compile_s)
+        self.add_cost("open_s", attempt.open_s)
+        self.add_cost("lane_s", result.lane_s)
+
     def read_figures(self) -> dict[str, Any]:
         """Return the figures by their names in a job and in its events."""
         return {name: getattr(self, name) for name in FIGURES} | {"outcomes": dict(self.outcomes)}
@@ -207,15 +214,32 @@ class Progress(msgspec.Struct):
         return replace(job, **self.read_figures(), cost=cost, **changes)
 
 
-def publish_trial(publish: PublishEvent, brief: JobBrief, progress: Progress, trial: Trial) -> None:
-    """Publish a trial's outcome without its detail, together with its job's figures."""
+def make_trial(brief: JobBrief, attempt: Attempt, result: TrialResult) -> Trial:
+    """Return a trial as it was just recorded."""
+    return Trial(
+        **asdict(result),
+        id=attempt.trial,
+        job=brief.job.id,
+        kernel=brief.job.kernel,
+        problem=brief.specialized_problem,
+        device=brief.context.device,
+        config=attempt.config,
+        digest=brief.context.digest,
+        updated=time(),
+    )
+
+
+def publish_trial(
+    publish: PublishEvent, brief: JobBrief, progress: Progress, trial: Trial, *, with_detail: bool = False
+) -> None:
+    """Publish a trial's outcome, together with its job's figures."""
     kernel = brief.kernel
     ordered = replace(trial, config=kernel.order_config(trial.config), problem=kernel.order_problem(trial.problem))
     publish(
         TrialDone(
             kernel=brief.job.kernel,
             job=brief.job.id,
-            trial=ordered.without_detail(),
+            trial=ordered if with_detail else ordered.without_detail(),
             left_s=progress.left_s,
             **progress.read_figures(),
         )
@@ -223,7 +247,10 @@ def publish_trial(publish: PublishEvent, brief: JobBrief, progress: Progress, tr
 
 
 def publish_winner(publish: PublishEvent, kernel: KernelInfo, winner: Winner, job: int | None) -> None:
-    """Publish a new winner, and the job that found it; after an undone edit there is no job."""
+    """Publish a new winner, and the job that found it; after an undone edit there is no job.
+
+    An imported winner is published without a trial.
+    """
     publish(
         WinnerChanged(
             kernel=winner.context.kernel,
@@ -232,7 +259,7 @@ def publish_winner(publish: PublishEvent, kernel: KernelInfo, winner: Winner, jo
             device=winner.context.device,
             config=kernel.order_config(winner.config),
             latency_us=winner.latency_us,
-            trial=winner.trial,
+            trial=winner.trial or None,
             metrics=winner.metrics,
             objective=winner.objective,
         )

@@ -106,6 +106,7 @@ from ktuned.model import (
     Compiled,
     Config,
     FailureFacts,
+    FrozenStruct,
     IllegalMove,
     Outcome,
     Phase,
@@ -116,7 +117,7 @@ from ktuned.protocol import Trial
 from ktuned.store import DISK_ERRORS
 from ktuned.tuning.evidence import MOST_TRIES, lacked_something, was_killed
 
-CONTENDED_TRIES: Final = 3
+CONTENDED_TRIES = 3
 """How often a trial is measured while other programs use the device, before it ends as ``contended``."""
 
 
@@ -260,7 +261,7 @@ MOVES: Final[dict[Place, _Moves]] = {
 }
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(FrozenStruct):
     """A trial's end, before it is recorded.
 
     Attributes:
@@ -307,11 +308,11 @@ class Attempt(msgspec.Struct, eq=False):
     config: Config
     unit: requests.UnitRef
     state: Place = TrialState.ASKED
-    story: list[TrialEvent] = msgspec.field(default_factory=list)
+    story: list[TrialEvent] = []
     cores: int | None = None
     declares_cores: bool = False
     accused: Verdict | None = None
-    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    facts: Mapping[str, Any] = {}
     files: str = ""
     inputs: str = ""
     content: str = ""
@@ -323,7 +324,7 @@ class Attempt(msgspec.Struct, eq=False):
     compile_s: float = 0.0
     lane_s: float = 0.0
     open_s: float = 0.0
-    spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
+    spans: dict[str, tuple[str, float]] = {}
 
     @classmethod
     def from_finalist(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
@@ -409,33 +410,33 @@ Failure = WorkerDied | DeadlineExpired | RequestFailed
 """The ways in which a request fails."""
 
 
-class NotBuilt(msgspec.Struct, frozen=True):
+class NotBuilt(FrozenStruct):
     """The kernel function gave no Build for a config."""
 
     attempt: Attempt
     proposal: replies.Proposal
 
 
-class ArtifactFound(msgspec.Struct, frozen=True):
+class ArtifactFound(FrozenStruct):
     """A trial's artifact exists already."""
 
     attempt: Attempt
 
 
-class TwinFound(msgspec.Struct, frozen=True):
+class TwinFound(FrozenStruct):
     """A trial with an outcome has the same machine code, arguments and data: its outcome is reused."""
 
     attempt: Attempt
     twin: Trial
 
 
-class CompilerTook(msgspec.Struct, frozen=True):
+class CompilerTook(FrozenStruct):
     """A compiler has taken a request with these trials."""
 
     attempts: Sequence[Attempt]
 
 
-class ConfigCompiled(msgspec.Struct, frozen=True):
+class ConfigCompiled(FrozenStruct):
     """A compiler is done with a config, which has its artifact unless ``outcome`` says why not."""
 
     attempt: Attempt
@@ -443,14 +444,14 @@ class ConfigCompiled(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class CompilerLeft(msgspec.Struct, frozen=True):
+class CompilerLeft(FrozenStruct):
     """A compiler's request is over; ``attempts`` are its trials without a report."""
 
     attempts: Sequence[Attempt]
     error: Failure | None = None
 
 
-class LaneFacts(msgspec.Struct, frozen=True):
+class LaneFacts(FrozenStruct):
     """What the machine must know about a lane when it takes a request.
 
     Attributes:
@@ -464,13 +465,13 @@ class LaneFacts(msgspec.Struct, frozen=True):
     is_doubtful: bool = False
 
 
-class LaneTook(msgspec.Struct, frozen=True):
+class LaneTook(FrozenStruct):
     """A lane has taken a request with these trials."""
 
     attempts: Sequence[Attempt]
 
 
-class ConfigMeasured(msgspec.Struct, frozen=True):
+class ConfigMeasured(FrozenStruct):
     """A lane's worker has measured a config or found out why it cannot; ``output`` is what the config printed."""
 
     attempt: Attempt
@@ -479,7 +480,7 @@ class ConfigMeasured(msgspec.Struct, frozen=True):
     lane: LaneFacts
 
 
-class LaneLeft(msgspec.Struct, frozen=True):
+class LaneLeft(FrozenStruct):
     """A lane's request is over; ``attempts`` are its trials without a report."""
 
     attempts: Sequence[Attempt]
@@ -487,20 +488,20 @@ class LaneLeft(msgspec.Struct, frozen=True):
     error: Failure | None = None
 
 
-class DeviceTried(msgspec.Struct, frozen=True):
+class DeviceTried(FrozenStruct):
     """The device was opened again after a trial had failed on it; ``is_sick`` if that did not work."""
 
     attempt: Attempt
     is_sick: bool
 
 
-class ArtifactGone(msgspec.Struct, frozen=True):
+class ArtifactGone(FrozenStruct):
     """A compiled trial's artifact was removed before a lane took it."""
 
     attempt: Attempt
 
 
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(FrozenStruct):
     """The job ends before the trial has an outcome."""
 
     attempt: Attempt
@@ -524,33 +525,33 @@ Event = (
 # Instructions
 
 
-class Compile(msgspec.Struct, frozen=True):
+class Compile(FrozenStruct):
     """Compile these trials in one request. If any of their artifacts exist, they are damaged."""
 
     attempts: Sequence[Attempt]
 
 
-class Measure(msgspec.Struct, frozen=True):
+class Measure(FrozenStruct):
     """Measure these trials on a lane: with ``at_once`` ahead of all trials that wait for it, otherwise behind them."""
 
     attempts: Sequence[Attempt]
     at_once: bool
 
 
-class TryDevice(msgspec.Struct, frozen=True):
+class TryDevice(FrozenStruct):
     """Open the lane again, and report whether its device is sick."""
 
     attempt: Attempt
 
 
-class End(msgspec.Struct, frozen=True):
+class End(FrozenStruct):
     """The trial has its outcome: record the result."""
 
     attempt: Attempt
     result: TrialResult
 
 
-class EndJob(msgspec.Struct, frozen=True):
+class EndJob(FrozenStruct):
     """No config of the job can be tried: the error ends the job."""
 
     error: Failure
@@ -559,7 +560,7 @@ class EndJob(msgspec.Struct, frozen=True):
 Instruction = Compile | Measure | TryDevice | End | EndJob
 
 
-class LanePlan(msgspec.Struct, frozen=True):
+class LanePlan(FrozenStruct):
     """The next request to a lane.
 
     Attributes:
@@ -599,7 +600,7 @@ _MAY_BE_DEVICE = frozenset({TrialEvent.RAISED, TrialEvent.DIED, TrialEvent.EXPIR
 """Events that a broken GPU may have caused."""
 
 
-class TrialMachine:
+class TrialMachine(msgspec.Struct, eq=False):
     """The rules for one job's trials. The trials' state is in their :class:`~ktuned.tuning.trial_machine.Attempt`.
 
     Args:
@@ -608,18 +609,11 @@ class TrialMachine:
         compiles_one_by_one: Whether a compiler takes the configs of a request one after the other, and not as a group.
     """
 
-    def __init__(
-        self,
-        default: Config | None = None,
-        *,
-        suspects: Collection[int] = (),
-        compiles_one_by_one: bool = True,
-    ) -> None:
-        self._default = default
-        self._suspects = suspects
-        self.compiles_one_by_one = compiles_one_by_one
-        self._instructions: list[Instruction] = []
-        """What follows from the event that is being handled."""
+    default: Config | None = None
+    suspects: Collection[int] = ()
+    compiles_one_by_one: bool = True
+    _instructions: list[Instruction] = []
+    """What follows from the event that is being handled."""
 
     def handle(self, event: Event) -> list[Instruction]:
         """Handle an event; return the instructions that follow from it, in order.
@@ -692,7 +686,7 @@ class TrialMachine:
 
     def is_default(self, attempt: Attempt) -> bool:
         """Return whether a trial tries the declared default."""
-        return attempt.config == self._default
+        return attempt.config == self.default
 
     def may_be_disturbed(self, attempt: Attempt, *, has_application: bool) -> bool:
         """Return whether a trial's next try is checked for disturbance; beside an application, the last try is not."""
@@ -700,7 +694,7 @@ class TrialMachine:
 
     def _travels_alone(self, attempt: Attempt) -> bool:
         was_apart = TrialEvent.SET_APART in attempt.story or TrialEvent.DISTURBED in attempt.story
-        return was_apart or self.is_default(attempt) or attempt.trial in self._suspects
+        return was_apart or self.is_default(attempt) or attempt.trial in self.suspects
 
     # Compiling
 

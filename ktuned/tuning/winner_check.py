@@ -28,7 +28,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import requests
-from ktuned.model import FAILURES, Outcome, Role, Unsupported, WorkerError
+from ktuned.model import FAILURES, FrozenStruct, Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import open_space
@@ -49,7 +49,7 @@ _FROM_THE_SANITIZERS_CHILD = (
 """Runs a worker as a child of a sanitizer, which is then the parent that the worker must not outlive."""
 
 
-class Sanitizers(msgspec.Struct, frozen=True):
+class Sanitizers(FrozenStruct):
     """The installed sanitizers.
 
     Attributes:
@@ -61,7 +61,7 @@ class Sanitizers(msgspec.Struct, frozen=True):
     compute: str = ""
 
 
-class CheckResult(msgspec.Struct, frozen=True):
+class CheckResult(FrozenStruct):
     """The result of a winner's checks.
 
     Attributes:
@@ -195,7 +195,7 @@ class WinnerCheck:
             await self._compiling.close()
 
 
-class _AddressSanitizer(msgspec.Struct, frozen=True):
+class _AddressSanitizer(FrozenStruct):
     """GCC's AddressSanitizer: the kernel is compiled with it, and the worker starts with its library."""
 
     name: str = "AddressSanitizer"
@@ -220,7 +220,7 @@ class _AddressSanitizer(msgspec.Struct, frozen=True):
         return [found[0].partition("ERROR: ")[2], *found[1:]] if found else []
 
 
-class _ComputeSanitizer(msgspec.Struct, frozen=True):
+class _ComputeSanitizer(FrozenStruct):
     """NVIDIA's compute-sanitizer, as the parent of the worker. Tensors come from the driver, not from a cache."""
 
     name: str = "compute-sanitizer"

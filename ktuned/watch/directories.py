@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ktuned.catalog import Listing, is_below, is_kernel_file, may_hold_kernel_files, walk_directories
 from ktuned.ipc import Sight, read_sight
+from ktuned.model import FrozenStruct
 
 NEVER_WATCHED = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages", "dist-packages"}
@@ -24,7 +25,7 @@ ELSEWHERE = ""
 NOT_UTF8 = "a name is not UTF-8"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(FrozenStruct):
     """The directories to watch: trees of ``roots``, and single ``directories`` with files that kernels depend on.
 
     ``polled`` has the roots that raise no events, with the reason (empty if their settings say so).
@@ -32,14 +33,14 @@ class Plan(msgspec.Struct, frozen=True):
 
     roots: tuple[str, ...] = ()
     directories: frozenset[str] = frozenset()
-    polled: Mapping[str, str] = msgspec.field(default_factory=dict)
+    polled: Mapping[str, str] = {}
 
     def find_owner(self, path: str) -> str:
         """Return the innermost root that a path lies below, or :data:`ELSEWHERE`."""
         return max((root for root in self.roots if is_below(path, root)), key=len, default=ELSEWHERE)
 
 
-class Contents(msgspec.Struct, frozen=True):
+class Contents(FrozenStruct):
     """A directory's relevant entries at the time of ``sight`` (``None`` if not settled: it must be read again)."""
 
     sight: Sight | None
@@ -47,7 +48,7 @@ class Contents(msgspec.Struct, frozen=True):
     directories: frozenset[str]
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(FrozenStruct):
     """The directories of one root, or of none; all are watched in the same way, by events or by surveys.
 
     ``trees`` are the directories of the root's tree. ``singles`` are other directories, with their identity (device and
@@ -57,21 +58,21 @@ class Group(msgspec.Struct, frozen=True):
     root: str
     is_polled: bool
     reason: str = ""
-    trees: dict[str, Contents] = msgspec.field(default_factory=dict)
-    singles: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    trees: dict[str, Contents] = {}
+    singles: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self.trees) + len(self.singles)
 
 
-class Differences(msgspec.Struct, frozen=True):
+class Differences(FrozenStruct):
     """Kernel files that came or went, and whether the set of directories is out of date."""
 
     kernel_files: frozenset[str] = frozenset()
     is_outdated: bool = False
 
 
-class DirectorySet(msgspec.Struct, frozen=True):
+class DirectorySet(FrozenStruct):
     """The directories of a plan, as they were found; ``missing`` directories are watched once they exist."""
 
     plan: Plan = msgspec.field(default_factory=Plan)

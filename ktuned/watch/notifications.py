@@ -10,7 +10,7 @@ from time import monotonic, time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import msgspec
+from ktuned.model import FrozenStruct
 
 if TYPE_CHECKING:
     from watchfiles._rust_notify import RustNotify
@@ -36,7 +36,7 @@ MAX_LOOKED_AT = 1_000
 _MODIFIED = 2
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(FrozenStruct):
     """Paths with events; ``moved`` are the paths among them that came or went."""
 
     paths: frozenset[str] = frozenset()

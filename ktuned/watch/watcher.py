@@ -24,11 +24,10 @@ from time import monotonic
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 
 from ktuned.catalog import Catalog, FileInspector, escape_path
-from ktuned.model import AmbiguousName, NotFound
+from ktuned.model import AmbiguousName, FrozenStruct, NotFound
 from ktuned.watch.directories import ELSEWHERE, NOT_UTF8, Differences, DirectorySet, Plan
 from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
 from ktuned.watch.reinspection import OnChanges, Reinspection
@@ -61,7 +60,7 @@ OpenWatches = Callable[[Sequence[str], threading.Event], Notifications]
 """Opens the watches on directories; the event ends their ``wait``."""
 
 
-class Intervals(msgspec.Struct, frozen=True):
+class Intervals(FrozenStruct):
     """Intervals at which files are looked at although no event names them.
 
     ``all_s`` is for all known files, ``recent_s`` for files of kernels that were looked up lately and of polled roots,
@@ -303,7 +302,7 @@ class Watcher:
         return announced - lost
 
 
-class _SurveyResult(msgspec.Struct, frozen=True):
+class _SurveyResult(FrozenStruct):
     """Paths that a survey found to differ, and whether the set of directories is out of date."""
 
     paths: set[str]

@@ -57,18 +57,17 @@ OnPhase = Callable[[Phase], None]
 """Called with each phase as it begins."""
 
 
-class Explorer:
+class Explorer(msgspec.Struct, eq=False):
     """Holds the exploration of one job at a time."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
-        self._exploration: Exploration | None = None
-        self._trace: CodeTrace | None = None
-        self._libraries = ThreadingLibraries()
+    places: Places
+    _exploration: Exploration | None = None
+    _trace: CodeTrace | None = None
+    _libraries: ThreadingLibraries = msgspec.field(default_factory=ThreadingLibraries)
 
     def open_space(self, request: requests.Explore, reply: Reply) -> replies.Explored:
         """Open the space of one kernel and problem for a job, in place of an earlier one."""
-        kernel = load_kernel(request.kernel, self._places)
+        kernel = load_kernel(request.kernel, self.places)
         opened = Exploration(
             kernel,
             request.problem,
@@ -80,7 +79,7 @@ class Explorer:
         )
         self._exploration = opened
         self._libraries.add_mapped_libraries(MappedFiles().list_mapped_files())
-        self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
+        self._trace = CodeTrace(request.kernel, self.places, is_declared=bool(kernel.depends))
         return replies.Explored(
             make_plain_size(opened.size),
             opened.strategy,

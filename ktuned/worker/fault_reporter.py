@@ -10,12 +10,11 @@ import ctypes
 import faulthandler
 import signal
 from collections.abc import Iterable
-from typing import Final
 
 from ktuned.checking import Region
 from ktuned.ipc import FAULT_AT
 
-FATAL_SIGNALS: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+FATAL_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals whose handlers are put back before each config."""
 
 

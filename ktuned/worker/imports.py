@@ -17,6 +17,8 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.machinery import SourceFileLoader
+from typing import Any
 
 from ktuned.user_directories import NoHomeDirectory, find_user_directories
 
@@ -32,7 +34,22 @@ def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[
     if sys.pycache_prefix is None and not all(map(_has_bytecode, modules)):
         with suppress(NoHomeDirectory):
             sys.pycache_prefix = str(find_user_directories(environ).cache / "bytecode")
+            SourceFileLoader.set_data = _write_whole_file  # type: ignore[method-assign, assignment]
     sys.dont_write_bytecode = sys.pycache_prefix is None
+
+
+_write_file = SourceFileLoader.set_data
+
+
+def _write_whole_file(loader: SourceFileLoader, path: str, data: bytes, **options: Any) -> None:
+    """Write a file of bytecode as Python does, and remove it if the full disk took only a part.
+
+    Python does not notice that, and each later import of the module would fail.
+    """
+    _write_file(loader, path, data, **options)
+    with suppress(OSError):
+        if os.path.getsize(path) != len(data):
+            os.unlink(path)
 
 
 def _has_bytecode(name: str) -> bool:

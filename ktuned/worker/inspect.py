@@ -20,7 +20,7 @@ from ktuned.backends import Registry
 from ktuned.declaration import describe_kernel, load_file, load_if_changed
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp_files, stamp_whole, stamps_agree
-from ktuned.model import BackendError, KernelFileError, NotFound, Phase, spell_values
+from ktuned.model import BackendError, FrozenStruct, KernelFileError, NotFound, Phase, spell_values
 from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
 if TYPE_CHECKING:
@@ -70,12 +70,11 @@ def load_kernel(kernel_ref: requests.KernelRef, places: Places) -> Kernel:
     raise NotFound(f"{path} declares no kernel {kernel_ref.kernel!r}")
 
 
-class Inspector:
+class Inspector(FrozenStruct):
     """Inspects kernel files, and answers questions about their kernels' problems and configs."""
 
-    def __init__(self, registry: Registry, places: Places) -> None:
-        self._registry = registry
-        self._places = places
+    registry: Registry
+    places: Places
 
     def inspect_files(self, request: requests.Inspect, reply: Reply) -> replies.Empty:
         """Import each of the request's files, and send an item with what it declares.
@@ -85,9 +84,9 @@ class Inspector:
                 remain.
         """
         reply.begin_phase(Phase.INSPECT)
-        root = self._places.locate_root(request.project)
+        root = self.places.locate_root(request.project)
         for position, name in enumerate(request.files):
-            path = self._places.locate_file(request.project, name)
+            path = self.places.locate_file(request.project, name)
             try:
                 item = self._inspect_file(name, path, root, request)
             except FreshProcessNeeded as needed:
@@ -97,7 +96,7 @@ class Inspector:
         return replies.Empty()
 
     def _inspect_file(self, name: str, path: Path, root: Path, request: requests.Inspect) -> replies.InspectedFile:
-        loaded = load_file(path, root, self._registry.names)
+        loaded = load_file(path, root, self.registry.names)
         kernels = []
         errors = list(loaded.errors)
         files = set(loaded.files)
@@ -144,7 +143,7 @@ class Inspector:
     def _choose_backend(self, kernel: Kernel) -> str:
         """Return the backend that compiles the kernel's sources, out of the family that its file names."""
         try:
-            backend = self._registry.load(kernel.backend)
+            backend = self.registry.load(kernel.backend)
             return backend.for_sources(kernel.source_paths)
         except BackendError:
             # A job that needs the backend reports why it cannot be loaded.
@@ -152,7 +151,7 @@ class Inspector:
 
     def find_admitted_configs(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
         """Return for each of the request's configs whether the kernel's space admits it."""
-        space = load_kernel(request.kernel, self._places).bind_space(request.problem)
+        space = load_kernel(request.kernel, self.places).bind_space(request.problem)
         return replies.Admitted(tuple(config in space for config in request.configs))
 
 

@@ -131,7 +131,7 @@ def make_observations(
     root: str,
     executed: Container[str] = (),
     *,
-    is_data: bool = False,
+    is_data: bool,
     is_source: bool = False,
 ) -> list[Observation]:
     """Return the observations of files, and of the environment variables that the kernel file's code has read.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from ktuned.backends import Backend, Kernel, Launch, energy_counter
@@ -55,7 +56,7 @@ class LoadedConfig(NamedTuple):
     kernel: Kernel
 
 
-class OpenProblem:
+class OpenProblem(msgspec.Struct, eq=False):
     """The open problem, and the configs that are loaded for it: the current one, and perhaps the next one.
 
     Args:
@@ -73,29 +74,18 @@ class OpenProblem:
         compared: how many launches of each config were compared so far, by its artifact's key.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        data: ProblemData,
-        timer: Timer,
-        costs: Costs,
-        observers: LaunchObserver,
-        load: Callable[[requests.UnitRef], Kernel],
-        faults: FaultReporter,
-        state: ProcessState,
-    ) -> None:
-        self.device = device
-        self.data = data
-        self.timer = timer
-        self.costs = costs
-        self.observers = observers
-        self.state = state
-        self.noise = Noise()
-        self.compared: dict[str, int] = {}
-        self._load = load
-        self._faults = faults
-        self._current: LoadedConfig | None = None
-        self._next: LoadedConfig | None = None
+    device: Device
+    data: ProblemData
+    timer: Timer
+    costs: Costs
+    observers: LaunchObserver
+    load: Callable[[requests.UnitRef], Kernel]
+    faults: FaultReporter
+    state: ProcessState
+    noise: Noise = msgspec.field(default_factory=Noise)
+    compared: dict[str, int] = {}
+    _current: LoadedConfig | None = None
+    _next: LoadedConfig | None = None
 
     def make_race_rules(self, request: requests.Trial | requests.Time, first_us: float | None) -> RaceRules:
         """Return the rules by which a config of a request is sampled, after a checked launch of ``first_us``."""
@@ -137,11 +127,11 @@ class OpenProblem:
         """Return the current config's launch on a copy of the outputs, by the copy's number."""
         assert self._current is not None
         launch = self._current.kernel.bind(self.data.provide_output_copy(number))
-        self._faults.watch_regions(self.data.list_guarded_regions())
+        self.faults.watch_regions(self.data.list_guarded_regions())
         return launch
 
     def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
-        kernel = self._load(unit)
+        kernel = self.load(unit)
         launch = kernel.bind(self.data.tensors)
-        self._faults.watch_regions(self.data.list_guarded_regions())
+        self.faults.watch_regions(self.data.list_guarded_regions())
         return LoadedConfig(unit.key, launch, kernel)

@@ -19,10 +19,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from random import Random
 
-import msgspec
-
 from ktuned.declaration import BoundSpace, Kernel, find_mapping_fault
-from ktuned.model import Config, Device, listed, spell_values
+from ktuned.model import Config, Device, FrozenStruct, listed, spell_values
 from ktuned.search import build_domain
 
 MAX_NAMED = 32
@@ -39,7 +37,7 @@ DEVICE = "device"
 """Name of the parameter for the :class:`~ktuned.model.Device`, at any position."""
 
 
-class PriorChoice(msgspec.Struct, frozen=True):
+class PriorChoice(FrozenStruct):
     """The configs that a prior prefers, the best first; ``fault`` says why it is ignored, if it is."""
 
     configs: tuple[Config, ...] = ()

@@ -106,7 +106,7 @@ class ProcessState:
                 found[f"${name}"] = os.environ.get(name, "(unset)")
         return found
 
-    def read_baseline(self, expected_directories: Iterable[str] = ()) -> None:
+    def read_baseline(self, expected_directories: Iterable[str]) -> None:
         """Read the state that each config will start in.
 
         A library below one of the ``expected_directories`` belongs to a single config, and is no leftover.

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
+import msgspec
+
 from ktuned.ipc import MAX_HELD_BYTES, Journal, replies
 from ktuned.model import KernelFileError, KtunedError, Phase, describe_error, escape_surrogates
 from ktuned.worker.observations import SourceChanged
@@ -38,29 +40,28 @@ class Phases(Protocol):
         """Report that a phase begins."""
 
 
-class TimedPhases:
+class TimedPhases(msgspec.Struct, eq=False):
     """Reports the phases of one config, and measures how long each takes."""
 
-    def __init__(self, phases: Phases, first: Phase) -> None:
-        self._phases = phases
-        self._phase = first
-        self._since = perf_counter()
-        self._seconds: dict[str, float] = {}
+    phases: Phases
+    first: Phase
+    _since: float = msgspec.field(default_factory=perf_counter)
+    _seconds: dict[str, float] = {}
 
     def begin_phase(self, phase: Phase) -> None:
         """Report that a phase begins, and end the one before."""
-        self._phases.begin_phase(phase)
+        self.phases.begin_phase(phase)
         self._end_phase(phase)
 
     def sum_phase_seconds(self) -> Mapping[str, float]:
         """Return the seconds spent in each phase so far; a phase that began several times counts once, as a sum."""
-        self._end_phase(self._phase)
+        self._end_phase(self.first)
         return {name: round(seconds, 6) for name, seconds in self._seconds.items()}
 
     def _end_phase(self, following: Phase) -> None:
         now = perf_counter()
-        self._seconds[self._phase.value] = self._seconds.get(self._phase.value, 0.0) + now - self._since
-        self._phase, self._since = following, now
+        self._seconds[self.first.value] = self._seconds.get(self.first.value, 0.0) + now - self._since
+        self.first, self._since = following, now
 
 
 class Reply:

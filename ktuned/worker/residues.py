@@ -20,15 +20,15 @@ from ktuned.worker.process_settings import TASKS, list_running_interval_timers, 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_SIGACTION_WORDS: Final = 32
+_SIGACTION_WORDS = 32
 """More than any ``struct sigaction``, which begins with the handler's address (sigaction(2))."""
 
-_SIGNALS: Final = sorted(signal.valid_signals() - {*FATAL_SIGNALS})
+_SIGNALS = sorted(signal.valid_signals() - {*FATAL_SIGNALS})
 
-_DRIVER_THREADS: Final = ("cuda", "nv", "pt_")
+_DRIVER_THREADS = ("cuda", "nv", "pt_")
 """Prefixes of the names of threads that a GPU's driver, or torch on its behalf, starts on demand in every worker."""
 
-_SEARCHES: Final = 20
+_SEARCHES = 20
 """How often processes are searched for, because those that end may leave children of their own."""
 
 

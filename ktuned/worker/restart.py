@@ -15,12 +15,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import msgspec
-
 from ktuned.ipc import frames, requests
+from ktuned.model import FrozenStruct
 
 
-class ProcessStart(msgspec.Struct, frozen=True):
+class ProcessStart(FrozenStruct):
     """The arguments, environment and directory that a process was started with."""
 
     arguments: tuple[str, ...]

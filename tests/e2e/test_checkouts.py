@@ -57,6 +57,31 @@ def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
         assert daemon.look_up("shared:it").status == "fresh"
 
 
+def test_a_moved_project_keeps_its_winner_until_it_is_forgotten_in_one_place(tmp_path: Path) -> None:
+    """The first lookup in the new place is fresh, although only a job shows a file; forgetting it holds for a clone."""
+    text = FILE.replace("@kernel(", "import pathlib\n\n@kernel(").replace(
+        "y=2 * x", "y=int(pathlib.Path(__file__).with_name('factor.txt').read_text()) * x"
+    )
+    with Daemon(tmp_path) as daemon:
+        path = daemon.write_kernel(text)
+        path.with_name("factor.txt").write_text("2")
+        daemon.tune(path=path)
+
+        def look_up(name: str) -> str:
+            status: str = daemon.client.call("lookup", kernel=f"{name}:it", problem={"n": 64}, tune=False)["status"]
+            return status
+
+        shutil.move(path.parent, tmp_path / "moved")
+        daemon.wait_until(lambda: not daemon.client.call("kernels")["kernels"], "the move")
+        assert daemon.run_ktuned("add", str(tmp_path / "moved")).returncode == 0
+        assert look_up("moved") == "fresh"
+        shutil.copytree(tmp_path / "moved", tmp_path / "clone")
+        assert daemon.run_ktuned("add", str(tmp_path / "clone")).returncode == 0
+        assert look_up("clone") == "fresh"
+        assert "1 winner" in daemon.run_ktuned("forget", "clone:it").stdout
+        assert [look_up(name) for name in ("moved", "clone")] == ["default", "default"]
+
+
 def test_a_clone_learns_what_its_original_has_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A winner that depends on files which only a job shows is fresh in a clone at once; other content is no clone.
 

@@ -22,6 +22,7 @@ from ktuned.fleet.failures import (
     describe_exit,
     name_signal,
 )
+from ktuned.fleet.local_executor import SET_IN_WORKERS, choose_worker_variables
 from ktuned.fleet.process import WorkerProcess, spawn_worker
 from ktuned.fleet.process_group import TAIL_BYTES, OutputTail
 from ktuned.ipc import Places, replies, requests
@@ -465,3 +466,9 @@ def test_ends_are_described_in_words() -> None:
     ]
     assert (name_signal(11), name_signal(250)) == ("SIGSEGV", "signal 250")
     assert (Output(stderr="a\nb\n\n").quote_last_line(), Output("only out").quote_last_line()) == (": b", "")
+
+
+def test_workers_do_not_get_what_describes_a_shell() -> None:
+    """A daemon that is started from another directory gives its workers the same variables."""
+    given = {"PWD": "/tmp", "OLDPWD": "/", "SHLVL": "2", "_": "/bin/ktuned", "HOME": "/home/me"}
+    assert choose_worker_variables(given) == {**SET_IN_WORKERS, "HOME": "/home/me"}

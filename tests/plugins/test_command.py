@@ -106,14 +106,14 @@ def test_deadlines_are_learned_from_the_wall_clock(tmp_path: Path) -> None:
 from ktuned import kernel, space
 from ktuned_command import Build
 
-@kernel(backend="command", problems=[dict(N=1)], space=space(V=[3, 2, 1]), check=None, preset="fast",
-        deadlines=dict(floor=0.2))
+@kernel(backend="command", problems=[dict(N=1)], space=space(V=[2, 1]), check=None, preset="fast",
+        deadlines=dict(floor=0.1))
 def slow_to_start(p, c):
-    return Build(argv=("sh", "-c", f"sleep 0.6; echo took {c.V} ms"), pattern=r"took ([\\d.]+) ms")
+    return Build(argv=("sh", "-c", f"sleep 0.3; echo took {c.V} ms"), pattern=r"took ([\\d.]+) ms")
 """
     with Daemon(tmp_path) as daemon:
         job = daemon.tune_one(path=daemon.write_kernel(kernel))
-        assert job["outcomes"] == {"measured": 3}, job
+        assert job["outcomes"] == {"measured": 2}, job
         assert daemon.client.lookup("slow_to_start", dict(N=1)).config == {"V": 1}
 
 

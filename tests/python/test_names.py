@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ktuned.python.names import find_free_names
+from ktuned.python.cells import find_free_names
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,7 @@ from ktuned.scheduling.job_machine import (
     StoreMended,
     TakenUp,
 )
-from ktuned.scheduling.queue import EVERYTHING
-from ktuned.scheduling.ranks import AGE_S, TURN_S
+from ktuned.scheduling.queue import AGE_S, EVERYTHING, TURN_S
 from ktuned.tuning import JobStage
 from tests.scheduling.waiting_jobs import make_job
 from tests.stories import check_story

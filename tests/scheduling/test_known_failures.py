@@ -12,7 +12,7 @@ from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
 from ktuned.protocol.jobs import JobState
-from ktuned.scheduling.known_failures import KnownFailures
+from ktuned.scheduling.job_machine import KnownFailures
 from ktuned.store.contexts import Context
 
 CONTEXT = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel("CPU"), "digest", "toolchain", "driver")

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from ktuned.model.keys import make_key_problem
 from ktuned.model.plan import Plan
 from ktuned.protocol.jobs import Job
-from ktuned.scheduling.queue import EVERYTHING, JobQueue, LaunchCost, extend_plan
-from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
+from ktuned.scheduling.queue import AGE_S, EVERYTHING, HALF_LIFE_S, TURN_S, JobQueue, LaunchCost, extend_plan
 from tests.scheduling.waiting_jobs import make_job
 from tests.stories import check_story
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ktuned.ipc.stamps import ABSENT, SETTLED_NS, Sight, read_sight, stamp
-from ktuned.watch.snapshot import Snapshot
+from ktuned.watch.reinspection import Snapshot
 
 
 def find_differing_paths(snapshot: Snapshot, entries: set[tuple[str, str]]) -> set[str]:

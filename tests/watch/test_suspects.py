@@ -147,15 +147,13 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     kernel = await parts.inspect_file(make_kernel_text())
     inspector = EarlyRecordingInspector(parts, kernel)
     path = str(parts.write_file("env = { ROWS = '2' }\n", "ktuned.toml"))
-    reinspection = Reinspection(parts.catalog, inspector, ignore_changes)
-    mark_suspects = reinspection._mark_suspects
 
-    async def mark_and_record_doubts() -> None:
-        await mark_suspects()
-        inspector.record_doubts()
+    class RecordingReinspection(Reinspection):
+        async def _mark_suspects(self) -> None:
+            await super()._mark_suspects()
+            inspector.record_doubts()
 
-    reinspection._mark_suspects = mark_and_record_doubts  # type: ignore[method-assign]
-    await reinspection.inspect_files({path})
+    await RecordingReinspection(parts.catalog, inspector, ignore_changes).inspect_files({path})
     assert inspector.suspicion == path
     assert parts.catalog.find_suspicion(kernel) == ""
 

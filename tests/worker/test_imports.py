@@ -50,6 +50,14 @@ def test_bytecode_of_what_is_installed_is_kept_in_the_cache(directory: Path) -> 
     assert bytecode == [f"cache/ktuned/bytecode{directory}/site-packages/installed"]
 
 
+def test_a_full_disk_leaves_no_part_of_a_file(directory: Path) -> None:
+    """A file's size limit ends a write as a full disk does: after a part, which Python takes for the whole."""
+    program = IMPORTING_PROGRAM.format(cache=str(directory / "cache"), place=str(directory))
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60, 60)){program}"
+    assert run_and_list_bytecode(directory, limited) == []
+    assert run_and_list_bytecode(directory, program) != []
+
+
 def test_the_standard_library_is_kept_too(directory: Path) -> None:
     """Python looks for its bytecode in the cache as well; otherwise each worker would compile it."""
     code = (

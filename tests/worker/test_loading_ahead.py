@@ -95,17 +95,13 @@ class FakeProblemData:
 class FakeProblem(OpenProblem):
     """Logs what is loaded; the unit ``heavy`` cannot be loaded beside another one."""
 
-    def __init__(self, log: list[str]) -> None:
-        unused = cast("Any", None)
-        data, costs = cast("Any", FakeProblemData()), Costs(LATENCY, lambda us: {})
-        super().__init__(GPU, data, FakeTimer(log), costs, LaunchObserver(), unused, unused, ProcessState())
-        self._log = log
+    log: list[str] = []
 
     def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
-        self._log.append(f"load {unit.key}")
-        if unit.key == "heavy" and self._log[-2] == "load_next":
+        self.log.append(f"load {unit.key}")
+        if unit.key == "heavy" and self.log[-2] == "load_next":
             raise RuntimeError("out of memory")
-        return LoadedConfig(unit.key, lambda: self._log.append(f"launch {unit.key}"), cast("Kernel", None))
+        return LoadedConfig(unit.key, lambda: self.log.append(f"launch {unit.key}"), cast("Kernel", None))
 
 
 class LoggingReply(Reply):
@@ -127,7 +123,11 @@ def measure_batch(*keys: str) -> tuple[replies.Measurement, list[str]]:
     log: list[str] = []
     units = tuple(requests.UnitRef(key, {}) for key in keys)
     bench = Bench(Registry([]), Places({}, "/no/artifacts", "/no/references"))
-    bench._open = FakeProblem(log)
+    unused = cast("Any", None)
+    data, costs = cast("Any", FakeProblemData()), Costs(LATENCY, lambda us: {})
+    bench._open = FakeProblem(
+        GPU, data, FakeTimer(log), costs, LaunchObserver(), unused, unused, ProcessState(), log=log
+    )
     last = bench.run_trial(requests.Trial(units, PRESETS["fast"], False), LoggingReply(log))
     return last, log
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Final
 
 import click
 
@@ -20,6 +19,7 @@ from ktuned.protocol import (
     RESUME,
     STATUS,
     CancelParams,
+    Job,
     JobInfo,
     JobsAnswer,
     JobsParams,
@@ -93,7 +93,7 @@ def _list_jobs(target: str | None, as_json: bool) -> int:
     return Exit.DONE
 
 
-_DONE: Final = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
+_DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
 
 def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: bool) -> int:
@@ -174,13 +174,13 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
         f"{job.reason}{waits}",
         lines.format_progress(job),
         text.format_duration(job.left_s),
-        *_best_and_default(job),
+        *format_best_and_default(job),
         f"{job.launches:,}" if job.launches else text.ABSENT,
         text.format_duration(max(0.0, now - job.created)),
         job.waits_for or text.first_line(job.message) or text.format_outcomes(job.outcomes),
     ]
 
 
-def _best_and_default(job: JobInfo) -> list[str]:
+def format_best_and_default(job: Job) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     return [text.format_by_objective(job.objective, figure) for figure in (job.best, job.default)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -23,7 +23,7 @@ from ktuned.model import JudgeVerdict, Scalar
 from ktuned.protocol import JUDGE, WINNER, Candidate, JudgeAnswer, JudgedProblem, JudgeParams, call_method
 from ktuned_client.answers import JUDGE_DEADLINE_S
 
-_EXITS: Final = {
+_EXITS = {
     JudgeVerdict.RIGHT: Exit.DONE,
     JudgeVerdict.REFUSED: Exit.REFUSED,
     JudgeVerdict.COMPILE_ERROR: Exit.COMPILE_ERROR,
@@ -33,7 +33,7 @@ _EXITS: Final = {
     JudgeVerdict.CHEATING: Exit.CHEATING,
 }
 
-_MOST_ERRORS: Final = 3
+_MOST_ERRORS = 3
 """Compiler errors of a candidate that are printed; ``--json`` has more."""
 
 

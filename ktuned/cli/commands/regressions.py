@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ktuned.cli import output, text
 from ktuned.cli.commands.share import read_documents
 from ktuned.cli.output import Exit
 from ktuned.cli.present import choose_presenter, follow_tuning, request_tuning
 from ktuned.model import (
+    FrozenStruct,
     NotFound,
     Objective,
     Outcome,
@@ -58,7 +57,7 @@ Case = tuple[str, str, Objective]
 """A kernel, a problem's canonical text, and an objective."""
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(FrozenStruct):
     """A kernel on a problem by an objective, before and after it was tuned again.
 
     Attributes:

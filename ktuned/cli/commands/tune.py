@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.commands.compile_report import compile_space
-from ktuned.cli.commands.jobs import print_jobs
+from ktuned.cli.commands.jobs import format_best_and_default, print_jobs
 from ktuned.cli.completion import complete_target
 from ktuned.cli.options import (
     AdvancedOption,
@@ -205,7 +205,7 @@ def _job_row(client: Client, view: JobView, was_over: bool) -> list[str]:
 def _best_and_default(job: Job) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     if needs_metric(job.objective):
-        return [text.format_by_objective(job.objective, figure) for figure in (job.best, job.default)]
+        return format_best_and_default(job)
     best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
     return [text.format_with_spread(*best), text.format_with_spread(*default)]
 

@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+from msgspec.structs import replace
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -241,8 +241,8 @@ class WatchApp(App[None]):
         self.failure: Exception | None = None
         self.was_interrupted = False
         self._title = title
-        self._kernels = Choice()
-        self._configs = Choice()
+        self._choices = {"kernels": Choice(), "configs": Choice()}
+        self._filtered = "kernels"
         self._notice = ""
         self._notice_until = 0.0
         self._is_due = asyncio.Event()
@@ -314,7 +314,7 @@ class WatchApp(App[None]):
     @property
     def rows(self) -> list[BoardRow]:
         """The rows that the table shows, in its order."""
-        return cells.ROWS.filter_items(self.session.board.rows.values(), self._kernels)
+        return cells.ROWS.filter_items(self.session.board.rows.values(), self._choices["kernels"])
 
     @property
     def selected(self) -> BoardRow | None:
@@ -325,7 +325,7 @@ class WatchApp(App[None]):
     def trials(self) -> list[Trial]:
         """The configs of the chosen row that their table shows, in its order."""
         log = self.session.log
-        return [] if log is None else log.listed.filter_items(log.tried, self._configs)[:MAX_CONFIGS]
+        return [] if log is None else log.listed.filter_items(log.tried, self._choices["configs"])[:MAX_CONFIGS]
 
     @property
     def selected_trial(self) -> Trial | None:
@@ -342,8 +342,8 @@ class WatchApp(App[None]):
         head = ShownText(self._title, style="bold").append(
             f"   {cells.compose_head_line(session.board, session.load)}", style="dim"
         )
-        if self._kernels.query:
-            head.append(f"   filter: {self._kernels.query}", style="bold yellow")
+        if query := self._choices["kernels"].query:
+            head.append(f"   filter: {query}", style="bold yellow")
         if self._notice and time.monotonic() < self._notice_until:
             head.append(f"   {self._notice}", style="italic")
         self.query_one("#head", Static).update(head)
@@ -369,7 +369,7 @@ class WatchApp(App[None]):
             message = "no kernel yet: a kernel file is named tune_*.py and declares an @kernel"
             if self.session.board.rows:
                 known = text.format_count(len(self.session.board.rows), "row")
-                message = f"none of {known} has {self._kernels.query!r}"
+                message = f"none of {known} has {self._choices['kernels'].query!r}"
             self.query_one("#facts", Static).update(ShownText(message, style="dim"))
 
     @property
@@ -492,26 +492,26 @@ class WatchApp(App[None]):
         """A click does the same as Enter."""
         await self.action_open()
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while the words are typed."""
-        self._set_query(event.value)
+    @property
+    def _focused(self) -> str:
+        """The table that keys are for: ``kernels`` or ``configs``."""
+        return "configs" if self.query_one("#configs", Rows).has_focus else "kernels"
 
-    def _set_query(self, query: str) -> None:
-        if self._is_on_configs:
-            self._configs = replace(self._configs, query=query)
-        else:
-            self._kernels = replace(self._kernels, query=query)
+    def _change_choice(self, table: str, **changes: Any) -> None:
+        self._choices[table] = replace(self._choices[table], **changes)
         self._is_due.set()
 
-    _is_on_configs = False
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while the words are typed."""
+        self._change_choice(self._filtered, query=event.value)
 
     def action_filter(self) -> None:
         """Let the user type words that the shown rows, or configs, must contain."""
-        self._is_on_configs = self.query_one("#configs", Rows).has_focus
+        self._filtered = self._focused
         entry = self.query_one("#filter", Input)
         entry.add_class("shown")
         entry.can_focus = True
-        entry.value = (self._configs if self._is_on_configs else self._kernels).query
+        entry.value = self._choices[self._filtered].query
         # Set the focus at once, so that the next key is a letter of the filter.
         self.screen.set_focus(entry)
 
@@ -519,37 +519,30 @@ class WatchApp(App[None]):
         entry = self.query_one("#filter", Input)
         entry.remove_class("shown")
         entry.can_focus = False
-        self.screen.set_focus(self.query_one("#configs" if self._is_on_configs and self.trials else "#kernels", Rows))
+        table = self._filtered if self.trials else "kernels"
+        self.screen.set_focus(self.query_one(f"#{table}", Rows))
 
     def action_leave(self) -> None:
         """Clear the filter, or go back to the list of kernels."""
         if self.query_one("#filter", Input).has_class("shown"):
-            self._set_query("")
+            self._change_choice(self._filtered, query="")
             self._hide_filter()
-        elif self.query_one("#configs", Rows).has_focus:
-            self._configs = replace(self._configs, query="")
-            self.screen.set_focus(self.query_one("#kernels", Rows))
         else:
-            self._kernels = replace(self._kernels, query="")
-        self._is_due.set()
+            self._change_choice(self._focused, query="")
+            self.screen.set_focus(self.query_one("#kernels", Rows))
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        if self.query_one("#configs", Rows).has_focus and self.session.log is not None:
-            self._configs = replace(self._configs, order=self._configs.order + 1)
-            self._say(f"configs by {self.session.log.listed.order_name(self._configs)}")
-        else:
-            self._kernels = replace(self._kernels, order=self._kernels.order + 1)
-            self._say(f"by {cells.ROWS.order_name(self._kernels)}")
-        self._is_due.set()
+        table, log = self._focused, self.session.log
+        self._change_choice(table, order=self._choices[table].order + 1)
+        if table == "kernels":
+            self._say(f"by {cells.ROWS.order_name(self._choices[table])}")
+        elif log is not None:
+            self._say(f"configs by {log.listed.order_name(self._choices[table])}")
 
     def action_reverse(self) -> None:
         """Sort the other way round."""
-        if self.query_one("#configs", Rows).has_focus:
-            self._configs = replace(self._configs, is_reversed=not self._configs.is_reversed)
-        else:
-            self._kernels = replace(self._kernels, is_reversed=not self._kernels.is_reversed)
-        self._is_due.set()
+        self._change_choice(self._focused, is_reversed=not self._choices[self._focused].is_reversed)
 
     def action_tune(self) -> None:
         """Tune the chosen kernel now."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ktuned.cli import progress, text
 from ktuned.cli.progress import FAILURES, Case, FirstFailure, JobView, View, make_case
-from ktuned.model import LATENCY, Config, Objective, Problem, canonical, compute_gain
+from ktuned.model import LATENCY, Config, FrozenStruct, Objective, Problem, canonical, compute_gain
 from ktuned.protocol import (
     Answer,
     Event,
@@ -31,7 +31,7 @@ SETTLED = ("default", "fresh", "stale")
 """States of a row that come from lookups and saves, not from its job."""
 
 
-class BoardRow(msgspec.Struct, frozen=True):
+class BoardRow(FrozenStruct):
     """One kernel, problem, device and objective. Figures are in the objective's unit, times in Unix seconds.
 
     ``before`` is the winner's figure when the kernel was last saved, or when its job began. ``current`` is the best
@@ -89,7 +89,7 @@ class BoardRow(msgspec.Struct, frozen=True):
         return sum(self.job.outcomes.get(outcome, 0) for outcome in FAILURES)
 
 
-class Board(msgspec.Struct, frozen=True):
+class Board(FrozenStruct):
     """All rows in the order in which they became known, with their jobs and notices.
 
     ``errors`` are the errors in kernel files, ``roots`` the watched directories, ``sizes`` the numbers of configs of
@@ -98,10 +98,10 @@ class Board(msgspec.Struct, frozen=True):
     """
 
     view: View = msgspec.field(default_factory=View)
-    rows: Mapping[Case, BoardRow] = msgspec.field(default_factory=dict)
+    rows: Mapping[Case, BoardRow] = {}
     errors: tuple[FileError, ...] = ()
     roots: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    sizes: Mapping[str, int] = {}
     paused: frozenset[str] = frozenset()
     stalled: str = ""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from ktuned.cli import lines, text
@@ -19,7 +18,7 @@ from ktuned.cli.watch.board import Board, BoardRow, is_on_several_devices
 from ktuned.cli.watch.choice import Listed
 from ktuned.cli.watch.load import Load, estimate_time_left, summarise_load
 from ktuned.cli.watch.trial_log import TrialLog
-from ktuned.model import NOT_TRIED, Outcome, format_objective_suffix, is_maximized
+from ktuned.model import NOT_TRIED, FrozenStruct, Outcome, format_objective_suffix, is_maximized
 from ktuned.protocol import JobState, Trial
 
 STYLES: Mapping[str, str] = {
@@ -60,8 +59,7 @@ GAP = 2
 """Cells that a table puts around a column's words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(FrozenStruct):
     """A column of a table: its title, its width (0: as wide as its words), and whether it is aligned to the right."""
 
     title: str
@@ -180,7 +178,7 @@ def describe_state(row: BoardRow) -> str:
     return row.state
 
 
-def describe_progress(row: BoardRow, *, with_bar: bool = True) -> str:
+def describe_progress(row: BoardRow, *, with_bar: bool) -> str:
     """Return a bar, the number of configs that were tried, and the number of those that failed."""
     job = row.job
     if job is None or not (job.done or row.is_open):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from ktuned.model import FrozenStruct
 
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(FrozenStruct):
     """The user's choice for a list: the words that its entries must contain, and the index of their order."""
 
     query: str = ""
@@ -18,8 +18,7 @@ class Choice:
     is_reversed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Listed(Generic[Item]):
+class Listed(FrozenStruct, Generic[Item]):
     """How entries of one kind are listed: ``words`` returns the text that a filter searches.
 
     ``orders`` has sort keys by name. A key returns ``None`` for an entry without a value; such an entry comes last in

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from ktuned.backends import CpuTicks
 from ktuned.cli import text
-from ktuned.model import DeviceModel
+from ktuned.model import DeviceModel, FrozenStruct
 from ktuned.protocol import JobInfo, JobState, StatusAnswer
 
 MIN_SPAN_S = 0.5
 """Shortest time between two samples from which shares are computed: a single batch of trials fills a shorter one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(FrozenStruct):
     """Counters at a time ``at`` of a monotonic clock: each lane's busy seconds, and the CPUs' ticks."""
 
     at: float
-    busy_s: Mapping[str, float] = field(default_factory=dict)
+    busy_s: Mapping[str, float] = {}
     ticks: CpuTicks | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(FrozenStruct):
     """Fractions of time that lanes and CPUs are busy, and trials per second over the last minute; ``None`` if unknown.
 
     ``sick`` has the reason for each sick lane, by device.
     """
 
-    lanes: Mapping[str, float] = field(default_factory=dict)
+    lanes: Mapping[str, float] = {}
     cpus: float | None = None
     trials_per_s: float | None = None
-    sick: Mapping[str, str] = field(default_factory=dict)
+    sick: Mapping[str, str] = {}
 
 
 def sample_load(status: StatusAnswer, ticks: CpuTicks | None, at: float) -> Sample:
@@ -61,8 +58,7 @@ def _compute_busy_share(before: CpuTicks | None, now: CpuTicks | None) -> float 
     return min(1.0, max(0.0, 1 - (now.unused - before.unused) / (now.total - before.total)))
 
 
-@dataclass(frozen=True, slots=True)
-class TimeLeft:
+class TimeLeft(FrozenStruct):
     """Time until the last open job ends at the current pace, and the number of jobs that it does not include."""
 
     seconds: float | None = None

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.cli import text
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
-from ktuned.model import NOT_TRIED, Outcome, convert_to_cost, select_figure
+from ktuned.model import NOT_TRIED, FrozenStruct, Outcome, convert_to_cost, select_figure
 from ktuned.protocol import Event, JobDone, KernelStale, ListedTrial, Trial, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
 """Most trials that are requested: more than anyone scrolls through. A report has all."""
 
 
-class TrialLog(msgspec.Struct, frozen=True):
+class TrialLog(FrozenStruct):
     """Trials of the kernel's current state by id, and the best trial of each earlier state of its sources by digest.
 
     ``winner`` is the id of the trial that won by the row's objective.
     """
 
     row: BoardRow
-    trials: Mapping[int, Trial] = msgspec.field(default_factory=dict)
-    earlier: Mapping[str, Trial] = msgspec.field(default_factory=dict)
+    trials: Mapping[int, Trial] = {}
+    earlier: Mapping[str, Trial] = {}
     winner: int | None = None
 
     @property
