@@ -542,6 +542,7 @@ PARAMETERS: dict[str, tuple[str, Any, bool]] = {
 """The parameters of a generated kernel: their types, values of a launch, and whether all values are multiples of 16."""
 
 
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_kernel_is_compiled_for_the_types_that_inductor_gives(tmp_path: Path) -> None:
     """Signature, constants and attributes are those that Inductor gives to Triton, whatever the values of a launch."""
     knobs = {"XBLOCK": 64, "num_warps": 4, "num_stages": 1}
