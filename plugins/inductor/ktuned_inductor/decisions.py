@@ -53,8 +53,11 @@ FIRST_LOOK_DEADLINE_S: Final = 1.0
 LEAST_GAIN: Final = 1.03
 """Latency of a library's kernel as a multiple of the least that a template has; see above."""
 
+PATIENCE_S: Final = 3.0
+"""For how long a process waits in all for a daemon that is gone or hangs; then it asks each question once."""
+
 RETRY_S: Final = 0.05
-"""Pause before a question is asked again."""
+"""Pause before a question is asked again, and the deadline of a question when the patience has ended."""
 
 
 class Origin(NamedTuple):
@@ -149,7 +152,7 @@ class Decisions:
         self._lock = threading.Lock()
         self._graph = _Graph()
         self._pause = threading.Event()
-        self._has_daemon = True
+        self._patience_s = PATIENCE_S
 
     def make_decision(
         self, origin: Origin, operation: str, problem: Problem, model: str | None, **declared: Any
@@ -231,13 +234,17 @@ class Decisions:
             account.record_key(label, RECORDED)
 
     def _await_answer(self, key: CallKey) -> Answer | None:
-        """Ask the daemon; again, if the connection fails. A process that got no answer waits for none again."""
-        answer: Answer | None
-        until = monotonic() + (FIRST_LOOK_DEADLINE_S if self._has_daemon else 0.0)
-        while (answer := self.find_link().ask_about(key, FIRST_LOOK_DEADLINE_S)) is None and monotonic() < until:
-            self._pause.wait(RETRY_S)
-        self._has_daemon = answer is not None
-        return answer
+        """Ask the daemon; again, if the connection fails."""
+        until = monotonic() + (min(self._patience_s, FIRST_LOOK_DEADLINE_S) if self.can_be_tuned else 0.0)
+        while True:
+            began = monotonic()
+            answer: Answer | None = self.find_link().ask_about(key, max(RETRY_S, until - began))
+            if answer is None and began < until:
+                self._pause.wait(RETRY_S)
+            waited_s = monotonic() - began
+            self._patience_s -= waited_s if waited_s >= RETRY_S else 0.0
+            if answer is not None or monotonic() >= until:
+                return answer
 
     def record_decision(
         self, decision: Decision, pack_call: Callable[[], tuple[Any, Mapping[str, Any], Mapping[str, bytes]]]
