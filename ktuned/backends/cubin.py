@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-
-from ktuned.model import FrozenStruct
+from dataclasses import dataclass
 
 _ELF_MAGIC = b"\x7fELF"
 _CUDA_MACHINE = 190
@@ -24,7 +23,8 @@ _RESERVED_SHARED_BYTES = 1024
 """Reserved bytes at the start of every kernel's ``.nv.shared`` from sm_90 on; not part of a block's limit."""
 
 
-class Kernel(FrozenStruct):
+@dataclass(frozen=True)
+class Kernel:
     """One kernel of a cubin: the resources of a thread, and of a block without its dynamic shared memory.
 
     ``threads`` is the number of threads of a block, ``None`` if only the launch decides it. ``stack_bytes`` is local

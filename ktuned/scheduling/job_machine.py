@@ -546,6 +546,10 @@ class JobMachine:
         """Return a live job, running or waiting."""
         return self.find_running_job(job_id) or self.queue.get_job(job_id)
 
+    def is_paused(self, job_id: int) -> bool:
+        """Return whether a live job is paused, or is about to be."""
+        return self._lives[job_id].place in (JobPlace.PAUSED, JobPlace.PAUSING)
+
     def find_running_job(self, job_id: int) -> Job | None:
         """Return a running job."""
         run = self._runs.get(job_id)

@@ -394,6 +394,10 @@ class Jobs:
         """Return the running jobs, then the waiting jobs in their order."""
         return [self._stamp_progress(job) for job in self._machine.running] + list(self._queue)
 
+    def is_paused(self, job: Job) -> bool:
+        """Return whether a live job is paused itself, or is about to be."""
+        return self._machine.is_paused(job.id)
+
     def get_job(self, job_id: int) -> Job | None:
         """Return a job with its newest figures."""
         live = self._machine.find_job(job_id)

@@ -148,7 +148,8 @@ class JobMethods(FrozenStruct, kw_only=True):
             changed = [await act(params.job)]
         elif params.kernel is not None:
             name = self.known.catalog.resolve_kernel(params.kernel, params.directory).name
-            for job in [job for job in self.jobs.list_live_jobs() if job.kernel == name]:
+            live = [job for job in self.jobs.list_live_jobs() if job.kernel == name]
+            for job in [job for job in live if is_paused or self.jobs.is_paused(job)]:
                 # It may have ended meanwhile.
                 with suppress(NotFound):
                     changed.append(await act(job.id))

@@ -458,6 +458,7 @@ async def test_a_pause_holds_a_job_a_kernel_a_device_or_all(methods: Methods, pa
     assert (await methods.call_method("pause"))["paused"] == ["", "Fake CPU"]
     assert (await methods.call_method("resume", device="Fake CPU"))["paused"] == [""]
     assert await waits() == ["all tuning is paused"] * 2
+    assert (await methods.call_method("resume", kernel="it"))["jobs"] == []
     assert parts.store.load_pauses() == {""}
     assert (await methods.call_method("resume"))["paused"] == []
     devices = [event["device"] for event in parts.recorder.list_events("paused", "resumed")]
