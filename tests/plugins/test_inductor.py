@@ -213,10 +213,11 @@ def test_unusual_operators_take_the_library_s_kernel(tmp_path: Path) -> None:
     """A call that cannot be repeated has a line of its own; symbolic sizes are recorded with their hints."""
     found = Place(tmp_path).run("odd")
     assert found["keys"] == {"graph convolution 4x64x32x32x64x64x3x3 bf16": "recorded"}
-    assert {label.split()[1]: reason for label, reason in found["left_alone"].items()} == {
-        "addmm": "it has a symbolic scalar",
-        "bmm": "its output has the dtype float32, and its input bfloat16",
-    }
+    left = {label.split()[1]: reason for label, reason in found["left_alone"].items()}
+    # Torch 2.10 has no template for it.
+    expected = "its output has the dtype float32, and its input bfloat16"
+    assert left.pop("bmm", expected) == expected
+    assert left == {"addmm": "it has a symbolic scalar"}
 
 
 def test_each_kernel_is_recorded_once(tmp_path: Path) -> None:
