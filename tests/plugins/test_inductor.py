@@ -487,6 +487,18 @@ def test_processes_of_a_program_share_one_answer(tmp_path: Path, monkeypatch: py
     assert decide_once(late).winner
 
 
+def test_forked_process_waits_for_no_thread_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that another thread holds during a fork are free in the child."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    with decisions._lock, hooks._loading:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with decisions._lock, hooks._loading:
+                os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_start_from_the_graph_cache_knows_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start that lowered the graph has noted what the user wrote."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path))

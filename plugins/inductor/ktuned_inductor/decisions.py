@@ -149,10 +149,14 @@ class Decisions:
         self.find_failure: Callable[[], str] = str
         self.can_be_tuned = True
         self._known: dict[str, Decision] = {}
-        self._lock = threading.Lock()
+        self.replace_lock()
         self._graph = _Graph()
         self._pause = threading.Event()
         self._patience_s = PATIENCE_S
+
+    def replace_lock(self) -> None:
+        """Begin with a free lock: a thread that held it is not there in a forked process."""
+        self._lock = threading.Lock()
 
     def make_decision(
         self, origin: Origin, operation: str, problem: Problem, model: str | None, **declared: Any
@@ -335,3 +339,5 @@ def _recall_origin(identity: str, origin: Origin) -> Origin:
 
 decisions: Final = Decisions()
 """The decisions of this process."""
+
+os.register_at_fork(after_in_child=decisions.replace_lock)

@@ -49,6 +49,14 @@ switch: Final = Switch(report_left_alone)
 _loading = threading.RLock()
 
 
+def _replace_lock() -> None:
+    global _loading
+    _loading = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_replace_lock)
+
+
 def install_hooks() -> None:
     """Hook all seams of this process, which exist with their parameters."""
     read_variables()
@@ -131,8 +139,8 @@ def _hook_compile_kernel(compile_kernel: Callable[..., Any]) -> Callable[..., An
         # Inductor takes the function from its module when it makes the task for its workers. Another thread must not
         # take it for another kernel.
         with _loading:
-            if decision is not None:
-                setattr(owner, name, partial(load_kernel, load, decision.key.text, decision.winner))
+            known = None if decision is None else partial(load_kernel, load, decision.key.text, decision.winner)
+            setattr(owner, name, known or load)
             try:
                 return compile_kernel(self, kernel_name, source_code, *args, **kwargs)
             finally:
