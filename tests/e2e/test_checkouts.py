@@ -29,6 +29,12 @@ def it(p, c):
 """
 
 
+READING = FILE.replace("@kernel(", "import pathlib\n\n@kernel(").replace(
+    "y=2 * x", "y=int(pathlib.Path(__file__).with_name('factor.txt').read_text()) * x"
+)
+"""Only a job shows that this kernel depends on ``factor.txt``."""
+
+
 def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
     """A clone's first lookup gets the winner, and tuning it measures nothing; an edit affects one clone only."""
     with Daemon(tmp_path) as daemon:
@@ -59,11 +65,8 @@ def test_checkouts_of_a_project_share_winners(tmp_path: Path) -> None:
 
 def test_a_moved_project_keeps_its_winner_until_it_is_forgotten_in_one_place(tmp_path: Path) -> None:
     """The first lookup in the new place is fresh, although only a job shows a file; forgetting it holds for a clone."""
-    text = FILE.replace("@kernel(", "import pathlib\n\n@kernel(").replace(
-        "y=2 * x", "y=int(pathlib.Path(__file__).with_name('factor.txt').read_text()) * x"
-    )
     with Daemon(tmp_path) as daemon:
-        path = daemon.write_kernel(text)
+        path = daemon.write_kernel(READING)
         path.with_name("factor.txt").write_text("2")
         daemon.tune(path=path)
 
@@ -87,11 +90,8 @@ def test_a_clone_learns_what_its_original_has_learned(tmp_path: Path, monkeypatc
 
     An import in a clone goes to the clone's kernel, although the files name the original's.
     """
-    text = FILE.replace("@kernel(", "import pathlib\n\n@kernel(").replace(
-        "y=2 * x", "y=int(pathlib.Path(__file__).with_name('factor.txt').read_text()) * x"
-    )
     with Daemon(tmp_path) as daemon:
-        path = daemon.write_kernel(text)
+        path = daemon.write_kernel(READING)
         path.with_name("factor.txt").write_text("2")
         daemon.tune(path=path)
         for name, factor in (("same", "2"), ("other", "3")):
@@ -113,9 +113,9 @@ def test_a_clone_learns_what_its_original_has_learned(tmp_path: Path, monkeypatc
         assert (winner["kernel"], winner["taken"], winner["status"]) == ("other-project:it", True, "stale")
 
 
-READING = FILE.replace(
-    "@kernel(", 'import importlib.metadata, pathlib\n\nVERSION = importlib.metadata.version("ledger")\n\n@kernel('
-).replace("y=2 * x", "y=int(pathlib.Path(__file__).with_name('factor.txt').read_text()) * x")
+READING_VERSION = READING.replace(
+    "@kernel(", 'import importlib.metadata\n\nVERSION = importlib.metadata.version("ledger")\n\n@kernel('
+)
 
 
 def make_interpreter(place: Path) -> Path:
@@ -132,7 +132,7 @@ def make_interpreter(place: Path) -> Path:
 def write_clone(place: Path, umask: int) -> Path:
     """Write the project as another user's checkout would have it."""
     place.mkdir(parents=True)
-    for name, text in (("tune_it.py", READING), ("factor.txt", "2"), ("ktuned.toml", 'name = "shared"\n')):
+    for name, text in (("tune_it.py", READING_VERSION), ("factor.txt", "2"), ("ktuned.toml", 'name = "shared"\n')):
         (place / name).write_text(text)
         (place / name).chmod(0o666 & ~umask)
     return place

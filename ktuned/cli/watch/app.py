@@ -493,7 +493,7 @@ class WatchApp(App[None]):
         await self.action_open()
 
     @property
-    def _focused(self) -> str:
+    def _focused_table(self) -> str:
         """The table that keys are for: ``kernels`` or ``configs``."""
         return "configs" if self.query_one("#configs", Rows).has_focus else "kernels"
 
@@ -507,7 +507,7 @@ class WatchApp(App[None]):
 
     def action_filter(self) -> None:
         """Let the user type words that the shown rows, or configs, must contain."""
-        self._filtered = self._focused
+        self._filtered = self._focused_table
         entry = self.query_one("#filter", Input)
         entry.add_class("shown")
         entry.can_focus = True
@@ -528,12 +528,12 @@ class WatchApp(App[None]):
             self._change_choice(self._filtered, query="")
             self._hide_filter()
         else:
-            self._change_choice(self._focused, query="")
+            self._change_choice(self._focused_table, query="")
             self.screen.set_focus(self.query_one("#kernels", Rows))
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        table, log = self._focused, self.session.log
+        table, log = self._focused_table, self.session.log
         self._change_choice(table, order=self._choices[table].order + 1)
         if table == "kernels":
             self._say(f"by {cells.ROWS.order_name(self._choices[table])}")
@@ -542,7 +542,7 @@ class WatchApp(App[None]):
 
     def action_reverse(self) -> None:
         """Sort the other way round."""
-        self._change_choice(self._focused, is_reversed=not self._choices[self._focused].is_reversed)
+        self._change_choice(self._focused_table, is_reversed=not self._choices[self._focused_table].is_reversed)
 
     def action_tune(self) -> None:
         """Tune the chosen kernel now."""

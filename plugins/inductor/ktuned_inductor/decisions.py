@@ -276,7 +276,7 @@ class Decisions:
                 problem=dict(decision.key.problem),
                 call=call.to_json(),
                 python=sys.executable,
-                configs=tuple(call.configs),
+                configs=tuple(call.list_configs()),
                 files={**files, **content},
                 variables=dict(declaration.variables),
                 device=decision.key.device or "",

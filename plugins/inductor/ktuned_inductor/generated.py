@@ -64,9 +64,8 @@ class GeneratedCall(Call):
 
     first: int = 0
 
-    @property
-    def configs(self) -> list[dict[str, Any]]:
-        """The configs of its recipes."""
+    def list_configs(self) -> list[dict[str, Any]]:
+        """Return the configs of its recipes."""
         return [*map(json.loads, self.recipes)]
 
 

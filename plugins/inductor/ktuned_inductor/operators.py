@@ -83,9 +83,8 @@ class OperatorCall(RecordedCall):
     device: Mapping[str, Any]
     choices: tuple[str, ...]
 
-    @property
-    def configs(self) -> list[dict[str, Any]]:
-        """The configs that stand for its choices."""
+    def list_configs(self) -> list[dict[str, Any]]:
+        """Return the configs that stand for its choices."""
         return [{CHOICE: name} for name in self.choices]
 
     @property
@@ -136,7 +135,7 @@ def decide_product(choices: Sequence[Any], kernel_inputs: Any, operator: str) ->
     contiguous = tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
     output = Layout(_name_dtype(kernel_inputs.out_dtype()), shape, contiguous)
     device = kernel_inputs.device().index or 0
-    decision = _decide(operator, (*shape, left.shape[-1]), inputs, device, scalars, *by_name)
+    decision = _decide_operator(operator, (*shape, left.shape[-1]), inputs, device, scalars, *by_name)
     _record_operator(decision, nodes, output, scalars, device, by_name)
     return _find_winner(decision, by_name) or library
 
@@ -163,7 +162,7 @@ def decide_convolution(configs: Sequence[Any]) -> list[Any]:
     inputs = [_describe_layout(value.shape, value.stride(), value.dtype) for value in tensors]
     shape = (*inputs[0].shape, *inputs[1].shape)
     more = (scalars, bool(V.graph.layout_opt), *by_name)
-    decision = _decide(CONVOLUTION, shape, inputs, tensors[0].device.index or 0, *more)
+    decision = _decide_operator(CONVOLUTION, shape, inputs, tensors[0].device.index or 0, *more)
     return _find_winner(decision, by_name)
 
 
@@ -278,7 +277,9 @@ def _read_device(index: int) -> dict[str, Any]:
     return {name: getattr(found, name) for name in H100 if hasattr(found, name)}
 
 
-def _decide(operator: str, shape: Iterable[int], inputs: Sequence[Layout], device: int, *more: Any) -> Decision:
+def _decide_operator(
+    operator: str, shape: Iterable[int], inputs: Sequence[Layout], device: int, *more: Any
+) -> Decision:
     """Return the decision about the operator of the node that Inductor lowers; ``more`` decides about it as well."""
     from torch._inductor.virtualized import V
 
