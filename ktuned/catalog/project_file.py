@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -116,7 +116,7 @@ def _is_environment(value: Any) -> bool:
     )
 
 
-_SETTINGS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+_SETTINGS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "name": (
         lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
         "a name in quotes, of up to 200 letters, digits, `_`, `.` and `-`",
@@ -132,7 +132,7 @@ _SETTINGS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     ),
     "defaults": (lambda value: isinstance(value, dict), "a table"),
 }
-_DEFAULTS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+_DEFAULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "preset": (lambda value: isinstance(value, str) and value in PRESETS, f"one of {', '.join(PRESETS)}"),
     "trials": (lambda value: _is_number(value) and isinstance(value, int), "a whole number above 0"),
     "time_limit_s": (_is_number, "seconds above 0"),

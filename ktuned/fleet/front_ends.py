@@ -20,7 +20,6 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -38,7 +37,7 @@ from ktuned.fleet.lane_machine import LaneMachine
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
 from ktuned.ipc import replies, requests
-from ktuned.model import Phase, Role, WorkerError, canonical
+from ktuned.model import FrozenStruct, Phase, Role, WorkerError, canonical
 
 _log = structlog.get_logger()
 
@@ -62,7 +61,7 @@ GetGate = Callable[[Environment], QuietGate]
 """Returns the gate between compiles and timing on an environment's machine."""
 
 
-class FrontEndKey(msgspec.Struct, frozen=True):
+class FrontEndKey(FrozenStruct):
     """Identifies a front end: where it runs, its backend, and the kernel file or library that it has imported."""
 
     environment: Environment

@@ -11,9 +11,8 @@ import io
 import os
 import stat
 from collections.abc import Callable
-from typing import Final
 
-_KINDS: Final[tuple[tuple[Callable[[int], bool], str], ...]] = (
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),

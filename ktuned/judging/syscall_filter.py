@@ -20,14 +20,13 @@ import platform
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Final
 
 _NUMBERS = {"x86_64": 0, "aarch64": 1}
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _X32 = 0x40000000
 
-_REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
+_REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Processes.
     "fork": (57, None),
     "vfork": (58, None),
@@ -74,7 +73,7 @@ _REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
 }
 """Refused whatever the arguments are, by number on x86-64 and ARM64."""
 
-_REFUSED_WITHOUT_MOUNTS: Final[dict[str, tuple[int | None, int | None]]] = {
+_REFUSED_WITHOUT_MOUNTS: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -100,7 +99,7 @@ _REFUSED_WITHOUT_MOUNTS: Final[dict[str, tuple[int | None, int | None]]] = {
 }
 """Changes to files that Landlock does not refuse. They are not needed where the mounts are read-only."""
 
-_OWN: Final[dict[str, tuple[int, int]]] = {
+_OWN: dict[str, tuple[int, int]] = {
     "kill": (62, 129),
     "tgkill": (234, 131),
     "rt_sigqueueinfo": (129, 138),

@@ -7,14 +7,14 @@ do not compile, or beside it, because the referee itself died: their verdict fol
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from ktuned.model.trial import Judgement, JudgeVerdict, TrialResult
 from ktuned.model.values import Outcome
 
 T = TypeVar("T")
 
-_VERDICTS: Final[Mapping[Outcome, JudgeVerdict]] = {
+_VERDICTS: Mapping[Outcome, JudgeVerdict] = {
     Outcome.COMPILE_ERROR: JudgeVerdict.COMPILE_ERROR,
     Outcome.COMPILE_TIMEOUT: JudgeVerdict.COMPILE_ERROR,
     Outcome.MISMATCH: JudgeVerdict.WRONG,

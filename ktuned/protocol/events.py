@@ -8,7 +8,7 @@ the tag of its class. Types are only ever added; :func:`read_event` returns None
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -246,7 +246,7 @@ class KernelsReloaded(Event, kw_only=True, tag="reloaded"):
     errors: tuple[FileError, ...] = ()
 
 
-EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
+EVENT_TYPES: Mapping[str, type[Event]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
         *(JobQueued, JobStarted, JobPaused, JobDone, TrialDone, ConfigCompiled, Refining, WinnerChanged, KernelStale),

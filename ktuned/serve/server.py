@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import anyio
 import anyio.abc
@@ -58,7 +58,7 @@ _STOPPING = {
     "hint": "ask again: `ktuned tune` starts another one",
 }
 
-_KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+_KEEP_THE_FILE: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 """Since Python 3.13 an asyncio server removes the socket's file by default; here the code that bound it does that."""
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -86,7 +86,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from itertools import takewhile
-from typing import Any, Final, Literal, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -169,7 +169,7 @@ class TrialEvent(StrEnum):
     DAEMON_DIED = "daemon_died"
 
 
-EXCUSES: Final[Mapping[TrialEvent, int]] = {
+EXCUSES: Mapping[TrialEvent, int] = {
     TrialEvent.KILLED: KILLS_EXCUSED,
     TrialEvent.CROWDED: KILLS_EXCUSED,
     TrialEvent.DEVICE_SICK: 1,
@@ -203,7 +203,7 @@ _ON_LANE: _Moves = {
     TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
 }
 
-MOVES: Final[dict[Place, _Moves]] = {
+MOVES: dict[Place, _Moves] = {
     TrialState.ASKED: {
         TrialEvent.REFUSED: Outcome.COMPILE_ERROR,
         TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,

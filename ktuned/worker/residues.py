@@ -12,7 +12,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from typing import Final
 
 from ktuned.dependencies import ACCESSES
 from ktuned.worker.fault_reporter import FATAL_SIGNALS
@@ -72,7 +71,7 @@ def list_signal_handlers() -> frozenset[tuple[int, int]]:
     return frozenset((number, action[0]) for number in _SIGNALS if _libc.sigaction(number, None, action) == 0)
 
 
-RESIDUES: Final[Mapping[str, Callable[[], frozenset[object]]]] = {
+RESIDUES: Mapping[str, Callable[[], frozenset[object]]] = {
     "thread": lambda: frozenset(list_threads()),
     "process": list_children,
     "timer": list_timers,

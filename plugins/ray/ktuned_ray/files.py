@@ -20,10 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import ray
 
 from ktuned.ipc import DIRECTORY, LISTING, locate_artifact, make_absolute, manifest
+from ktuned.model import FrozenStruct
 
 MAX_FILES: Final = 8192
 MAX_FILE_BYTES: Final = 32 << 20
@@ -45,7 +45,7 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-pac
 """Directories that are never part of a project's code. Nor are those whose names begin with a dot."""
 
 
-class Tree(msgspec.Struct, frozen=True, eq=False):
+class Tree(FrozenStruct, eq=False):
     """Files by their paths below the tree's directory on a node, and what is there besides.
 
     Attributes:
