@@ -58,16 +58,15 @@ class Standing(msgspec.Struct):
     _heat: float = 0.0
     _heated: float = 0.0
 
-    @property
-    def present_priority(self) -> int:
-        """The job's priority now. It falls back to ``base`` when the last client leaves."""
+    def find_level(self) -> int:
+        """Return the job's level now. It falls back to ``base`` when the last client leaves."""
         return max(self.base, Priority.WAITED_FOR) if self.waiters and not self.is_fixed else self.base
 
     def compute_rank(self, now: float) -> int:
-        """Return the present priority, lifted by the wait: the present one, or during a turn the wait before it."""
+        """Return the level, lifted by this wait, or during a turn by the wait before it."""
         if self.began is None:
-            return age_rank(self.present_priority, now - self.since, AGE_S)
-        return self.present_priority + self._lift if now - self.began < TURN_S else self.present_priority
+            return age_rank(self.find_level(), now - self.since, AGE_S)
+        return self.find_level() + self._lift if now - self.began < TURN_S else self.find_level()
 
     def raise_to(self, base: int, *, is_fixed: bool) -> bool:
         """Raise the priority to another request's if that is higher; return whether it was."""
@@ -87,7 +86,7 @@ class Standing(msgspec.Struct):
 
     def begin_turn(self, now: float) -> None:
         """Start the job's turn, for which it keeps the rank that it gained by waiting."""
-        self._lift, self.began = self.compute_rank(now) - self.present_priority, now
+        self._lift, self.began = self.compute_rank(now) - self.find_level(), now
 
     def make_way(self, now: float) -> None:
         """End the turn; the job waits again. Its wait starts anew only if the turn lasted :data:`TURN_S`."""
@@ -291,7 +290,7 @@ class JobQueue:
 
     def find_level(self, job_id: int) -> int:
         """Return how important a job is now."""
-        return self._standings[job_id].present_priority if job_id in self._standings else 0
+        return self._standings[job_id].find_level() if job_id in self._standings else 0
 
     def find_rank(self, job_id: int) -> int:
         """Return a job's rank now; an unknown job has the lowest."""
